@@ -1,0 +1,148 @@
+"""The TPU slices that exist: generations, machine types and slice shapes, read once from `catalogue.json`.
+
+Used by the CRD emitter (what admission accepts) and by `domain.topology` (what a slice means). The rows come from
+Google's device plugin, cluster autoscaler, XPK and pathways-job tables; `verified: false` marks a shape that only
+one tool lists. A chip has one or two TensorCores; v2 and v3 name slices by cores, v5e and v6e by chips.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True)
+class MachineType:
+    """A GKE machine type: one host. `label` is the node label gke-tpu-accelerator that its nodes carry."""
+
+    name: str
+    chips: int
+    label: str
+    multi_host: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One slice shape on one machine type; `default` is the shape meant by its bare accelerator type."""
+
+    generation: str
+    topology: str
+    machine_type: MachineType | None
+    accelerator_type: str
+    chips: int
+    chips_per_host: int
+    hosts: int
+    devices: int
+    default: bool
+    verified: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A TPU generation. Memory and peak speed are per chip (GiB, bf16 TFLOP/s)."""
+
+    name: str
+    on_gke: bool
+    name_prefix: str
+    devices_per_chip: int
+    hbm_gib_per_chip: int
+    bf16_tflops_per_chip: int
+    shapes: tuple[Shape, ...]
+
+    @property
+    def accelerator_types(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(shape.accelerator_type for shape in self.shapes))
+
+    @property
+    def topologies(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(shape.topology for shape in self.shapes))
+
+
+# v2 has no GKE machine type; its TPU VMs hold four chips like every multi-host machine since.
+_CHIPS_PER_VM_WITHOUT_MACHINE_TYPE = 4
+
+
+@cache
+def generations() -> dict[str, Generation]:
+    """All generations by their catalogue key (v2, v3, v4, v5e, v5p, v6e, tpu7x)."""
+    text = resources.files(__package__).joinpath("catalogue.json").read_text(encoding="utf-8")
+    return {name: _generation(name, row) for name, row in json.loads(text).items()}
+
+
+def _generation(name: str, row: dict[str, Any]) -> Generation:
+    machine_types = {
+        key: MachineType(key, value["chips"], value["label"], value["multiHost"])
+        for key, value in row["machineTypes"].items()
+    }
+    return Generation(
+        name=name,
+        on_gke=row["onGke"],
+        name_prefix=row["namePrefix"],
+        devices_per_chip=row["devicesPerChip"],
+        hbm_gib_per_chip=row["hbmGibPerChip"],
+        bf16_tflops_per_chip=row["bf16TflopsPerChip"],
+        shapes=tuple(_shape(name, row, shape, machine_types) for shape in row["shapes"]),
+    )
+
+
+def _shape(generation: str, row: dict[str, Any], shape: dict[str, Any], machine_types: dict[str, MachineType]) -> Shape:
+    machine_type = machine_types[shape["machineType"]] if shape["machineType"] else None
+    chips = math.prod(int(side) for side in shape["topology"].split("x"))
+    chips_per_host = machine_type.chips if machine_type else _CHIPS_PER_VM_WITHOUT_MACHINE_TYPE
+    size_in_name = chips * (row["coresPerChip"] if row["nameCounts"] == "cores" else 1)
+    return Shape(
+        generation=generation,
+        topology=shape["topology"],
+        machine_type=machine_type,
+        accelerator_type=f"{row['namePrefix']}-{size_in_name}",
+        chips=chips,
+        chips_per_host=chips_per_host,
+        hosts=max(1, chips // chips_per_host),
+        devices=chips * row["devicesPerChip"],
+        default=shape.get("default", True),
+        verified=shape.get("verified", True),
+    )
+
+
+def shapes_of_type(accelerator_type: str) -> tuple[Shape, ...]:
+    """The shapes an accelerator type name can mean, the default first; empty when there is no such type."""
+    found = [s for g in generations().values() for s in g.shapes if s.accelerator_type == accelerator_type]
+    return tuple(sorted(found, key=lambda shape: not shape.default))
+
+
+def shapes_of_topology(generation: str, topology: str) -> tuple[Shape, ...]:
+    """The shapes with this topology, the default first; empty when the generation has none."""
+    known = generations().get(generation)
+    found = [shape for shape in known.shapes if shape.topology == topology] if known else []
+    return tuple(sorted(found, key=lambda shape: not shape.default))
+
+
+def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
+    """The valid names a person most likely meant: the sizes next to theirs, or the closest spelling."""
+    prefix, _, size = wrong.rpartition("-")
+    by_prefix = {g.name_prefix: g for g in generations().values()}
+    by_prefix |= {g.name: g for g in generations().values()}
+    if prefix in by_prefix and size.isdigit():
+        return _nearest_by_size(by_prefix[prefix].accelerator_types, int(size), count)
+    every = [name for g in generations().values() for name in g.accelerator_types]
+    close = difflib.get_close_matches(wrong, every, n=count, cutoff=0.5)
+    return close or [g.accelerator_types[-1] for g in generations().values()]
+
+
+def nearest_topologies(generation: str, wrong: str, count: int = 3) -> list[str]:
+    """The topologies of the generation that are closest in number of chips to what was asked for."""
+    topologies = generations()[generation].topologies
+    sides = wrong.split("x")
+    if not all(side.isdigit() for side in sides):
+        return difflib.get_close_matches(wrong, topologies, n=count, cutoff=0.0)
+    chips = max(1, math.prod(int(side) for side in sides))
+    return sorted(topologies, key=lambda t: abs(math.log(math.prod(map(int, t.split("x"))) / chips)))[:count]
+
+
+def _nearest_by_size(names: Iterable[str], size: int, count: int) -> list[str]:
+    # By ratio: sizes grow by doubling, so 32 is as near to 16 as 8 is.
+    return sorted(names, key=lambda name: abs(math.log(int(name.rpartition("-")[2]) / max(size, 1))))[:count]

@@ -1,0 +1,79 @@
+"""Condition types and reasons, and the one way to set and clear them (metav1.Condition semantics).
+
+kstatus (Flux, Argo CD, `kubectl wait`) reads Ready, Reconciling and Stalled. The last two are abnormal-true: they are
+present only while they are true.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class ConditionType(StrEnum):
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+    SUSPENDED = "Suspended"
+    GANG_READY = "GangReady"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Why a condition has its value; closed, so that alerts and scripts can rely on it."""
+
+    ACCEPTED = "Accepted"
+    CREATING_WORKERS = "CreatingWorkers"
+    WAITING_FOR_WORKERS = "WaitingForWorkers"
+    REPLACING_WORKERS = "ReplacingWorkers"
+    WAITING_TO_RESTART = "WaitingToRestart"
+    ALL_WORKERS_READY = "AllWorkersReady"
+    ALL_WORKERS_SUCCEEDED = "AllWorkersSucceeded"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    RESTART_LIMIT_REACHED = "RestartLimitReached"
+    INVALID_SPEC = "InvalidSpec"
+    NAME_CONFLICT = "NameConflict"
+    FORBIDDEN = "Forbidden"
+    REJECTED = "Rejected"
+
+
+class Condition(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    type: Annotated[str, Field(max_length=64)]
+    status: Literal["True", "False", "Unknown"]
+    observed_generation: int = 0
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    reason: Annotated[str, Field(max_length=128)]
+    message: Annotated[str, Field(max_length=4096)] = ""
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+
+def find(conditions: Iterable[Condition], kind: ConditionType) -> Condition | None:
+    return next((condition for condition in conditions if condition.type == kind), None)
+
+
+def is_true(conditions: Iterable[Condition], kind: ConditionType) -> bool:
+    found = find(conditions, kind)
+    return found is not None and found.is_true
+
+
+def with_condition(conditions: list[Condition], new: Condition) -> list[Condition]:
+    """The list with `new` in the place of its type; the transition time moves only when the status does."""
+    old = find(conditions, ConditionType(new.type))
+    if old is None:
+        return [*conditions, new]
+    if old.status == new.status:
+        new = new.model_copy(update={"last_transition_time": old.last_transition_time})
+    return [new if condition.type == new.type else condition for condition in conditions]
+
+
+def without_condition(conditions: list[Condition], kind: ConditionType) -> list[Condition]:
+    return [condition for condition in conditions if condition.type != kind]

@@ -1,0 +1,58 @@
+"""Every name that leaves the process: API group, labels, node labels, environment variables, paths, ports.
+
+One place, because users, dashboards and node pools depend on each of them. Imported everywhere.
+"""
+
+GROUP = "tpu-operator.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "TPUTrainingJob"
+PLURAL = "tputrainingjobs"
+
+MANAGER = "tpu-training-operator"
+
+LABEL_JOB_NAME = f"{GROUP}/job-name"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_SLICE_INDEX = f"{GROUP}/slice-index"
+LABEL_HOST_INDEX = f"{GROUP}/host-index"
+LABEL_SLICE_ID = f"{GROUP}/slice-id"
+
+# GKE's own names, read by its scheduler, autoscaler and TPU device plugin.
+TPU_RESOURCE = "google.com/tpu"
+NODE_LABEL_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+NODE_LABEL_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+NODE_LABEL_CHIPS_PER_HOST = "cloud.google.com/gke-accelerator-count"
+NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
+
+CONTAINER_NAME = "trainer"
+RUN_SPEC_DIRECTORY = "/etc/tpu-training"
+RUN_SPEC_FILE = "run.json"
+TERMINATION_LOG = "/dev/termination-log"
+RENDEZVOUS_PORT = 12355
+MEGASCALE_PORT = 8080
+
+# A job's name is a Service name (RFC 1035 label) and the stem of its pods' host names: 63 characters less
+# "-<attempt>-<slice>-<host>" with up to 5 + 3 + 4 digits.
+MAX_JOB_NAME_LENGTH = 48
+
+# Set by the operator in every worker, or by torch_xla and libtpu for themselves: a value from the user would
+# be overridden, or would break the gang in ways that show only as a hang.
+ENV_PREFIX = "TPUJOB_"
+RESERVED_ENV = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PJRT_DEVICE",
+    "TPU_WORKER_ID",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_PROCESS_BOUNDS",
+    "TPU_PROCESS_PORT",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_VISIBLE_CHIPS",
+    "TPU_SKIP_MDS_QUERY",
+    "CLOUD_TPU_TASK_ID",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_NUM_SLICES",
+    "MEGASCALE_PORT",
+    "MEGASCALE_SLICE_ID",
+)

@@ -1,0 +1,137 @@
+"""The CustomResourceDefinition, made from the models: `tpujob crd` prints it, `crds/` holds it.
+
+Kubernetes wants a structural schema (OpenAPI v3): no $ref, no unions with null, no additionalProperties beside
+properties; pydantic prints JSON Schema 2020-12. This module is the difference between the two.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from tpu_training_operator.api.job import Spec, TPUTrainingJob
+from tpu_training_operator.api.status import Status
+
+Schema = dict[str, Any]
+
+_COLUMNS = (
+    ("State", "string", ".status.state", "What the job is doing", 0),
+    ("Slice", "string", ".status.resolved.acceleratorType", "TPU slice", 0),
+    ("Hosts", "integer", ".status.resolved.hosts", "Worker pods", 0),
+    ("Attempt", "integer", ".status.attempt", "Attempts begun so far", 0),
+    ("Step", "integer", ".status.progress.step", "Last reported training step", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "", 0),
+    ("Topology", "string", ".status.resolved.topology", "Chips along each axis", 1),
+    ("Global batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),
+)
+
+
+def custom_resource_definition() -> Schema:
+    """The CRD as a plain object, in the order people read it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["tpujob", "ttj"],
+                "categories": ["ai", "training"],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": _object_schema()},
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, description: str, priority: int) -> Schema:
+    column = {"name": name, "type": kind, "jsonPath": path}
+    if description:
+        column["description"] = description
+    return column | ({"priority": priority} if priority else {})
+
+
+def _object_schema() -> Schema:
+    return {
+        "type": "object",
+        "description": f"A data-parallel PyTorch training job on TPU slices ({API_VERSION}).",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(Spec),
+            "status": structural(Status),
+        },
+        "x-kubernetes-validations": [rule.as_schema() for rule in TPUTrainingJob.rules],
+    }
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """The structural schema of one model."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _convert(schema, schema.pop("$defs", {}))
+
+
+def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    schema = _inlined(_without_null(_inlined(schema, definitions)), definitions)
+    if "anyOf" in schema:
+        # The only union left is a quantity: 4 or "4Gi".
+        return {"x-kubernetes-int-or-string": True}
+    converted: Schema = {}
+    for key, value in schema.items():
+        match key:
+            case "title" | "const" | "discriminator":
+                continue
+            case "default" if value is None:
+                continue
+            case "properties":
+                converted[key] = {name: _convert(child, definitions) for name, child in value.items()}
+            case "items":
+                converted[key] = _convert(value, definitions)
+            case "additionalProperties":
+                # Pruning already drops unknown fields; only a map's value schema is allowed here.
+                if isinstance(value, dict):
+                    converted[key] = _convert(value, definitions)
+            case _:
+                converted[key] = value
+    if "const" in schema:
+        converted["enum"] = [schema["const"]]
+    if converted.get("x-kubernetes-preserve-unknown-fields"):
+        converted.pop("additionalProperties", None)
+    if converted.get("type") == "integer":
+        converted["format"] = "int64" if converted.get("maximum", 0) > 2**31 - 1 else "int32"
+    if converted.get("type") == "array":
+        converted.setdefault("x-kubernetes-list-type", "atomic")
+    return converted
+
+
+def _inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    reference = schema.get("$ref")
+    if reference is None:
+        return schema
+    beside = {key: value for key, value in schema.items() if key != "$ref"}
+    return definitions[reference.rpartition("/")[2]] | beside
+
+
+def _without_null(schema: Schema) -> Schema:
+    branches = [branch for branch in schema.get("anyOf", []) if branch != {"type": "null"}]
+    if len(branches) != 1:
+        return schema
+    beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    merged: Schema = branches[0] | beside
+    return merged

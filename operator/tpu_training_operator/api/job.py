@@ -1,0 +1,96 @@
+"""The TPUTrainingJob itself: metadata, spec, and the rules over the whole object."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tpu_training_operator.api.constants import MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.model import ApiModel, Rule
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.run_policy import RunPolicy
+from tpu_training_operator.api.slice import Hardware, Slice
+from tpu_training_operator.api.trainer import Backend, Trainer
+
+
+class Data(ApiModel):
+    uri: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="Where the training data is; handed to the task and as TPUJOB_DATA_URI."
+    )
+
+
+def _immutable(field: str, *, optional: bool = False) -> Rule:
+    same = f"self.{field} == oldSelf.{field}"
+    # A plain comparison would let an optional field be added or removed unseen.
+    both = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+    return Rule(
+        cel=both if optional else same,
+        message=f"{field} cannot change once the job exists; delete the job and create it anew",
+        holds=None,
+        field=field,
+    )
+
+
+class Spec(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.slice.hardware == 'CPU' || self.trainer.backend == 'XLA'",
+            message="backend Torch runs on hardware CPU only; on TPU use XLA",
+            holds=lambda spec: spec.slice.hardware is Hardware.CPU or spec.trainer.backend is Backend.XLA,
+            field="trainer",
+        ),
+        _immutable("slice"),
+        _immutable("trainer"),
+        _immutable("recipe"),
+        _immutable("data", optional=True),
+    )
+
+    slice: Slice
+    trainer: Trainer
+    recipe: Recipe
+    data: Data | None = None
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def _name_fits(job: "TPUTrainingJob") -> bool:
+    return len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None
+
+
+class TPUTrainingJob(ApiModel):
+    """One training job. `metadata` and `status` are kept as they came."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}"
+            " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
+            " with a letter: it becomes the Service name and part of every worker's host name",
+            holds=_name_fits,
+        ),
+    )
+
+    api_version: Literal["tpu-operator.dev/v1alpha1"] = "tpu-operator.dev/v1alpha1"
+    kind: Literal["TPUTrainingJob"] = "TPUTrainingJob"
+    metadata: Mapping[str, Any]
+    spec: Spec
+    status: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata.get("name", ""))
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace", "default"))
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata.get("uid", ""))
+
+    @property
+    def generation(self) -> int:
+        return int(self.metadata.get("generation", 1))

@@ -1,0 +1,88 @@
+"""What every API model shares: camelCase on the wire, nothing unknown, bounded types, rules between fields.
+
+A `Rule` says one thing twice, in CEL for the API server and in Python for `tpujob` and the operator, side by side so
+that the two are read and changed together; the control plane tests hold them against each other.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition between fields of one model.
+
+    `cel` and `holds` decide the same thing; `holds` is None for rules about a change (CEL's `oldSelf`), which only
+    the API server can judge. `message` is the API server's text. `explain`, where given, words it better by
+    looking at the value. `field` is the offending field below the model, empty for the model itself.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool] | None
+    field: str = ""
+    explain: Callable[[Any], str] | None = None
+
+    def text(self, value: Any) -> str:
+        return self.explain(value) if self.explain else self.message
+
+    def as_schema(self) -> dict[str, str]:
+        schema = {"rule": self.cel, "message": self.message}
+        if self.field:
+            schema["fieldPath"] = f".{self.field}"
+        return schema
+
+
+class ApiModel(BaseModel):
+    """Base of the spec's models: immutable, strict about unknown fields."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        if cls.rules:
+            schema["x-kubernetes-validations"] = [rule.as_schema() for rule in cls.rules]
+        return schema
+
+
+# An object whose fields are Kubernetes' own and are checked by the API server when the pod is created.
+Passthrough = Annotated[Mapping[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+
+# Real numbers are strings (the API conventions forbid floats in a spec): "0.1", "3e-4".
+_EXPONENT = r"([eE][+-]?[0-9]{1,2})?$"
+_POSITIVE = r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)" + _EXPONENT
+_NON_NEGATIVE = r"^[0-9]+(\.[0-9]+)?" + _EXPONENT
+_FRACTION = r"^0(\.[0-9]+)?$"
+_DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+
+PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
+NonNegativeDecimal = Annotated[str, Field(max_length=32, pattern=_NON_NEGATIVE)]
+# Momentum and the betas.
+FractionDecimal = Annotated[str, Field(max_length=32, pattern=_FRACTION)]
+
+# What a person is told instead of the pattern.
+PATTERN_MEANINGS = {
+    _POSITIVE: 'a number above 0 such as "0.1" or "3e-4"',
+    _NON_NEGATIVE: 'a number of 0 or more such as "0.01" or "1e-4"',
+    _FRACTION: 'a number from 0 to below 1 such as "0.9"',
+    _DNS_LABEL: "a name of a-z, 0-9 and '-'",
+    ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
+}
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+# Steps and examples outgrow 32 bits on long runs.
+LargeCount = Annotated[int, Field(ge=1, le=2**53)]
+
+DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
+ShortText = Annotated[str, Field(min_length=1, max_length=253)]
+LongText = Annotated[str, Field(max_length=4096)]

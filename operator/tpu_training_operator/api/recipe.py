@@ -1,0 +1,86 @@
+"""`spec.recipe`: the hyperparameters as they were tuned, and the slice they were tuned on.
+
+What the job trains with is derived from it by `domain.scaling` and shown in `status.resolved`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from tpu_training_operator.api.model import (
+    ApiModel,
+    Count,
+    CountOrZero,
+    FractionDecimal,
+    LargeCount,
+    NonNegativeDecimal,
+    PositiveDecimal,
+    Rule,
+)
+from tpu_training_operator.api.slice import SliceRef
+
+
+class BatchScaling(StrEnum):
+    PER_CORE_CONSTANT = "PerCoreConstant"
+
+
+class LearningRateScaling(StrEnum):
+    AUTO = "Auto"
+    LINEAR = "Linear"
+    SQUARE_ROOT = "SquareRoot"
+    NONE = "None"
+
+
+class Optimizer(ApiModel):
+    name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
+        description="sgd, adam and adamw are built by the trainer; any other name is for the task's own optimizer."
+    )
+    learning_rate: PositiveDecimal
+    momentum: FractionDecimal | None = None
+    weight_decay: NonNegativeDecimal | None = None
+    beta1: FractionDecimal | None = None
+    beta2: FractionDecimal | None = None
+    epsilon: PositiveDecimal | None = None
+
+
+class Scaling(ApiModel):
+    batch: BatchScaling = Field(
+        BatchScaling.PER_CORE_CONSTANT,
+        description="PerCoreConstant: every replica keeps its batch, the global batch grows with the slice.",
+    )
+    learning_rate: LearningRateScaling = Field(
+        LearningRateScaling.AUTO, description="Auto picks Linear or SquareRoot by the optimizer's name."
+    )
+    max_learning_rate: PositiveDecimal | None = None
+
+
+class Recipe(ApiModel):
+    """Batch, steps and warm-up are those on `tunedOn`; without `tunedOn` the recipe is used as it stands."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.trainSteps) != has(self.epochs)",
+            message="give exactly one of trainSteps and epochs",
+            holds=lambda recipe: (recipe.train_steps is None) != (recipe.epochs is None),
+        ),
+        Rule(
+            cel="has(self.epochs) == has(self.datasetSize)",
+            message="epochs and datasetSize (training examples) go together",
+            holds=lambda recipe: (recipe.epochs is None) == (recipe.dataset_size is None),
+            field="datasetSize",
+        ),
+    )
+
+    tuned_on: SliceRef | None = Field(None, description="The slice whose hyperparameters these are.")
+    global_batch_size: Count = Field(description="Examples per step over all replicas of tunedOn.")
+    train_steps: LargeCount | None = Field(None, description="Steps on tunedOn; or epochs and datasetSize.")
+    epochs: Count | None = None
+    dataset_size: LargeCount | None = None
+    optimizer: Optimizer
+    warmup_steps: CountOrZero = Field(0, description="Steps on tunedOn over which the learning rate rises linearly.")
+    scaling: Scaling = Field(default_factory=Scaling)
+    seed: CountOrZero = Field(0, description="Seed of the initial weights and of the data order.")
+    parameters: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=128)] | None = Field(
+        None, description="Free-form settings, handed to the entrypoint."
+    )

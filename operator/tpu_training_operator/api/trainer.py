@@ -1,0 +1,171 @@
+"""`spec.trainer`: what runs in every worker. A closed set of pod fields, not an embedded pod template: it keeps
+the CRD small, and a TPUTrainingJob can never ask for host paths, host namespaces or privilege.
+"""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
+from tpu_training_operator.api.model import (
+    ENTRYPOINT_PATTERN,
+    ApiModel,
+    CountOrZero,
+    DnsLabel,
+    LongText,
+    Passthrough,
+    Rule,
+    ShortText,
+)
+
+
+class Backend(StrEnum):
+    XLA = "XLA"
+    TORCH = "Torch"
+
+
+class EnvVar(ApiModel):
+    name: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
+    value: LongText | None = None
+    value_from: Passthrough | None = None
+
+
+class EnvFromSource(ApiModel):
+    prefix: ShortText | None = None
+    config_map_ref: Passthrough | None = None
+    secret_ref: Passthrough | None = None
+
+
+Quantities = Annotated[dict[str, Annotated[int | str, Field(union_mode="left_to_right")]], Field(max_length=16)]
+
+
+class Resources(ApiModel):
+    """Compute resources of the worker container; google.com/tpu is added by the operator."""
+
+    requests: Quantities | None = None
+    limits: Quantities | None = None
+
+
+class Toleration(ApiModel):
+    key: ShortText | None = None
+    operator: Annotated[str, Field(max_length=16)] | None = None
+    value: Annotated[str, Field(max_length=63)] | None = None
+    effect: Annotated[str, Field(max_length=32)] | None = None
+    toleration_seconds: CountOrZero | None = None
+
+
+class VolumeMount(ApiModel):
+    name: DnsLabel
+    mount_path: Annotated[str, Field(min_length=1, max_length=1024)]
+    sub_path: Annotated[str, Field(max_length=1024)] | None = None
+    read_only: bool | None = None
+
+
+_VOLUME_SOURCES = (
+    "emptyDir",
+    "configMap",
+    "secret",
+    "persistentVolumeClaim",
+    "projected",
+    "csi",
+    "ephemeral",
+)
+
+
+class Volume(ApiModel):
+    """A volume of one of the kinds that need no trust in the node (no hostPath)."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"[{', '.join(f'has(self.{source})' for source in _VOLUME_SOURCES)}].exists_one(given, given)",
+            message=f"give exactly one of {', '.join(_VOLUME_SOURCES)}",
+            holds=lambda volume: len(volume.model_fields_set - {"name"}) == 1,
+        ),
+    )
+
+    name: DnsLabel
+    empty_dir: Passthrough | None = None
+    config_map: Passthrough | None = None
+    secret: Passthrough | None = None
+    persistent_volume_claim: Passthrough | None = None
+    projected: Passthrough | None = None
+    csi: Passthrough | None = None
+    ephemeral: Passthrough | None = None
+
+
+class LocalObjectReference(ApiModel):
+    name: ShortText
+
+
+def _reserved(name: str) -> bool:
+    return name.startswith(ENV_PREFIX) or name in RESERVED_ENV
+
+
+_RESERVED_LIST = "[" + ", ".join(f"'{name}'" for name in RESERVED_ENV) + "]"
+
+StringMap = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=64)]
+
+
+class Trainer(ApiModel):
+    """The worker container and the pod around it."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.entrypoint) != has(self.command)",
+            message="give either entrypoint (module:callable, run by the trainer) or command (your own loop)",
+            holds=lambda trainer: (trainer.entrypoint is None) != (trainer.command is None),
+        ),
+        Rule(
+            cel="!has(self.args) || has(self.command)",
+            message="args go with command; an entrypoint takes its settings from recipe.parameters",
+            holds=lambda trainer: trainer.args is None or trainer.command is not None,
+            field="args",
+        ),
+        Rule(
+            cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}')"
+            f" && !(e.name in {_RESERVED_LIST}))",
+            message=f"{ENV_PREFIX}* and {', '.join(RESERVED_ENV)} are set by the operator, torch_xla or libtpu",
+            holds=lambda trainer: not any(_reserved(variable.name) for variable in trainer.env or ()),
+            field="env",
+            explain=lambda trainer: (
+                "reserved for the operator, torch_xla or libtpu: "
+                + ", ".join(variable.name for variable in trainer.env if _reserved(variable.name))
+            ),
+        ),
+    )
+
+    image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="Worker image; local mode does not use it."
+    )
+    image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = None
+    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = None
+    entrypoint: Annotated[str, Field(max_length=512, pattern=ENTRYPOINT_PATTERN)] | None = Field(
+        None, description="module:callable that returns the Task to train."
+    )
+    backend: Backend = Field(Backend.XLA, description="XLA (torch_xla), or Torch: torch.distributed, on hardware CPU.")
+    command: Annotated[list[LongText], Field(min_length=1, max_length=64)] | None = None
+    args: Annotated[list[LongText], Field(max_length=256)] | None = None
+    env: (
+        Annotated[
+            list[EnvVar],
+            Field(
+                max_length=128,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = None
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] | None = None
+    resources: Resources | None = None
+    volumes: Annotated[list[Volume], Field(max_length=32)] | None = None
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] | None = None
+    service_account_name: ShortText | None = None
+    node_selector: StringMap | None = None
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = None
+    priority_class_name: ShortText | None = None
+    pod_labels: StringMap | None = None
+    pod_annotations: StringMap | None = None
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        30, description="Time between SIGTERM and SIGKILL; 3600 s is the most that GKE maintenance grants."
+    )

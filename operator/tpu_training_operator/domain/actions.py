@@ -1,0 +1,55 @@
+"""What a plan asks for: the only effects the operator ever has, apart from writing status. Carried out by
+`runtime.reconciler`, in the order of the plan."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from tpu_training_operator.api.status import Status
+
+
+@dataclass(frozen=True)
+class Create:
+    """Create `body`. Done already, if an object of that name exists and the job controls it."""
+
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete exactly this pod: the uid keeps a namesake safe."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class DeleteConfigMap:
+    """Delete the ConfigMap, if it exists and the job controls it."""
+
+    name: str
+
+
+Action = Create | DeletePod | DeleteConfigMap
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes event about the job, sent once its status has been written. `warning`: something unwanted."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """First the stages, one after the other, the actions of a stage side by side; then the status, if it changed.
+
+    `again` asks for another pass after that time even if nothing is heard from the cluster.
+    """
+
+    stages: tuple[tuple[Action, ...], ...] = ()
+    status: Status | None = None
+    events: tuple[Event, ...] = ()
+    again: timedelta | None = None

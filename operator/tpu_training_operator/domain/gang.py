@@ -1,0 +1,77 @@
+"""The Service and the ConfigMap that one gang of workers shares. Called by the planner and by `tpujob plan`.
+
+The host list stands once, in the ConfigMap, and each pod refers to it: with the list in every pod the bytes written
+would grow with the square of the hosts.
+"""
+
+import json
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.domain.naming import (
+    config_map_name,
+    host_name,
+    job_labels,
+    service_name,
+    workers,
+)
+from tpu_training_operator.domain.resolve import Resolution
+from tpu_training_operator.domain.run_spec import run_spec
+
+Object = dict[str, Any]
+
+
+def owner_reference(job: TPUTrainingJob) -> Object:
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def metadata(job: TPUTrainingJob, name: str, labels: dict[str, str]) -> Object:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": labels,
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def service(job: TPUTrainingJob) -> Object:
+    """Headless, so that every worker has a DNS name; before it is ready, since workers meet in order to become so."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, service_name(job.name), job_labels(job.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {constants.LABEL_JOB_NAME: job.name},
+        },
+    }
+
+
+def hosts_key(slice_index: int) -> str:
+    """The ConfigMap's key for the host names of one slice, comma-separated, in the order of TPU_WORKER_ID."""
+    return f"hosts-{slice_index}"
+
+
+def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> Object:
+    hosts: dict[str, list[str]] = {}
+    for worker in workers(resolution.layout, attempt):
+        hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, worker))
+    data = {key: ",".join(names) for key, names in hosts.items()}
+    if job.spec.trainer.entrypoint is not None:
+        data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, config_map_name(job.name, attempt), job_labels(job.name)),
+        "immutable": True,
+        "data": data,
+    }

@@ -1,0 +1,62 @@
+"""Names and labels of everything a job owns. Deterministic: creating twice meets itself."""
+
+from dataclasses import dataclass
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.domain.topology import SliceLayout
+
+
+@dataclass(frozen=True, order=True)
+class WorkerId:
+    """One worker: the attempt, its slice, and its host within the slice (GKE's TPU_WORKER_ID)."""
+
+    attempt: int
+    slice: int
+    host: int
+
+    def pod_name(self, job: str) -> str:
+        return f"{job}-{self.attempt}-{self.slice}-{self.host}"
+
+
+def workers(layout: SliceLayout, attempt: int) -> list[WorkerId]:
+    """All workers of an attempt; the position in the list is the host's index in the whole job."""
+    return [
+        WorkerId(attempt, slice_index, host)
+        for slice_index in range(layout.slices)
+        for host in range(layout.hosts_per_slice)
+    ]
+
+
+def service_name(job: str) -> str:
+    return job
+
+
+def config_map_name(job: str, attempt: int) -> str:
+    return f"{job}-{attempt}"
+
+
+def host_name(job: str, worker: WorkerId) -> str:
+    """The worker's DNS name inside its namespace, through the headless Service."""
+    return f"{worker.pod_name(job)}.{service_name(job)}"
+
+
+def job_labels(job: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/managed-by": constants.MANAGER,
+        "app.kubernetes.io/component": "worker",
+        constants.LABEL_JOB_NAME: job,
+    }
+
+
+def worker_labels(job: str, uid: str, worker: WorkerId) -> dict[str, str]:
+    return job_labels(job) | {
+        constants.LABEL_ATTEMPT: str(worker.attempt),
+        constants.LABEL_SLICE_INDEX: str(worker.slice),
+        constants.LABEL_HOST_INDEX: str(worker.host),
+        constants.LABEL_SLICE_ID: slice_id(uid, worker),
+    }
+
+
+def slice_id(uid: str, worker: WorkerId) -> str:
+    """One slice of one attempt, unique in the cluster (at most 63 characters: it is a label value)."""
+    return f"{uid.replace('-', '')}-{worker.attempt}-{worker.slice}"

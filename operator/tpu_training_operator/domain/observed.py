@@ -1,0 +1,115 @@
+"""What the cluster holds, as the planner reads it. Built by the reconciler from raw objects, never written back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.domain.naming import WorkerId
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WorkerPod:
+    """One pod of the job, read through its labels; `raw` is the pod as the API server gave it."""
+
+    raw: Object
+
+    @cached_property
+    def worker(self) -> WorkerId:
+        labels = self.raw["metadata"]["labels"]
+        return WorkerId(
+            int(labels[constants.LABEL_ATTEMPT]),
+            int(labels[constants.LABEL_SLICE_INDEX]),
+            int(labels[constants.LABEL_HOST_INDEX]),
+        )
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def node(self) -> str | None:
+        node = self.raw.get("spec", {}).get("nodeName")
+        return None if node is None else str(node)
+
+    @property
+    def phase(self) -> str:
+        return str(self.raw.get("status", {}).get("phase", "Pending"))
+
+    @property
+    def is_terminating(self) -> bool:
+        return "deletionTimestamp" in self.raw["metadata"]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.condition("Ready").get("status") == "True" and not self.is_terminating
+
+    def condition(self, kind: str) -> Object:
+        conditions: Sequence[Object] = self.raw.get("status", {}).get("conditions") or ()
+        return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    @cached_property
+    def termination(self) -> Object:
+        """`state.terminated` of the trainer container (exitCode, reason, message, finishedAt); empty before."""
+        statuses: Sequence[Object] = self.raw.get("status", {}).get("containerStatuses") or ()
+        for status in statuses:
+            if status["name"] == constants.CONTAINER_NAME:
+                terminated: Object = status.get("state", {}).get("terminated") or {}
+                return terminated
+        return {}
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.termination.get("exitCode")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The job and those pods that it controls (by uid; a label alone proves nothing)."""
+
+    job: Object
+    pods: tuple[WorkerPod, ...]
+
+    @staticmethod
+    def of(job: Object, pods: Sequence[Object]) -> "Observed":
+        uid = job["metadata"]["uid"]
+        owned = (pod for pod in pods if controller_uid(pod) == uid)
+        return Observed(job, tuple(WorkerPod(pod) for pod in owned if _is_worker(pod)))
+
+    def of_attempt(self, attempt: int) -> list[WorkerPod]:
+        return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)
+
+    def not_of_attempt(self, attempt: int) -> list[WorkerPod]:
+        return sorted((p for p in self.pods if p.worker.attempt != attempt), key=lambda pod: pod.worker)
+
+
+def controller_uid(raw: Object) -> str | None:
+    references: Sequence[Object] = raw["metadata"].get("ownerReferences") or ()
+    return next((str(reference["uid"]) for reference in references if reference.get("controller")), None)
+
+
+def _is_worker(pod: Object) -> bool:
+    labels: Object = pod["metadata"].get("labels") or {}
+    indices = (constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX, constants.LABEL_HOST_INDEX)
+    return all(str(labels.get(label, "")).isdigit() for label in indices)
+
+
+def parse_time(text: str) -> datetime:
+    """A Kubernetes timestamp (RFC 3339, UTC)."""
+    return datetime.fromisoformat(text)
+
+
+def format_time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,58 @@
+"""Everything derived from a spec, in one value. Called by the planner and by `tpujob plan`."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.domain.scaling import ScaledRecipe, plain, scale
+from tpu_training_operator.domain.topology import SliceLayout, layout_of
+
+
+@dataclass(frozen=True)
+class Resolution:
+    layout: SliceLayout
+    tuned_on: SliceLayout
+    recipe: ScaledRecipe
+    warnings: tuple[str, ...]
+
+    @property
+    def resolved(self) -> Resolved:
+        """The form that stands in `status.resolved`."""
+        layout, recipe = self.layout, self.recipe
+        shape = layout.shape
+        return Resolved(
+            accelerator_type=shape.accelerator_type,
+            generation=shape.generation,
+            topology=shape.topology,
+            machine_type=shape.machine_type.name if shape.machine_type else None,
+            slices=layout.slices,
+            hosts_per_slice=layout.hosts_per_slice,
+            hosts=layout.hosts,
+            chips_per_host=shape.chips_per_host,
+            chips=layout.chips,
+            replicas=layout.replicas,
+            per_replica_batch_size=recipe.per_replica_batch_size,
+            global_batch_size=recipe.global_batch_size,
+            train_steps=recipe.train_steps,
+            warmup_steps=recipe.warmup_steps,
+            learning_rate=plain(recipe.learning_rate),
+            scale_factor=_ratio(recipe),
+            notes=[*recipe.notes, *(f"warning: {warning}" for warning in self.warnings)],
+        )
+
+
+def resolve(spec: Spec) -> Resolution:
+    """What the spec means. Raises InvalidJob for what the catalogue or the arithmetic rules out."""
+    layout = layout_of(spec.slice, "spec.slice")
+    tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else layout
+    recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
+    warnings = list(recipe.warnings)
+    if not layout.shape.verified:
+        warnings.append(f"{layout.shape.topology} on {layout.shape.generation} is listed by one source only")
+    return Resolution(layout, tuned_on, recipe, tuple(warnings))
+
+
+def _ratio(recipe: ScaledRecipe) -> str:
+    factor = recipe.factor
+    return plain(round(Decimal(factor.numerator) / Decimal(factor.denominator), 6))

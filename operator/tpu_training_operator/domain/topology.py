@@ -1,0 +1,58 @@
+"""From a slice's name to its arithmetic: hosts, chips, replicas. Called by `domain.resolve`."""
+
+from dataclasses import dataclass
+
+from tpu_training_operator.api.catalogue import Shape, shapes_of_topology, shapes_of_type
+from tpu_training_operator.api.slice import SliceRef
+from tpu_training_operator.api.validation import InvalidJob, Problem
+
+
+@dataclass(frozen=True)
+class SliceLayout:
+    """`slices` slices of one shape, as one world of hosts and replicas.
+
+    A replica is one XLA device: one per chip, but two per chip on v2, v3 and tpu7x.
+    """
+
+    shape: Shape
+    slices: int
+
+    @property
+    def hosts_per_slice(self) -> int:
+        return self.shape.hosts
+
+    @property
+    def hosts(self) -> int:
+        return self.slices * self.shape.hosts
+
+    @property
+    def chips(self) -> int:
+        return self.slices * self.shape.chips
+
+    @property
+    def replicas(self) -> int:
+        return self.slices * self.shape.devices
+
+    def __str__(self) -> str:
+        times = f"{self.slices} x " if self.slices > 1 else ""
+        return f"{times}{self.shape.accelerator_type}"
+
+
+def layout_of(ref: SliceRef, field: str) -> SliceLayout:
+    """The layout that `ref`, found at path `field`, names. Raises InvalidJob where the catalogue has none."""
+    if ref.accelerator_type is not None:
+        shapes = shapes_of_type(ref.accelerator_type)
+    else:
+        shapes = shapes_of_topology(ref.generation or "", ref.topology or "")
+    if ref.machine_type is not None:
+        offered = [shape.machine_type.name for shape in shapes if shape.machine_type]
+        shapes = tuple(s for s in shapes if s.machine_type and s.machine_type.name == ref.machine_type)
+        if not shapes:
+            raise InvalidJob(
+                [Problem(f"{field}.machineType", f"{ref.machine_type!r} has no such slice; {_offer(offered)}")]
+            )
+    return SliceLayout(shapes[0], ref.count)
+
+
+def _offer(machine_types: list[str]) -> str:
+    return f"it exists on {', '.join(dict.fromkeys(machine_types))}" if machine_types else "leave it out"

@@ -1,0 +1,84 @@
+"""The environment of a worker container. Called by `domain.worker_pod`.
+
+Never here: TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS, TPU_VISIBLE_CHIPS, CLOUD_TPU_TASK_ID,
+TPU_PROCESS_ADDRESSES, TPU_PROCESS_PORT. torch_xla sets them per process with setdefault, and a value for the whole
+host gives it wrong bounds. TPU_SKIP_MDS_QUERY and the topology come from GKE's device plugin.
+"""
+
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.domain.gang import hosts_key
+from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_name
+from tpu_training_operator.domain.resolve import Resolution
+from tpu_training_operator.domain.scaling import plain
+
+EnvVar = dict[str, Any]
+
+
+def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> list[EnvVar]:
+    """Ours first, so that the user's own variables can refer to it as $(NAME); the names are reserved, so that
+    neither overrides the other."""
+    layout = resolution.layout
+    leader = host_name(job.name, WorkerId(worker.attempt, 0, 0))
+    values = {
+        "MASTER_ADDR": leader,
+        "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
+        "TPU_WORKER_ID": str(worker.host),
+        **_recipe_env(job, resolution),
+        "TPUJOB_NUM_HOSTS": str(layout.hosts),
+        "TPUJOB_HOST_INDEX": str(worker.slice * layout.hosts_per_slice + worker.host),
+        "TPUJOB_SLICE_INDEX": str(worker.slice),
+        "TPUJOB_ATTEMPT": str(worker.attempt),
+        "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
+    }
+    if job.spec.trainer.backend is Backend.XLA:
+        # tpu or cpu: the name of the PJRT client that torch_xla starts.
+        values["PJRT_DEVICE"] = job.spec.slice.hardware.value
+    if job.spec.trainer.entrypoint is not None:
+        values["TPUJOB_RUN_SPEC"] = f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}"
+    if layout.slices > 1:
+        values |= {
+            "MEGASCALE_COORDINATOR_ADDRESS": leader,
+            "MEGASCALE_NUM_SLICES": str(layout.slices),
+            "MEGASCALE_PORT": str(constants.MEGASCALE_PORT),
+            "MEGASCALE_SLICE_ID": str(worker.slice),
+        }
+    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        _worker_host_names(job, worker),
+        *(_writable_home(user)),
+        *user,
+    ]
+
+
+def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
+    recipe = resolution.recipe
+    values = {
+        "TPUJOB_GLOBAL_BATCH_SIZE": str(recipe.global_batch_size),
+        "TPUJOB_PER_REPLICA_BATCH_SIZE": str(recipe.per_replica_batch_size),
+        "TPUJOB_TRAIN_STEPS": str(recipe.train_steps),
+        "TPUJOB_LEARNING_RATE": plain(recipe.learning_rate),
+        "TPUJOB_WARMUP_STEPS": str(recipe.warmup_steps),
+    }
+    if job.spec.data is not None:
+        values["TPUJOB_DATA_URI"] = job.spec.data.uri
+    return values
+
+
+def _worker_host_names(job: TPUTrainingJob, worker: WorkerId) -> EnvVar:
+    reference = {"name": config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
+    return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
+
+
+def _writable_home(user: list[EnvVar]) -> list[EnvVar]:
+    # Under a uid without a passwd entry torch's compiler cache asks for the user's name and home and fails.
+    given = {variable["name"] for variable in user}
+    return [
+        {"name": name, "value": value}
+        for name, value in (("HOME", "/tmp"), ("USER", "trainer"))  # noqa: S108 - a path inside the container
+        if name not in given
+    ]

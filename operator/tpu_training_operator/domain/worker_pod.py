@@ -1,0 +1,158 @@
+"""The pod of one worker: one host of the slice. Called by the planner and by `tpujob plan`."""
+
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.trainer import Trainer
+from tpu_training_operator.domain.gang import metadata
+from tpu_training_operator.domain.naming import (
+    WorkerId,
+    config_map_name,
+    service_name,
+    slice_id,
+    worker_labels,
+)
+from tpu_training_operator.domain.resolve import Resolution
+from tpu_training_operator.domain.worker_env import worker_env
+
+Object = dict[str, Any]
+
+_RUN_SPEC_VOLUME = "tpu-training-run"
+_ENTRYPOINT_COMMAND = ["python", "-m", "tpu_trainer"]
+# Kubernetes' default is five minutes, in which a lost host holds up the whole slice.
+_NODE_LOSS_SECONDS = 30
+
+
+def worker_pod(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+    trainer = job.spec.trainer
+    name = worker.pod_name(job.name)
+    meta = metadata(job, name, (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker))
+    if trainer.pod_annotations:
+        meta["annotations"] = dict(trainer.pod_annotations)
+    spec: Object = {
+        "hostname": name,
+        "subdomain": service_name(job.name),
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": trainer.termination_grace_period_seconds,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [_container(job, resolution, worker)],
+        "volumes": _volumes(job, worker),
+        "nodeSelector": _node_selector(job, resolution),
+        "affinity": _affinity(job, resolution, worker),
+        "tolerations": _tolerations(job),
+        "imagePullSecrets": [secret.model_dump() for secret in trainer.image_pull_secrets or ()],
+        "serviceAccountName": trainer.service_account_name,
+        "priorityClassName": trainer.priority_class_name,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta,
+        "spec": {key: value for key, value in spec.items() if value not in (None, {}, [])},
+    }
+
+
+def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+    trainer = job.spec.trainer
+    container: Object = {
+        "name": constants.CONTAINER_NAME,
+        "image": trainer.image,
+        "imagePullPolicy": trainer.image_pull_policy,
+        "command": trainer.command or _ENTRYPOINT_COMMAND,
+        "args": trainer.args,
+        "env": worker_env(job, resolution, worker),
+        "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
+        "resources": _resources(job, resolution),
+        "volumeMounts": _volume_mounts(trainer),
+        "terminationMessagePath": constants.TERMINATION_LOG,
+        # A loop of the user's own writes no message; the end of its log says why it failed.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return {key: value for key, value in container.items() if value not in (None, {}, [])}
+
+
+def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
+    given = job.spec.trainer.resources
+    resources: Object = given.model_dump(exclude_none=True) if given else {}
+    if job.spec.slice.hardware is Hardware.TPU:
+        # A pod takes the whole host: the device plugin refuses a part of its chips.
+        chips = {constants.TPU_RESOURCE: str(resolution.layout.shape.chips_per_host)}
+        resources = {kind: {**resources.get(kind, {}), **chips} for kind in ("requests", "limits")}
+    return resources
+
+
+def _volumes(job: TPUTrainingJob, worker: WorkerId) -> list[Object]:
+    volumes = [v.model_dump(by_alias=True, exclude_none=True) for v in job.spec.trainer.volumes or ()]
+    if job.spec.trainer.entrypoint is None:
+        return volumes
+    items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
+    source = {"name": config_map_name(job.name, worker.attempt), "items": items}
+    return [*volumes, {"name": _RUN_SPEC_VOLUME, "configMap": source}]
+
+
+def _volume_mounts(trainer: Trainer) -> list[Object]:
+    mounts = [mount.model_dump(by_alias=True, exclude_none=True) for mount in trainer.volume_mounts or ()]
+    if trainer.entrypoint is None:
+        return mounts
+    mount = {"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True}
+    return [*mounts, mount]
+
+
+def _node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
+    selector = dict(job.spec.trainer.node_selector or {})
+    shape = resolution.layout.shape
+    if job.spec.slice.hardware is Hardware.TPU and shape.machine_type is not None:
+        selector |= {
+            constants.NODE_LABEL_ACCELERATOR: shape.machine_type.label,
+            constants.NODE_LABEL_TOPOLOGY: shape.topology,
+            # Two hosts of 4 chips and one of 8 carry the same two labels above (2x4 on v5e and v6e).
+            constants.NODE_LABEL_CHIPS_PER_HOST: str(shape.chips_per_host),
+        }
+    return selector
+
+
+def _affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+    """One slice, one node pool: chips of two pools have no interconnect, and a pool is exactly one slice.
+
+    Every worker wants the pool of its own slice and none where another slice's workers are; the scheduler lets
+    the first one pass its own affinity.
+    """
+    if job.spec.slice.hardware is Hardware.CPU or resolution.layout.hosts_per_slice == 1:
+        return {}
+    own = slice_id(job.uid, worker)
+    return {
+        "podAffinity": _required({"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [own]}),
+        "podAntiAffinity": _required(
+            {"key": constants.LABEL_SLICE_ID, "operator": "Exists"},
+            {"key": constants.LABEL_SLICE_ID, "operator": "NotIn", "values": [own]},
+        ),
+    }
+
+
+def _required(*expressions: Object) -> Object:
+    term = {
+        "labelSelector": {"matchExpressions": list(expressions)},
+        "namespaceSelector": {},
+        "topologyKey": constants.NODE_LABEL_NODE_POOL,
+    }
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+def _tolerations(job: TPUTrainingJob) -> list[Object]:
+    given = [t.model_dump(by_alias=True, exclude_none=True) for t in job.spec.trainer.tolerations or ()]
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_LOSS_SECONDS,
+        }
+        for state in ("not-ready", "unreachable")
+    ]
+    tpu = [{"key": constants.TPU_RESOURCE, "operator": "Equal", "value": "present", "effect": "NoSchedule"}]
+    return [*given, *(tpu if job.spec.slice.hardware is Hardware.TPU else []), *lost]

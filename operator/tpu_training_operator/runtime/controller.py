@@ -1,0 +1,90 @@
+"""Hints in, passes out: the workers that take keys from the queue and reconcile them.
+
+Run by `main` in a cluster and by `local.run` on this machine. A hint may be lost, late or doubled; the resync and the
+queue make up for it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from tpu_training_operator.runtime.cluster import ApiError, Conflict
+from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+from tpu_training_operator.runtime.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """`list_keys` names all jobs for the resync; `workers` is how many jobs are worked on at once."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        list_keys: Callable[[], Awaitable[list[JobKey]]],
+        *,
+        settle_seconds: float = 0.1,
+        resync_seconds: float = 300.0,
+        workers: int = 16,
+    ) -> None:
+        self._reconciler = reconciler
+        self._list_keys = list_keys
+        self._resync_seconds = resync_seconds
+        self._workers = workers
+        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds)
+        self._working_since: dict[JobKey, float] = {}
+
+    def hint(self, key: JobKey) -> None:
+        self._queue.hint(key)
+
+    async def run(self) -> None:
+        """Work until cancelled. A pass that is under way when we are stopped is continued by the next operator."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._resync())
+                for _ in range(self._workers):
+                    tasks.create_task(self._work())
+        finally:
+            self._queue.close()
+
+    def longest_pass_seconds(self) -> float:
+        """How long the slowest pass under way has been running; 0 when there is none."""
+        return time.monotonic() - min(self._working_since.values(), default=time.monotonic())
+
+    async def _resync(self) -> None:
+        while True:
+            try:
+                for key in await self._list_keys():
+                    self._queue.hint(key)
+            except ApiError as error:
+                log.warning("jobs could not be listed: %s", error)
+            await asyncio.sleep(self._resync_seconds)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            self._working_since[key] = time.monotonic()
+            try:
+                await self._one_pass(key)
+            finally:
+                del self._working_since[key]
+                self._queue.done(key)
+
+    async def _one_pass(self, key: JobKey) -> None:
+        try:
+            again = await self._reconciler.reconcile(key)
+        except Conflict as conflict:
+            log.debug("read again, the job has changed: %s", conflict, extra={"job": str(key)})
+            self._queue.retry(key)
+        except ApiError as error:
+            log.warning("pass failed, will be tried again: %s", error, extra={"job": str(key)})
+            self._queue.retry(key)
+        except Exception:
+            # A bug must not take the other jobs down with it.
+            log.exception("pass failed unexpectedly, will be tried again", extra={"job": str(key)})
+            self._queue.retry(key)
+        else:
+            self._queue.forget(key)
+            if again is not None:
+                self._queue.add_after(key, again.total_seconds())

@@ -1,0 +1,148 @@
+"""The `Cluster` protocol against a Kubernetes API server: raw JSON over aiohttp.
+
+Built by `main`. Overload (429) is waited out here as the server asks; everything else is told to the caller, whose
+work queue decides about another try.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from tpu_training_operator.api.constants import MANAGER
+from tpu_training_operator.runtime.cluster import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Object,
+    Resource,
+    Unavailable,
+    resource_of,
+)
+from tpu_training_operator.runtime.credentials import Credentials
+from tpu_training_operator.runtime.throttle import Throttle
+
+_PAGE = 500
+_TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+_TRIES_WHEN_OVERLOADED = 5
+_LONGEST_RETRY_AFTER = 30.0
+_TOKEN_LIFETIME = 60.0
+
+
+class KubernetesCluster:
+    def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, throttle: Throttle) -> None:
+        self._session = session
+        self._credentials = credentials
+        self._throttle = throttle
+        self._ssl = credentials.ssl_context()
+        self._authorization: str | None = None
+        self._authorized_at = float("-inf")
+        self.last_success = time.monotonic()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        return await self._request("GET", f"{resource.path(namespace)}/{name}")
+
+    async def list(
+        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+    ) -> list[Object]:
+        query = {"limit": str(_PAGE)}
+        if labels:
+            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
+        items: list[Object] = []
+        while True:
+            page = await self._request("GET", resource.path(namespace), query=query)
+            items += page["items"]
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
+                return items
+
+    async def create(self, body: Object) -> Object:
+        path = resource_of(body).path(body["metadata"]["namespace"])
+        return await self._request("POST", path, body, query={"fieldManager": MANAGER})
+
+    async def update_status(self, body: Object) -> Object:
+        metadata = body["metadata"]
+        path = f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}/status"
+        return await self._request("PUT", path, body, query={"fieldManager": MANAGER})
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        await self._request("DELETE", f"{resource.path(namespace)}/{name}", options)
+
+    async def _request(
+        self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None
+    ) -> Object:
+        for _ in range(_TRIES_WHEN_OVERLOADED):
+            await self._throttle.wait()
+            status, headers, answer = await self._send(method, path, body, query)
+            if status != 429:
+                break
+            await asyncio.sleep(_retry_after(headers))
+        if status >= 400:
+            raise _error(method, status, answer)
+        self.last_success = time.monotonic()
+        return answer
+
+    async def _send(
+        self, method: str, path: str, body: Object | None, query: Mapping[str, str] | None
+    ) -> tuple[int, Mapping[str, str], Object]:
+        headers = {"Accept": "application/json", "User-Agent": MANAGER}
+        if authorization := await self._current_authorization():
+            headers["Authorization"] = authorization
+        url = self._credentials.server.rstrip("/") + path
+        try:
+            async with self._session.request(
+                method, url, json=body, params=query, headers=headers, ssl=self._ssl, timeout=_TIMEOUT
+            ) as response:
+                answer = await _json(response)
+                if response.status == 401:
+                    # The token was replaced before we thought it would be.
+                    self._authorized_at = float("-inf")
+                return response.status, response.headers, answer
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
+
+    async def _current_authorization(self) -> str | None:
+        if time.monotonic() - self._authorized_at > _TOKEN_LIFETIME:
+            self._authorization = await asyncio.to_thread(self._credentials.authorization)
+            self._authorized_at = time.monotonic()
+        return self._authorization
+
+
+@asynccontextmanager
+async def connect(credentials: Credentials, requests_per_second: float, burst: int) -> AsyncIterator[KubernetesCluster]:
+    """A cluster adapter with its own connections, closed at the end."""
+    # The throttle bounds the rate; the connection limit bounds what may be under way at once.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
+        yield KubernetesCluster(session, credentials, Throttle(requests_per_second, burst, time.monotonic))
+
+
+async def _json(response: aiohttp.ClientResponse) -> Object:
+    if response.content_type == "application/json":
+        parsed: Any = await response.json()
+        return parsed if isinstance(parsed, dict) else {}
+    return {"message": (await response.text())[:1000]}
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    text = headers.get("Retry-After", "")
+    return min(float(text) if text.isdigit() else 1.0, _LONGEST_RETRY_AFTER)
+
+
+def _error(method: str, status: int, answer: Object) -> ApiError:
+    reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
+    kinds: dict[int, type[ApiError]] = {
+        400: Invalid,
+        403: Forbidden,
+        404: NotFound,
+        409: AlreadyExists if method == "POST" and reason == "AlreadyExists" else Conflict,
+        422: Invalid,
+    }
+    kind = kinds.get(status, Unavailable)
+    return kind(status, reason, message)

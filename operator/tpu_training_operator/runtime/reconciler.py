@@ -1,0 +1,178 @@
+"""One pass over one job: read the truth, plan, act, write the status once. Called by `runtime.controller`.
+
+The order matters. Actions come before the status, so that a status never claims what was not done; an attempt is
+raised in a pass without actions, so that nothing is done that the status does not know.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.conditions import ConditionType, Reason, find
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.actions import Action, Create, DeleteConfigMap, DeletePod, Event, Plan
+from tpu_training_operator.domain.blocked import Obstacle, blocked
+from tpu_training_operator.domain.observed import Observed, controller_uid
+from tpu_training_operator.domain.plan import plan
+from tpu_training_operator.runtime.cluster import (
+    CONFIG_MAPS,
+    JOBS,
+    PODS,
+    AlreadyExists,
+    ApiError,
+    Cluster,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Object,
+    Resource,
+    resource_of,
+)
+from tpu_training_operator.runtime.events import event_body
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class JobKey:
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class _Refused(Exception):
+    """An action that will be refused again until somebody changes something."""
+
+    def __init__(self, obstacle: Obstacle) -> None:
+        super().__init__(obstacle.message)
+        self.obstacle = obstacle
+
+
+class Reconciler:
+    """`side_by_side`: how many requests of one stage may be under way at once."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], side_by_side: int = 32) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._side_by_side = side_by_side
+
+    async def reconcile(self, key: JobKey) -> timedelta | None:
+        """Bring the job one step closer to what was asked for.
+
+        Returns the time after which to look again even if nothing is heard. Raises ApiError where another try is
+        due: Conflict when the job has changed meanwhile, Unavailable when the cluster could not answer.
+        """
+        try:
+            job = await self._cluster.get(JOBS, key.namespace, key.name)
+        except NotFound:
+            return None
+        pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
+        observed = Observed.of(job, pods)
+        decided = plan(observed, self._clock())
+        try:
+            for stage in decided.stages:
+                await self._carry_out(stage, job, key)
+        except _Refused as refused:
+            decided = blocked(observed, refused.obstacle, self._clock())
+        await self._write_status(decided, job, key)
+        return decided.again
+
+    async def _carry_out(self, stage: tuple[Action, ...], job: Object, key: JobKey) -> None:
+        limit = asyncio.Semaphore(self._side_by_side)
+
+        async def one(action: Action) -> None:
+            async with limit:
+                await self._act(action, job, key)
+
+        results = await asyncio.gather(*map(one, stage), return_exceptions=True)
+        if errors := [result for result in results if isinstance(result, BaseException)]:
+            # What cannot heal by itself is what a person must hear of first.
+            raise next((error for error in errors if isinstance(error, _Refused)), errors[0])
+        if stage:
+            log.info("carried out %s", _summary(stage), extra={"job": str(key), "uid": job["metadata"]["uid"]})
+
+    async def _act(self, action: Action, job: Object, key: JobKey) -> None:
+        match action:
+            case Create(body):
+                await self._create(body, job, key)
+            case DeletePod(name, uid):
+                await self._delete(PODS, key, name, uid)
+            case DeleteConfigMap(name):
+                await self._delete_own_config_map(job, key, name)
+
+    async def _create(self, body: Object, job: Object, key: JobKey) -> None:
+        kind, name = body["kind"], body["metadata"]["name"]
+        try:
+            await self._cluster.create(body)
+        except AlreadyExists:
+            existing = await self._cluster.get(resource_of(body), key.namespace, name)
+            if controller_uid(existing) != job["metadata"]["uid"]:
+                message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
+                raise _Refused(Obstacle(Reason.NAME_CONFLICT, message)) from None
+        except Forbidden as error:
+            raise _Refused(Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")) from error
+        except Invalid as error:
+            raise _Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}")) from error
+
+    async def _delete_own_config_map(self, job: Object, key: JobKey, name: str) -> None:
+        try:
+            existing = await self._cluster.get(CONFIG_MAPS, key.namespace, name)
+        except NotFound:
+            return
+        if controller_uid(existing) == job["metadata"]["uid"]:
+            await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"])
+
+    async def _delete(self, resource: Resource, key: JobKey, name: str, uid: str) -> None:
+        try:
+            await self._cluster.delete(resource, key.namespace, name, uid)
+        except (NotFound, Conflict):
+            # Gone already; or gone and replaced, and the replacement is none of this action's business.
+            log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
+
+    async def _write_status(self, decided: Plan, job: Object, key: JobKey) -> None:
+        if decided.status is None:
+            return
+        before = Status.model_validate(job.get("status") or {})
+        if decided.status != before:
+            await self._cluster.update_status({**job, "status": status_body(decided.status)})
+            log.info(
+                "job is %s: %s",
+                decided.status.state,
+                _ready_message(decided.status),
+                extra={"job": str(key), "uid": job["metadata"]["uid"], "attempt": decided.status.attempt},
+            )
+            await self._send(decided.events, job, key)
+
+    async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> None:
+        for event in events:
+            try:
+                await self._cluster.create(event_body(event, job, self._clock()))
+            except ApiError as error:
+                log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": str(key)})
+
+
+def status_body(status: Status) -> Object:
+    """The status as it stands in the object: absent instead of null."""
+    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+def _ready_message(status: Status) -> str:
+    ready = find(status.conditions, ConditionType.READY)
+    return ready.message if ready else ""
+
+
+def _summary(stage: tuple[Action, ...]) -> str:
+    counts = Counter(
+        f"create {action.body['kind']}" if isinstance(action, Create) else _VERBS[type(action)] for action in stage
+    )
+    return ", ".join(f"{what} x {count}" for what, count in counts.items())
+
+
+_VERBS = {DeletePod: "delete Pod", DeleteConfigMap: "delete old ConfigMap"}
