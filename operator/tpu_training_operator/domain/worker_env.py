@@ -17,6 +17,9 @@ from tpu_training_operator.domain.scaling import plain
 
 EnvVar = dict[str, Any]
 
+# Under a uid without a passwd entry torch's compiler cache asks for the user's name and home and fails.
+CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
+
 
 def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> list[EnvVar]:
     """Ours first, so that the user's own variables can refer to it as $(NAME); the names are reserved, so that
@@ -75,10 +78,5 @@ def _worker_host_names(job: TPUTrainingJob, worker: WorkerId) -> EnvVar:
 
 
 def _writable_home(user: list[EnvVar]) -> list[EnvVar]:
-    # Under a uid without a passwd entry torch's compiler cache asks for the user's name and home and fails.
     given = {variable["name"] for variable in user}
-    return [
-        {"name": name, "value": value}
-        for name, value in (("HOME", "/tmp"), ("USER", "trainer"))  # noqa: S108 - a path inside the container
-        if name not in given
-    ]
+    return [{"name": name, "value": value} for name, value in CONTAINER_USER.items() if name not in given]

@@ -34,18 +34,21 @@ class Controller:
         self._workers = workers
         self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds)
         self._working_since: dict[JobKey, float] = {}
+        self.is_running = False
 
     def hint(self, key: JobKey) -> None:
         self._queue.hint(key)
 
     async def run(self) -> None:
         """Work until cancelled. A pass that is under way when we are stopped is continued by the next operator."""
+        self.is_running = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._resync())
                 for _ in range(self._workers):
                     tasks.create_task(self._work())
         finally:
+            self.is_running = False
             self._queue.close()
 
     def longest_pass_seconds(self) -> float:

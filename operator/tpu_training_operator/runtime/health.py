@@ -9,6 +9,8 @@ _LONGEST_SILENCE_SECONDS = 900.0
 
 
 class _Passes(Protocol):
+    is_running: bool
+
     def longest_pass_seconds(self) -> float: ...
 
 
@@ -27,6 +29,8 @@ class Health:
 
     def check(self) -> dict[str, float]:
         """The two ages in seconds. Raises Unhealthy when one of them shows that nothing moves any more."""
+        if not self._controller.is_running:
+            raise Unhealthy("the controller has stopped")
         longest_pass = self._controller.longest_pass_seconds()
         silence = time.monotonic() - self._cluster.last_success
         if longest_pass > _LONGEST_PASS_SECONDS:

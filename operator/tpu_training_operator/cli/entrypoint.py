@@ -1,0 +1,92 @@
+"""Whether a job's code can be found from here, before any worker is started. Called by `tpujob run`.
+
+Nothing is imported: user code runs only in workers, and importing torch here would take seconds.
+"""
+
+import ast
+import difflib
+import pkgutil
+import shutil
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from tpu_training_operator.api.trainer import Trainer
+from tpu_training_operator.api.validation import Problem
+
+_FIELD = "spec.trainer.entrypoint"
+
+
+def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | None:
+    """What keeps the workers from starting the job's code, or None."""
+    if trainer.command is not None:
+        return _command_problem(trainer.command[0])
+    module, _, attribute = (trainer.entrypoint or "").partition(":")
+    spec, problem = _find_module(module, [str(path) for path in python_path])
+    if problem is not None or spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return problem
+    return _attribute_problem(module, attribute, Path(spec.origin))
+
+
+def _command_problem(command: str) -> Problem | None:
+    if command in ("python", "python3") or shutil.which(command):
+        return None
+    return Problem("spec.trainer.command[0]", f"there is no program {command!r} on this machine")
+
+
+def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Problem | None]:
+    where: list[str] | None = None
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        full_name = ".".join(parts[: index + 1])
+        # The workers look there first, and then where this Python looks.
+        spec = PathFinder.find_spec(full_name, paths) if where is None else PathFinder.find_spec(full_name, where)
+        if spec is None and where is None:
+            spec = PathFinder.find_spec(full_name)
+        if spec is None:
+            return None, _no_module(full_name, part, where or paths)
+        where = list(spec.submodule_search_locations or ())
+    return spec, None
+
+
+def _no_module(full_name: str, part: str, where: list[str]) -> Problem:
+    known = [module.name for module in pkgutil.iter_modules(where)]
+    nearest = difflib.get_close_matches(part, known, n=3, cutoff=0.5)
+    hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
+    return Problem(_FIELD, f"there is no module {full_name!r} in {' or '.join(dict.fromkeys(where))}{hint}")
+
+
+def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | None:
+    try:
+        tree = ast.parse(source.read_text(encoding="utf-8"), str(source))
+    except SyntaxError as error:
+        return Problem(_FIELD, f"module {module!r} has a syntax error in line {error.lineno}: {error.msg}")
+    names = _top_level_names(tree)
+    if names is None or attribute in names:
+        return None
+    nearest = difflib.get_close_matches(attribute, names, n=3, cutoff=0.4) or sorted(names)[:5]
+    return Problem(_FIELD, f"module {module!r} has no {attribute!r}; nearest: {', '.join(nearest)}")
+
+
+def _top_level_names(tree: ast.Module) -> set[str] | None:
+    """The names a module defines, or None where that cannot be told without running it."""
+    names: set[str] = set()
+    for statement in tree.body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                if any(alias.name == "*" for alias in aliases):
+                    return None
+                names |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+            case ast.Assign(targets=targets):
+                names |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Expr():
+                continue
+            case _:
+                # Definitions below an if, try or with.
+                return None
+    return names

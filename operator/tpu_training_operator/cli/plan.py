@@ -1,0 +1,52 @@
+"""`tpujob plan`: what a job would be on its slice: numbers, rules, warnings, objects; without a cluster."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpu_training_operator.api.slice import V2_NEEDS_CPU
+from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.summary import print_summary
+from tpu_training_operator.domain.gang import config_map, service
+from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.worker_pod import worker_pod
+
+# The API server gives the real one.
+_UID = "00000000-0000-0000-0000-000000000000"
+_FIRST_ATTEMPT = 1
+
+
+@click.command()
+@filename_option
+@click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
+def plan(filename: Path, output: str) -> None:
+    """Show the slice, the scaled recipe and the objects of a job."""
+    file = load(filename, except_rules=(V2_NEEDS_CPU,))
+    warnings = list(file.resolution.warnings)
+    on_gke = V2_NEEDS_CPU.holds is None or V2_NEEDS_CPU.holds(file.job.spec.slice)
+    if not on_gke:
+        warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
+    if output == "table":
+        print_summary(file, warnings)
+        return
+    document = {
+        "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "warnings": warnings,
+        "objects": _objects(file) if on_gke else [],
+    }
+    click.echo(_as_yaml(document) if output == "yaml" else json.dumps(document, indent=2))
+
+
+def _objects(file: JobFile) -> list[dict[str, Any]]:
+    """The objects of the first attempt."""
+    job = file.job.model_copy(update={"metadata": {**file.job.metadata, "uid": _UID}})
+    pods = (worker_pod(job, file.resolution, w) for w in workers(file.resolution.layout, _FIRST_ATTEMPT))
+    return [service(job), config_map(job, file.resolution, _FIRST_ATTEMPT), *pods]
+
+
+def _as_yaml(document: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False, width=120)

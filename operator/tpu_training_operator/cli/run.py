@@ -1,0 +1,133 @@
+"""`tpujob run`: train a job on this machine, hosts as processes."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.status import State
+from tpu_training_operator.cli.entrypoint import find_problem
+from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.run_view import view
+from tpu_training_operator.cli.summary import print_summary
+from tpu_training_operator.local.run import Outcome, run_job
+
+_INTERRUPTED = 130
+_LOCAL_VOLUMES = ("config_map", "empty_dir")
+
+
+@click.command()
+@filename_option
+@click.option(
+    "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME."
+)
+def run(filename: Path, output_dir: Path | None) -> None:
+    """Train a job on this machine, without a cluster."""
+    file = load(filename, override={"hardware": Hardware.CPU.value})
+    python_path = [Path.cwd(), Path.cwd() if str(filename) == "-" else filename.resolve().parent]
+    problem = find_problem(file.job.spec.trainer, python_path)
+    if problem is not None:
+        raise BadInput(filename, [problem])
+    directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    _make(directory)
+    print_summary(file, [*file.resolution.warnings, *_left_out(file)])
+    outcome = asyncio.run(_run(file, directory.resolve(), python_path))
+    result = directory / "result.json"
+    result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+    _print_end(outcome, directory, result)
+    sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
+
+
+async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outcome:
+    logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
+    interrupts: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    with view(Console()) as shown:
+
+        def interrupt() -> None:
+            first = interrupts.empty() and not interrupt_seen.is_set()
+            interrupt_seen.set()
+            shown.say("stopping the workers; once more to kill them" if first else "killing the workers")
+            interrupts.put_nowait(None)
+
+        interrupt_seen = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+        try:
+            return await run_job(file.body, directory, python_path, shown.update, interrupts)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with contextlib.suppress(ValueError):
+                    loop.remove_signal_handler(number)
+
+
+def _left_out(file: JobFile) -> list[str]:
+    """What needs a cluster and has no place on this machine."""
+    trainer = file.job.spec.trainer
+    volumes = [v.name for v in trainer.volumes or () if not v.model_fields_set & set(_LOCAL_VOLUMES)]
+    variables = [v.name for v in trainer.env or () if v.value_from is not None]
+    notes = [f"volume {name} needs a cluster and is left out here" for name in volumes]
+    notes += [f"env {name} needs a cluster; here it has the value it has in your shell" for name in variables]
+    if trainer.env_from:
+        notes.append("envFrom needs a cluster and is left out here")
+    return notes
+
+
+def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
+    status = outcome.status
+    progress = status.progress
+    return {
+        "job": file.job.name,
+        "state": "Cancelled" if outcome.cancelled else status.state,
+        "attempts": status.attempt,
+        "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
+        "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
+        "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.losses.items()],
+        "restarts": status.restarts.by_class,
+        "failure": status.last_failure.model_dump(by_alias=True, exclude_none=True, mode="json")
+        if status.last_failure
+        else None,
+        "seconds": round(outcome.seconds, 3),
+        "logs": str(outcome.pods_directory),
+    }
+
+
+def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
+    status = outcome.status
+    if outcome.cancelled:
+        click.echo(f"Cancelled after {outcome.seconds:.0f} s")
+    elif status.state is State.SUCCEEDED:
+        click.echo(f"Succeeded in {outcome.seconds:.0f} s, {_count(status.attempt, 'attempt')}")
+        for name, value in (status.progress.metrics if status.progress else {}).items():
+            click.echo(f"  {name:<10} {value}")
+    else:
+        click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
+        if status.last_failure:
+            failure = status.last_failure
+            click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}:", err=True)
+            for line in failure.message.splitlines():
+                click.echo(f"    {line}", err=True)
+    click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
+    click.echo(f"  result     {result}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

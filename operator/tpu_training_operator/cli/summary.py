@@ -1,0 +1,57 @@
+"""The table of a job before it runs: tuned on, runs on, and the rule between them. Used by `plan` and `run`."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.cli.job_file import JobFile
+from tpu_training_operator.domain.scaling import plain
+
+_NARROWEST = 100
+
+
+def print_summary(file: JobFile, warnings: list[str]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # A pipe has no width; the default of 80 would break the rules over many lines.
+        console = Console(highlight=False, width=_NARROWEST + 40)
+    console.print(_table(file))
+    for warning in warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+
+
+def _table(file: JobFile) -> Table:
+    resolution, recipe = file.resolution, file.job.spec.recipe
+    layout, tuned, scaled = resolution.layout, resolution.tuned_on, resolution.recipe
+    hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
+    table = Table(title=f"{file.job.name}: {layout}{hardware}", title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("tuned on", justify="right")
+    table.add_column("runs on", justify="right", style="bold")
+    table.add_column("rule", style="dim", overflow="fold")
+    rules = _rules(scaled.notes)
+
+    def row(name: str, before: object, now: object, rule: str = "") -> None:
+        table.add_row(name, str(before), str(now), escape(rule))
+
+    row("slice", tuned, layout)
+    row("topology", tuned.shape.topology, layout.shape.topology)
+    row("hosts", tuned.hosts, layout.hosts, f"{layout.shape.chips_per_host} chips each")
+    row("chips", tuned.chips, layout.chips)
+    row("replicas", tuned.replicas, layout.replicas, "one per XLA device")
+    row("batch per replica", scaled.per_replica_batch_size, scaled.per_replica_batch_size, "kept")
+    row("global batch", recipe.global_batch_size, scaled.global_batch_size, rules.get("globalBatchSize", ""))
+    row("train steps", recipe.train_steps or "-", scaled.train_steps, rules.get("trainSteps", ""))
+    row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
+    row("learning rate", recipe.optimizer.learning_rate, plain(scaled.learning_rate), rules.get("learningRate", ""))
+    return table
+
+
+def _rules(notes: list[str]) -> dict[str, str]:
+    """The notes by the field that they begin with; several about one field stand together."""
+    rules: dict[str, str] = {}
+    for note in notes:
+        name, _, rule = note.partition(": ")
+        rules[name] = f"{rules[name]}; {rule}" if name in rules else rule
+    return rules

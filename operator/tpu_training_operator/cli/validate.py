@@ -1,0 +1,17 @@
+"""`tpujob validate`: would a cluster accept this job? The words are those of the operator's status."""
+
+from pathlib import Path
+
+import click
+
+from tpu_training_operator.cli.job_file import filename_option, load
+
+
+@click.command()
+@filename_option
+def validate(filename: Path) -> None:
+    """Check a job without a cluster."""
+    file = load(filename)
+    for warning in file.resolution.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{file.job.name} is valid: {file.resolution.layout.hosts} hosts of {file.resolution.layout}")

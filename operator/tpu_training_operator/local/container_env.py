@@ -1,0 +1,56 @@
+"""The environment of a worker container, made to fit a process on this machine. Called by `local.kubelet`.
+
+A process shares the machine: mounted directories are elsewhere, DNS knows no pods, the rendezvous port may be taken,
+and the home directory is the user's own.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_training_operator.domain.worker_env import CONTAINER_USER
+
+_LOOPBACK = "127.0.0.1"
+
+
+def container_env(
+    pod: Mapping[str, Any],
+    config_maps: Mapping[str, Mapping[str, str]],
+    directories: Mapping[str, str],
+    rendezvous_port: int,
+) -> dict[str, str]:
+    """The pod's variables over those of this process.
+
+    `directories` maps paths in the container to paths here; `config_maps` holds the data of the ConfigMaps by name.
+    A variable from anywhere else (a Secret, a field of the pod) keeps the value that it has in the shell.
+    """
+    variables: dict[str, str] = {}
+    for variable in pod["spec"]["containers"][0]["env"]:
+        value = _value(variable, config_maps)
+        if value is not None and not _is_default_user(variable["name"], value):
+            variables[variable["name"]] = _here(value, pod["spec"]["subdomain"], directories)
+    variables["MASTER_PORT"] = str(rendezvous_port)
+    # Without it every process starts as many threads as there are cores, and they fight.
+    hosts, cores = int(variables["TPUJOB_NUM_HOSTS"]), os.cpu_count() or 1
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}
+    return threads | dict(os.environ) | variables
+
+
+def _value(variable: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]) -> str | None:
+    if "value" in variable:
+        return str(variable["value"])
+    reference = variable.get("valueFrom", {}).get("configMapKeyRef", {})
+    return config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
+
+
+def _is_default_user(name: str, value: str) -> bool:
+    return CONTAINER_USER.get(name) == value
+
+
+def _here(value: str, subdomain: str, directories: Mapping[str, str]) -> str:
+    for inside, outside in directories.items():
+        if value == inside or value.startswith(inside + "/"):
+            return outside + value.removeprefix(inside)
+    if value and all(name.endswith("." + subdomain) for name in value.split(",")):
+        return ",".join(_LOOPBACK for _ in value.split(","))
+    return value

@@ -1,0 +1,200 @@
+"""A kubelet for this machine: runs every pod of the store as a process and reports what becomes of it.
+
+Started by `local.run`. The image is not used; the container's command runs here, with its ConfigMaps written to
+files. What a pod leaves behind (log, termination message, progress) stays in its directory.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
+from tpu_training_operator.local.container_env import container_env
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.worker_process import WorkerProcess
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, PODS, Object
+
+_NODE = "this-machine"
+# What containerd answers when the command does not exist.
+_CANNOT_START = 128
+_LONGEST_MESSAGE = 4096
+_LOG_TAIL_LINES = 80
+
+
+@dataclass(frozen=True)
+class PodDirectory:
+    """Where a pod's files are."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def termination(self) -> Path:
+        return self.path / "termination.json"
+
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress.jsonl"
+
+
+class Kubelet:
+    """Runs the pods of `store` under `directory`; `python_path` is where entrypoints are imported from."""
+
+    def __init__(self, store: Store, directory: Path, python_path: Sequence[Path]) -> None:
+        self._store = store
+        self._directory = directory
+        self._python_path = python_path
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._processes: dict[str, WorkerProcess] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        self._doomed: set[str] = set()
+        self._ports: dict[tuple[str, str], int] = {}
+        store.subscribe(self._on_change)
+
+    def pod_directory(self, pod_name: str) -> PodDirectory:
+        return PodDirectory(self._directory / pod_name)
+
+    async def drain(self) -> None:
+        """Wait until every process has ended."""
+        while running := [*self._tasks.values(), *self._stopping.values()]:
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def kill_all(self) -> None:
+        """End every process now, without a grace period."""
+        for process in self._processes.values():
+            process.kill()
+
+    def _on_change(self, body: Object) -> None:
+        if body["kind"] != PODS.kind:
+            return
+        uid = body["metadata"]["uid"]
+        if "deletionTimestamp" in body["metadata"]:
+            self._doomed.add(uid)
+            self._stop(body)
+        elif "nodeName" not in body["spec"] and uid not in self._tasks:
+            self._tasks[uid] = asyncio.create_task(self._run(body))
+
+    def _stop(self, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        process = self._processes.get(uid)
+        if process is not None and uid not in self._stopping:
+            grace = pod["spec"]["terminationGracePeriodSeconds"]
+            self._stopping[uid] = asyncio.create_task(process.stop(grace))
+
+    async def _run(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        identity = (metadata["namespace"], metadata["name"], metadata["uid"])
+        if self._store.bind(*identity, _NODE):
+            status = await self._run_to_its_end(pod)
+            self._store.set_pod_status(*identity, status)
+        self._processes.pop(metadata["uid"], None)
+        if metadata["uid"] in self._doomed:
+            self._store.remove_pod(*identity)
+        del self._tasks[metadata["uid"]]
+
+    async def _run_to_its_end(self, pod: Object) -> Object:
+        """Run the container; returns the pod's last status."""
+        metadata = pod["metadata"]
+        uid, started = metadata["uid"], _now()
+        files = self.pod_directory(metadata["name"])
+        files.path.mkdir(parents=True, exist_ok=True)
+        try:
+            process = await self._start(pod, files)
+        except OSError as error:
+            return _ended(_CANNOT_START, "StartError", str(error), started)
+        self._processes[uid] = process
+        if uid in self._doomed:
+            self._stop(pod)
+        else:
+            running = _status("Running", {"running": {"startedAt": started}}, ready=True)
+            self._store.set_pod_status(metadata["namespace"], metadata["name"], uid, running)
+        code = await process.wait()
+        return _ended(code, "Completed" if code == 0 else "Error", _last_words(files, code), started)
+
+    async def _start(self, pod: Object, files: PodDirectory) -> WorkerProcess:
+        container = pod["spec"]["containers"][0]
+        found = await self._store.list(CONFIG_MAPS, pod["metadata"]["namespace"])
+        config_maps = {config_map["metadata"]["name"]: config_map["data"] for config_map in found}
+        directories = _mount(pod, config_maps, files.path) | {TERMINATION_LOG: str(files.termination)}
+        env = container_env(pod, config_maps, directories, self._rendezvous_port(pod))
+        if env["TPUJOB_HOST_INDEX"] == "0":
+            env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
+        env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
+        env["PYTHONUNBUFFERED"] = "1"
+        command = [*container["command"], *container.get("args", ())]
+        if command[0] in ("python", "python3"):
+            command[0] = sys.executable
+        return await WorkerProcess.start(command, env, files.log)
+
+    def _rendezvous_port(self, pod: Object) -> int:
+        """One free port for all workers of an attempt: the usual one may be taken, by the last attempt, too."""
+        labels = pod["metadata"]["labels"]
+        attempt = (labels[LABEL_JOB_NAME], labels[LABEL_ATTEMPT])
+        if attempt not in self._ports:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self._ports[attempt] = probe.getsockname()[1]
+        return self._ports[attempt]
+
+
+def _mount(pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
+    """Write the pod's volumes below `directory`; returns where each mount path is. Other kinds of volumes than
+    ConfigMap and emptyDir need a cluster and are left out."""
+    volumes: dict[str, Path] = {}
+    for volume in pod["spec"].get("volumes", ()):
+        place = directory / "volumes" / volume["name"]
+        if "configMap" in volume:
+            source = volume["configMap"]
+            data = config_maps.get(source["name"], {})
+            items = source.get("items") or [{"key": key, "path": key} for key in data]
+            files = {item["path"]: data[item["key"]] for item in items if item["key"] in data}
+        elif "emptyDir" in volume:
+            files = {}
+        else:
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (place / name).write_text(text, encoding="utf-8")
+        volumes[volume["name"]] = place
+    mounts = pod["spec"]["containers"][0].get("volumeMounts", ())
+    return {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts if mount["name"] in volumes}
+
+
+def _ended(code: int, reason: str, message: str, started: str) -> Object:
+    terminated = {
+        "exitCode": code,
+        "reason": reason,
+        "message": message,
+        "startedAt": started,
+        "finishedAt": _now(),
+    }
+    return _status("Succeeded" if code == 0 else "Failed", {"terminated": terminated}, ready=False)
+
+
+def _status(phase: str, state: Object, *, ready: bool) -> Object:
+    return {
+        "phase": phase,
+        "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        "containerStatuses": [{"name": CONTAINER_NAME, "ready": ready, "restartCount": 0, "state": state}],
+    }
+
+
+def _last_words(files: PodDirectory, code: int) -> str:
+    """The termination message, or for a failure without one the end of the log."""
+    if files.termination.exists():
+        return files.termination.read_text(encoding="utf-8", errors="replace")[:_LONGEST_MESSAGE]
+    if code == 0 or not files.log.exists():
+        return ""
+    lines = files.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_TAIL_LINES:])[-_LONGEST_MESSAGE:]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,151 @@
+"""Runs one job on this machine, from creation to its end. Called by `tpujob run`.
+
+The same reconciler, planner and pod builders as in a cluster; only the store and the kubelet are local.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.local.kubelet import Kubelet
+from tpu_training_operator.local.progress import ProgressFollower, Report
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.runtime.cluster import JOBS, Cluster, NotFound, Object, resource_of
+from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+
+_LOOK_SECONDS = 0.1
+_ENDS = (ConditionType.SUCCEEDED, ConditionType.STALLED)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What has happened since the last update: the status as it is now, and new reports of worker 0."""
+
+    status: Status
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended. `losses` by step, of the last attempt that reached the step; `cancelled`: we were told
+    to stop. The pods' logs are below `pods_directory`."""
+
+    status: Status
+    losses: dict[int, float]
+    cancelled: bool
+    seconds: float
+    pods_directory: Path
+
+
+async def run_job(
+    job: dict[str, Any],
+    directory: Path,
+    python_path: Sequence[Path],
+    on_update: Callable[[Update], None],
+    interrupts: "asyncio.Queue[None]",
+) -> Outcome:
+    """Run `job` (a valid TPUTrainingJob) with its files below `directory`.
+
+    The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
+    one at once.
+    """
+    store = Store()
+    pods_directory = directory / "pods"
+    kubelet = Kubelet(store, pods_directory, python_path)
+    key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+
+    async def list_keys() -> list[JobKey]:
+        return [key]
+
+    controller = Controller(Reconciler(store, lambda: datetime.now(UTC)), list_keys, settle_seconds=0.01, workers=1)
+    store.subscribe(lambda _: controller.hint(key))
+    created = await store.create(job)
+    control = asyncio.create_task(controller.run())
+    watch = _Watch(store, kubelet, key, on_update)
+    try:
+        cancelled = await _first_of(watch.until_finished(), interrupts.get())
+        if cancelled:
+            await _stop(store, created, kubelet, interrupts)
+        watch.look()
+        return watch.outcome(cancelled, pods_directory)
+    finally:
+        control.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await control
+        kubelet.kill_all()
+        await kubelet.drain()
+
+
+async def _stop(store: Cluster, job: Object, kubelet: Kubelet, interrupts: "asyncio.Queue[None]") -> None:
+    metadata = job["metadata"]
+    with contextlib.suppress(NotFound):
+        await store.delete(resource_of(job), metadata["namespace"], metadata["name"], metadata["uid"])
+    if await _first_of(kubelet.drain(), interrupts.get()):
+        kubelet.kill_all()
+        await kubelet.drain()
+
+
+async def _first_of(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
+    """Wait for the work or the interrupt, whichever comes first; True if it was the interrupt."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(interrupt)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    interrupted = not tasks[0].done()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if not interrupted:
+        tasks[0].result()
+    return interrupted
+
+
+class _Watch:
+    """Looks at the job and at worker 0's progress, and remembers the losses."""
+
+    def __init__(self, store: Store, kubelet: Kubelet, key: JobKey, on_update: Callable[[Update], None]) -> None:
+        self._store = store
+        self._kubelet = kubelet
+        self._key = key
+        self._on_update = on_update
+        self._started = asyncio.get_running_loop().time()
+        self._followers: dict[int, ProgressFollower] = {}
+        self._losses: dict[int, float] = {}
+        self._status = Status()
+
+    async def until_finished(self) -> None:
+        while True:
+            job = await self._store.get(JOBS, self._key.namespace, self._key.name)
+            self._status = Status.model_validate(job.get("status") or {})
+            self.look()
+            if is_true(self._status.conditions, ConditionType.FAILED):
+                # The other workers are being stopped; their last words are worth the wait.
+                await self._kubelet.drain()
+                return
+            if any(is_true(self._status.conditions, kind) for kind in _ENDS):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        reports = self._new_reports()
+        for report in reports:
+            first = report.step - len(report.losses) + 1
+            self._losses |= {first + index: loss for index, loss in enumerate(report.losses)}
+        self._on_update(Update(self._status, tuple(reports)))
+
+    def outcome(self, cancelled: bool, pods_directory: Path) -> Outcome:
+        seconds = asyncio.get_running_loop().time() - self._started
+        return Outcome(self._status, dict(sorted(self._losses.items())), cancelled, seconds, pods_directory)
+
+    def _new_reports(self) -> list[Report]:
+        attempt = self._status.attempt
+        if attempt not in self._followers:
+            leader = WorkerId(attempt, 0, 0).pod_name(self._key.name)
+            self._followers[attempt] = ProgressFollower(self._kubelet.pod_directory(leader).progress)
+        return self._followers[attempt].new_reports()

@@ -1,0 +1,173 @@
+"""The `Cluster` protocol in memory, with the API server's rules as far as the operator relies on them.
+
+Used by `local.run` and held to `runtime.kubernetes_cluster` by one set of contract tests: uids, resourceVersion
+conflicts, the status subresource, generation, delete preconditions, graceful deletion of pods, and garbage
+collection of what an owner leaves behind.
+"""
+
+import copy
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from tpu_training_operator.api.validation import InvalidJob, parse_job
+from tpu_training_operator.runtime.cluster import (
+    JOBS,
+    PODS,
+    AlreadyExists,
+    Conflict,
+    Invalid,
+    NotFound,
+    Object,
+    Resource,
+    resource_of,
+)
+
+_Key = tuple[str, str, str]
+
+
+class Store:
+    """Objects by kind, namespace and name. `subscribe` to hear of every object that was written or removed."""
+
+    def __init__(self) -> None:
+        self._objects: dict[_Key, Object] = {}
+        self._version = 0
+        self._subscribers: list[Callable[[Object], None]] = []
+
+    def subscribe(self, callback: Callable[[Object], None]) -> None:
+        self._subscribers.append(callback)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        return copy.deepcopy(self._find(resource, namespace, name))
+
+    async def list(
+        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+    ) -> list[Object]:
+        wanted = (labels or {}).items()
+        return [
+            copy.deepcopy(found)
+            for (plural, place, _), found in sorted(self._objects.items())
+            if plural == resource.plural
+            and namespace in (None, place)
+            and wanted <= (found["metadata"].get("labels") or {}).items()
+        ]
+
+    async def create(self, body: Object) -> Object:
+        resource, body = resource_of(body), copy.deepcopy(body)
+        metadata = body["metadata"]
+        key = (resource.plural, metadata["namespace"], metadata["name"])
+        if key in self._objects:
+            raise AlreadyExists(409, "AlreadyExists", f"{resource.plural} {metadata['name']!r} already exists")
+        if resource is JOBS:
+            _check(body)
+        metadata |= {"uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": _now()}
+        # Status belongs to the status subresource; a create never sets it.
+        body.pop("status", None)
+        if resource is PODS:
+            body["status"] = {"phase": "Pending"}
+        self._write(key, body)
+        created = copy.deepcopy(body)
+        self._collect_garbage()
+        return created
+
+    async def update_status(self, body: Object) -> Object:
+        metadata = body["metadata"]
+        resource = resource_of(body)
+        current = self._find(resource, metadata["namespace"], metadata["name"])
+        if metadata.get("resourceVersion") != current["metadata"]["resourceVersion"]:
+            raise Conflict(409, "Conflict", f"{metadata['name']} has been modified; read it again")
+        return self._set_status(current, body.get("status") or {})
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        current = self._find(resource, namespace, name)
+        if current["metadata"]["uid"] != uid:
+            raise Conflict(409, "Conflict", f"{name} is not the object that was to be deleted (its uid differs)")
+        self._delete(current)
+
+    def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
+        """Give the pod to a node; False if it is gone. From then on its deletion waits for `remove_pod`."""
+        found = self._pod(namespace, name, uid)
+        if found is not None:
+            found["spec"]["nodeName"] = node
+            self._write(_key(found), found)
+        return found is not None
+
+    def set_pod_status(self, namespace: str, name: str, uid: str, status: Object) -> None:
+        """The kubelet's report; nothing to do if the pod is gone."""
+        found = self._pod(namespace, name, uid)
+        if found is not None:
+            self._set_status(found, status)
+
+    def remove_pod(self, namespace: str, name: str, uid: str) -> None:
+        """The kubelet has stopped a deleted pod: now it goes."""
+        found = self._pod(namespace, name, uid)
+        if found is not None:
+            self._remove(found)
+
+    def _pod(self, namespace: str, name: str, uid: str) -> Object | None:
+        found = self._objects.get((PODS.plural, namespace, name))
+        return found if found is not None and found["metadata"]["uid"] == uid else None
+
+    def _find(self, resource: Resource, namespace: str, name: str) -> Object:
+        found = self._objects.get((resource.plural, namespace, name))
+        if found is None:
+            raise NotFound(404, "NotFound", f"{resource.plural} {name!r} not found")
+        return found
+
+    def _set_status(self, current: Object, status: Object) -> Object:
+        # Writing what is there already is no change, and gets no new version.
+        if current.get("status") != status:
+            current["status"] = copy.deepcopy(status)
+            self._write(_key(current), current)
+        return copy.deepcopy(current)
+
+    def _write(self, key: _Key, body: Object) -> None:
+        self._version += 1
+        body["metadata"]["resourceVersion"] = str(self._version)
+        self._objects[key] = body
+        self._tell(body)
+
+    def _delete(self, current: Object) -> None:
+        if resource_of(current) is PODS and _still_runs(current):
+            if "deletionTimestamp" not in current["metadata"]:
+                current["metadata"]["deletionTimestamp"] = _now()
+                self._write(_key(current), current)
+            return
+        self._remove(current)
+
+    def _remove(self, current: Object) -> None:
+        del self._objects[_key(current)]
+        self._tell(current)
+        self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
+        """Delete what names an owner that is gone, as the garbage collector does in the background."""
+        uids = {found["metadata"]["uid"] for found in self._objects.values()}
+        for found in list(self._objects.values()):
+            owners = found["metadata"].get("ownerReferences") or ()
+            orphaned = owners and not any(owner["uid"] in uids for owner in owners)
+            if orphaned and _key(found) in self._objects:
+                self._delete(found)
+
+    def _tell(self, body: Object) -> None:
+        for callback in self._subscribers:
+            callback(copy.deepcopy(body))
+
+
+def _key(body: Object) -> _Key:
+    return resource_of(body).plural, body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _still_runs(pod: Object) -> bool:
+    return "nodeName" in pod["spec"] and pod["status"]["phase"] not in ("Succeeded", "Failed")
+
+
+def _check(body: Object) -> None:
+    try:
+        parse_job(body)
+    except InvalidJob as error:
+        raise Invalid(422, "Invalid", str(error)) from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

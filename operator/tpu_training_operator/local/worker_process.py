@@ -1,0 +1,64 @@
+"""One worker as a process: started, waited for, stopped. Used by `local.kubelet`."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerProcess:
+    """A process in a session of its own, so that Ctrl-C reaches only us and we stop the gang in order."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @staticmethod
+    async def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> "WorkerProcess":
+        """Start the command with its output in `log`. Raises OSError when it cannot be started."""
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=dict(env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        return WorkerProcess(process)
+
+    async def wait(self) -> int:
+        """The exit code, as a container runtime tells it: 128 + N after signal N."""
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    async def stop(self, grace_seconds: float) -> None:
+        """SIGTERM, and SIGKILL if the process is still there after the grace period."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_seconds)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The whole session: a worker's own children must not outlive it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def _die_with_parent() -> None:
+    # Even a killed tpujob leaves no worker behind. Between fork and exec: no imports, no allocation to speak of.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_libc = ctypes.CDLL(None)
