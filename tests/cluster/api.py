@@ -1,0 +1,125 @@
+"""A few raw calls to an API server over HTTPS, for the test cluster's own needs.
+
+Called by `control_plane`, `kwok` and the fixtures, for what is polled or done many times, where kubectl would
+cost a process a call. The product's adapter is not used: a test cluster must not depend on the code under test.
+"""
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+TIMEOUT_SECONDS = 30.0
+
+JSON = "application/json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server refused; `status` is the HTTP status, the message is the server's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a call is made as, by impersonation (the admin may impersonate anyone)."""
+
+    user: str
+    group: str
+
+    @classmethod
+    def kubelet(cls, node: str) -> "Identity":
+        """What the node authorizer and NodeRestriction take for the kubelet of `node`."""
+        return cls(f"system:node:{node}", "system:nodes")
+
+
+class ApiClient:
+    """Calls as the bearer of `token`. One connection a call, so none goes stale over a restarted server."""
+
+    def __init__(self, server: str, ca_file: Path, token: str) -> None:
+        self._address = urlsplit(server).netloc
+        self._tls = ssl.create_default_context(cafile=str(ca_file))
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        content_type: str = JSON,
+        identity: Identity | None = None,
+    ) -> Object:
+        """The decoded answer. Raises ApiError, and OSError when the server cannot be reached."""
+        headers = self._headers | {"Content-Type": content_type}
+        if identity is not None:
+            headers |= {"Impersonate-User": identity.user, "Impersonate-Group": identity.group}
+        connection = self._connect()
+        try:
+            return _exchange(connection, method, path, body, headers)
+        finally:
+            connection.close()
+
+    def create_all(self, path: str, objects: Iterable[Object]) -> None:
+        """POSTs the objects one after another over one connection. Raises ApiError at the first refusal."""
+        headers = self._headers | {"Content-Type": JSON}
+        connection = self._connect()
+        try:
+            for item in objects:
+                _exchange(connection, "POST", path, item, headers)
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._address, context=self._tls, timeout=TIMEOUT_SECONDS)
+
+
+def answers_ok(url: str, ca_file: Path | None = None) -> bool:
+    """Whether a GET of an http or https URL answers 200; False while nothing listens. `ca_file` for https."""
+    parts = urlsplit(url)
+    connection: http.client.HTTPConnection
+    if ca_file is None:
+        connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_SECONDS)
+    else:
+        tls = ssl.create_default_context(cafile=str(ca_file))
+        connection = http.client.HTTPSConnection(parts.netloc, context=tls, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", parts.path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _exchange(
+    connection: http.client.HTTPSConnection,
+    method: str,
+    path: str,
+    body: Object | None,
+    headers: dict[str, str],
+) -> Object:
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    if response.status >= http.client.BAD_REQUEST:
+        raise ApiError(response.status, _server_message(text))
+    answer: Object = json.loads(text)
+    return answer
+
+
+def _server_message(text: str) -> str:
+    """The message of a `Status` object, or the text itself where the server answered in plain words."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()

@@ -1,0 +1,157 @@
+"""Builds the programs of the test cluster from pinned, checksummed Go modules, once per machine and version.
+
+Called by `control_plane` and `kwok` through `ensure`, and as `python -m tests.cluster.binaries`, which builds
+all and prints their versions, so that the minutes a first build takes are seen and are not a test's. The
+versions stand in go/MODULE/go.mod only. Binaries are kept under `directories.cache_root()`, outside the
+checkout, in a folder named after everything that decides what is built.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import directories, processes, toolchain
+
+GO_MODULES = Path(__file__).with_name("go")
+
+
+class BuildError(Exception):
+    """`go` refused; the message holds what it said."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One program: `package` is built in the module go/`folder`, which pins it through `requirement`.
+
+    `first_build`: what to tell a person who waits, measured on 2 cores with an empty cache.
+    """
+
+    name: str
+    folder: str
+    requirement: str
+    package: str
+    first_build: str
+    version_command: tuple[str, ...] = ("--version",)
+
+    @property
+    def version(self) -> str:
+        text = (GO_MODULES / self.folder / "go.mod").read_text()
+        found = re.search(rf"^(?:require )?\s*{re.escape(self.requirement)} (v\S+)$", text, re.MULTILINE)
+        assert found is not None, f"go/{self.folder}/go.mod requires {self.requirement}"
+        return found.group(1)
+
+
+def _kubernetes(name: str, first_build: str, version_command: tuple[str, ...] = ("--version",)) -> Binary:
+    package = f"k8s.io/kubernetes/cmd/{name}"
+    return Binary(name, "kubernetes", "k8s.io/kubernetes", package, first_build, version_command)
+
+
+BINARIES = {
+    binary.name: binary
+    for binary in (
+        Binary("etcd", "etcd", "go.etcd.io/etcd/server/v3", ".", "25 s"),
+        _kubernetes("kube-apiserver", "3 min"),
+        _kubernetes("kube-controller-manager", "1 min"),
+        _kubernetes("kube-scheduler", "5 s"),
+        _kubernetes("kubectl", "20 s", ("version", "--client")),
+        Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),
+    )
+}
+
+
+def ensure(*names: str) -> dict[str, Path]:
+    """The path of each named program, building what the cache does not hold.
+
+    Raises ToolchainMissing without `go`, BuildError when a build fails.
+    """
+    go = toolchain.find("go", purpose="build the test cluster's Kubernetes", install="Go 1.26 or newer")
+    return {name: _ensure_one(go, BINARIES[name]) for name in names}
+
+
+def _ensure_one(go: str, binary: Binary) -> Path:
+    folder = directories.cache_root() / "binaries" / _key(go, binary)
+    target = folder / binary.name
+    if target.exists():
+        return target
+    label = f"{binary.name} {binary.version}"
+    with directories.locked(folder / "lock", waiting=f"waiting: another process builds for {label}"):
+        if not target.exists():
+            _build(go, binary, target, label)
+    return target
+
+
+def _build(go: str, binary: Binary, target: Path, label: str) -> None:
+    print(f"building {label} (about {binary.first_build}, once)", file=sys.stderr, flush=True)
+    # A killed build leaves its unfinished file behind; under the lock nobody else can be writing one.
+    for unfinished in target.parent.glob(f"{target.name}.unfinished-*"):
+        unfinished.unlink()
+    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+    started = time.monotonic()
+    _go(go, binary, "build", *_build_flags(binary), "-o", str(unfinished), binary.package)
+    unfinished.rename(target)
+    print(f"built {label} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _build_flags(binary: Binary) -> tuple[str, ...]:
+    """-buildvcs=false: a program is the same whatever is checked out around its module."""
+    linker = ["-s", "-w", *(f"-X {variable}={value}" for variable, value in _stamps(binary))]
+    return ("-trimpath", "-buildvcs=false", "-ldflags", " ".join(linker))
+
+
+def _stamps(binary: Binary) -> list[tuple[str, str]]:
+    """Version variables for the linker. Without them Kubernetes calls itself v0.0.0; others know theirs."""
+    if binary.folder != "kubernetes":
+        return []
+    major, minor, _ = binary.version.removeprefix("v").split(".")
+    values = {"gitVersion": binary.version, "gitMajor": major, "gitMinor": minor}
+    return [(f"k8s.io/component-base/version.{name}", value) for name, value in values.items()]
+
+
+def _key(go: str, binary: Binary) -> str:
+    """A cache folder's name: digest of the module's files, Go's version with its platform, the flags."""
+    digest = hashlib.sha256()
+    for file in sorted((GO_MODULES / binary.folder).iterdir()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    digest.update(_go(go, binary, "version").encode())
+    digest.update("\0".join(_build_flags(binary)).encode())
+    return f"{binary.folder}-{digest.hexdigest()[:16]}"
+
+
+def _go(go: str, binary: Binary, *arguments: str) -> str:
+    """Runs `go` in the binary's module and returns its output. Raises BuildError."""
+    # The machine's own GOFLAGS or workspace must not change what is built; the rest of its setup is wanted.
+    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+    done = subprocess.run(
+        processes.launched((go, *arguments)),
+        cwd=GO_MODULES / binary.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        where = f"go {arguments[0]} for {binary.name} (tests/cluster/go/{binary.folder})"
+        raise BuildError(f"{where} ended with {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def main() -> int:
+    try:
+        paths = ensure(*BINARIES)
+    except (toolchain.ToolchainMissing, BuildError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name, path in paths.items():
+        command = [str(path), *BINARIES[name].version_command]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
+        print(f"{name:24} {shown.stdout.splitlines()[0]:36} {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""A real Kubernetes control plane on 127.0.0.1: etcd, API server, controller manager, scheduler.
+
+Called by the tests' fixtures, and by anyone at a prompt: `with ControlPlane() as cluster: ...`. It has no
+nodes; `kwok` adds simulated ones.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from tests.cluster import binaries, directories, pki
+from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
+from tests.cluster.ports import LOOPBACK, free_port
+from tests.cluster.processes import Child, Children, wait_until
+
+SERVICE_CIDR = "10.96.0.0/16"
+START_SECONDS = 60.0
+# With clients connected, an API server takes 60 s to end after SIGTERM. Its state is in etcd, so a kill loses
+# nothing.
+STOP_GRACE_SECONDS = 1.0
+TOKEN_SECONDS = 24 * 3600
+
+# user name -> groups; each gets a token of its own in the API server's token file.
+USERS = {
+    "admin": "system:masters",
+    "system:kube-controller-manager": "",
+    "system:kube-scheduler": "",
+    "kwok": "system:masters",
+}
+
+
+class KubectlError(Exception):
+    """kubectl ended with an error; the message holds the command and what it said."""
+
+
+class ControlPlane:
+    """start() returns when the API server is ready and the default service account exists."""
+
+    def __init__(self) -> None:
+        self.children: Children
+        self.directory: Path
+        self.server: str
+        self.ca_file: Path
+        self.kubeconfig: Path
+        self.api: ApiClient
+        self._etcd: str
+        self._programs: dict[str, Path]
+        self._tokens: dict[str, str]
+        self._keys: pki.Keys
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Raises ToolchainMissing or BuildError before anything runs, then ProcessError with a log's tail."""
+        self._programs = binaries.ensure(
+            "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"
+        )
+        self.directory = directories.create_cluster_directory()
+        # Settings of the machine (ETCD_*, KUBECONFIG, ~/.kwok) must not reach the cluster.
+        environment = {"PATH": os.defpath, "HOME": str(self.directory)}
+        self.children = Children(self.directory, environment)
+        try:
+            self._write_credentials()
+            self._start_processes()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        self.children.stop_all(grace=STOP_GRACE_SECONDS)
+        directories.remove_cluster_directory(self.directory)
+
+    def restart_apiserver(self) -> None:
+        """Stops the API server and starts it again on the same port; returns when it is ready."""
+        self.children.stop("kube-apiserver", grace=STOP_GRACE_SECONDS)
+        self._start_apiserver()
+
+    def kubectl(
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002 - named as in subprocess.run
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl as admin. With `check`, raises KubectlError when it ends with an error."""
+        command = [str(self._programs["kubectl"]), f"--kubeconfig={self.kubeconfig}", *args]
+        environment = {"PATH": os.defpath, "HOME": str(self.directory), "KUBERC": "off"}
+        done = subprocess.run(command, input=input, env=environment, capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise KubectlError(f"kubectl {' '.join(args)}: {done.stderr.strip()}")
+        return done
+
+    def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """A kubeconfig that acts as the service account, with a token from the TokenRequest API."""
+        answer = self.api.call(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {"expirationSeconds": TOKEN_SECONDS},
+            },
+        )
+        return self._write_kubeconfig(f"{namespace}.{name}", answer["status"]["token"])
+
+    def user_kubeconfig(self, user: str) -> Path:
+        """The kubeconfig of one of USERS."""
+        return self._write_kubeconfig(user, self._tokens[user])
+
+    def _write_credentials(self) -> None:
+        self._keys = pki.issue(self.directory, names=(f"IP:{LOOPBACK}", "DNS:localhost"))
+        self._tokens = {user: secrets.token_hex(16) for user in USERS}
+        lines = [f'{self._tokens[user]},{user},{user},"{groups}"\n' for user, groups in USERS.items()]
+        (self.directory / "tokens.csv").write_text("".join(lines))
+        self.ca_file = self._keys.ca
+        self.server = f"https://{LOOPBACK}:{free_port()}"
+        self.kubeconfig = self.user_kubeconfig("admin")
+        self.api = ApiClient(self.server, self.ca_file, self._tokens["admin"])
+
+    def _write_kubeconfig(self, user: str, token: str) -> Path:
+        path = self.directory / f"{user.replace(':', '.')}.kubeconfig"
+        config: Object = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {
+                    "name": "test",
+                    "cluster": {"server": self.server, "certificate-authority": str(self.ca_file)},
+                }
+            ],
+            "users": [{"name": user, "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+            "current-context": "test",
+        }
+        path.write_text(json.dumps(config))  # JSON is YAML
+        return path
+
+    def _start_processes(self) -> None:
+        self._start_etcd()
+        self._start_apiserver()
+        clients = (
+            self._start_client(
+                "kube-controller-manager",
+                "--use-service-account-credentials",
+                f"--service-account-private-key-file={self._keys.service_account_key}",
+                f"--root-ca-file={self.ca_file}",
+            ),
+            self._start_client("kube-scheduler"),
+        )
+        for child, healthz in clients:
+            child.wait_ready(partial(answers_ok, healthz, self.ca_file), timeout=START_SECONDS)
+        wait_until(
+            self._default_service_account_exists,
+            timeout=START_SECONDS,
+            what="the service account default/default exists",
+        )
+
+    def _start_etcd(self) -> None:
+        client, peer = (f"http://{LOOPBACK}:{free_port()}" for _ in range(2))
+        self._etcd = client
+        etcd = self.children.start(
+            "etcd",
+            self._programs["etcd"],
+            f"--data-dir={self.directory / 'etcd'}",
+            # A test cluster need not survive a power cut.
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        )
+        etcd.wait_ready(lambda: answers_ok(f"{client}/readyz"), timeout=START_SECONDS)
+
+    def _start_apiserver(self) -> None:
+        port = self.server.rpartition(":")[2]
+        apiserver = self.children.start(
+            "kube-apiserver",
+            self._programs["kube-apiserver"],
+            f"--etcd-servers={self._etcd}",
+            f"--bind-address={LOOPBACK}",
+            f"--secure-port={port}",
+            # No pod connects here: the Service `kubernetes` needs no endpoint, which could not be 127.0.0.1.
+            f"--advertise-address={LOOPBACK}",
+            "--endpoint-reconciler-type=none",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            f"--tls-cert-file={self._keys.serving_certificate}",
+            f"--tls-private-key-file={self._keys.serving_key}",
+            f"--token-auth-file={self.directory / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={self._keys.service_account_public_key}",
+            f"--service-account-signing-key-file={self._keys.service_account_key}",
+        )
+        apiserver.wait_ready(lambda: answers_ok(f"{self.server}/readyz", self.ca_file), timeout=START_SECONDS)
+
+    def _start_client(self, name: str, *flags: str) -> tuple[Child, str]:
+        """Starts the controller manager or the scheduler; returns it with the URL that tells its health."""
+        port = free_port()
+        kubeconfig = self.user_kubeconfig(f"system:{name}")
+        child = self.children.start(
+            name,
+            self._programs[name],
+            f"--kubeconfig={kubeconfig}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            f"--bind-address={LOOPBACK}",
+            f"--secure-port={port}",
+            f"--tls-cert-file={self._keys.serving_certificate}",
+            f"--tls-private-key-file={self._keys.serving_key}",
+            # There is one of each, and a lost lease would end it while the API server restarts.
+            "--leader-elect=false",
+            # The defaults are 20 and 50 a second: the first slows the start down by seconds, and at the second
+            # the scheduler could not bind 1024 pods in less than 20 s.
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
+            *flags,
+        )
+        return child, f"https://{LOOPBACK}:{port}/healthz"
+
+    def _default_service_account_exists(self) -> bool:
+        try:
+            self.api.call("GET", "/api/v1/namespaces/default/serviceaccounts/default")
+        except ApiError:
+            return False
+        return True

@@ -1,0 +1,27 @@
+"""Free ports for the servers of a test cluster. Called by `control_plane` and `kwok`."""
+
+import random
+import socket
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+LOWEST = 10_000
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on at 127.0.0.1, below the range that outgoing connections use.
+
+    A port of the kernel's choice (bind to 0) lies inside that range (net.ipv4.ip_local_port_range). While the
+    API server restarts, a client that keeps connecting to it can then be given the server's port as its own,
+    connect to itself, and keep the server from binding.
+    """
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(LOWEST, first_outgoing)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,80 @@
+"""Jobs for the control plane tests, and what one asks the API server about them."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import finish_pod
+from tests.cluster.processes import wait_until
+
+Object = dict[str, Any]
+
+DIGITS: Object = yaml.safe_load((Path(__file__).parents[2] / "examples" / "digits.yaml").read_text())
+
+
+def digits(**spec: Any) -> Object:
+    """The example with some fields of its spec replaced or added; a mapping is merged into what is there."""
+    job = copy.deepcopy(DIGITS)
+    for name, value in spec.items():
+        old = job["spec"].get(name)
+        job["spec"][name] = old | value if isinstance(old, dict) and isinstance(value, dict) else value
+    return job
+
+
+class Namespace:
+    """One namespace of the control plane, seen as a user sees it: through kubectl."""
+
+    def __init__(self, cluster: ControlPlane, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+
+    def kubectl(self, *args: str, **options: Any) -> str:
+        return self.cluster.kubectl("--namespace", self.name, *args, **options).stdout
+
+    def apply(self, job: Object) -> None:
+        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
+
+    def refusal(self, job: Object) -> str:
+        """What kubectl prints when the API server refuses the job; empty when it does not."""
+        done = self.cluster.kubectl(
+            "--namespace", self.name, "create", "-f", "-", input=yaml.safe_dump(job), check=False
+        )
+        return done.stderr if done.returncode else ""
+
+    def job(self, name: str = "digits") -> Object:
+        found: Object = json.loads(self.kubectl("get", "tpujob", name, "-o", "json"))
+        return found
+
+    def status(self, name: str = "digits") -> Object:
+        status: Object = self.job(name).get("status", {})
+        return status
+
+    def pods(self, name: str = "digits") -> list[Object]:
+        found = json.loads(self.kubectl("get", "pods", "-l", f"tpu-operator.dev/job-name={name}", "-o", "json"))
+        return sorted(found["items"], key=lambda pod: str(pod["metadata"]["name"]))
+
+    def names(self, kind: str) -> list[str]:
+        return self.kubectl("get", kind, "-o", "jsonpath={.items[*].metadata.name}").split()
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+        wait_until(condition, timeout=timeout, what=what)
+
+    def wait_for_state(self, state: str, name: str = "digits", attempt: int | None = None) -> Object:
+        def reached() -> bool:
+            status = self.status(name)
+            return status.get("state") == state and attempt in (None, status.get("attempt"))
+
+        self.wait(reached, f"job {name} is {state}")
+        return self.status(name)
+
+    def finish(self, pod: str, exit_code: int = 0, message: Object | None = None, reason: str | None = None) -> None:
+        finish_pod(self.cluster, self.name, pod, exit_code, json.dumps(message) if message else "", reason)
+
+
+def condition(status: Object, kind: str) -> Object:
+    return next((c for c in status.get("conditions", []) if c["type"] == kind), {})

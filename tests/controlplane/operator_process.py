@@ -1,0 +1,69 @@
+"""The operator as its own process, with a service account's credentials and nothing more. Used by the tests here."""
+
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.api import answers_ok
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.ports import LOOPBACK, free_port
+
+_RBAC = Path(__file__).with_name("rbac.yaml")
+_ACCOUNT = "tpu-training-operator"
+
+
+class OperatorProcess:
+    """One operator that serves one namespace. Its log goes to the cluster's directory."""
+
+    def __init__(self, cluster: ControlPlane, namespace: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._name = f"operator-{namespace}"
+        _grant(cluster, namespace)
+        self._kubeconfig = cluster.service_account_kubeconfig(namespace, _ACCOUNT)
+        self._health = ""
+
+    def start(self) -> None:
+        """Returns when the operator answers its health probe."""
+        port = free_port()
+        self._health = f"http://{LOOPBACK}:{port}/healthz"
+        child = self._cluster.children.start(
+            self._name,
+            Path("/usr/bin/env"),
+            f"KUBECONFIG={self._kubeconfig}",
+            sys.executable,
+            *("-m", "tpu_training_operator", "--namespace", self._namespace, "--health-port", str(port)),
+        )
+        child.wait_ready(lambda: answers_ok(self._health), timeout=60)
+        self._child = child
+
+    def stop(self) -> None:
+        self._cluster.children.stop(self._name, grace=30)
+
+    def kill(self) -> None:
+        """As a lost node or the OOM killer would: no goodbye."""
+        self._child._process.send_signal(signal.SIGKILL)
+        self._cluster.children.stop(self._name, grace=5)
+
+    def health(self) -> str:
+        with urllib.request.urlopen(self._health, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def log(self) -> str:
+        return self._child.log.read_text()
+
+
+def _grant(cluster: ControlPlane, namespace: str) -> None:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": _ACCOUNT, "namespace": namespace}}
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": _ACCOUNT, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _ACCOUNT},
+        "subjects": [{"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": namespace}],
+    }
+    cluster.kubectl("apply", "-f", str(_RBAC))
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([account, binding]))

@@ -1,0 +1,203 @@
+"""The operator as its own process against a real API server: what a user applies, sees, breaks and deletes."""
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import SimulatedSlice, add_cpu_nodes, add_tpu_nodes, remove_nodes
+from tests.controlplane.jobs import Namespace, condition, digits
+from tests.controlplane.operator_process import OperatorProcess
+
+WORKERS = [f"digits-1-0-{host}" for host in range(4)]
+LAST_WORDS = {"outcome": "Succeeded", "message": "", "step": 300, "metrics": {"loss": 0.01, "accuracy": 0.975}}
+
+
+@pytest.fixture(scope="session")
+def cpu_nodes(control_plane: ControlPlane) -> None:
+    add_cpu_nodes(control_plane, 4)
+
+
+@pytest.fixture
+def space(control_plane: ControlPlane, job_definition: None, cpu_nodes: None, namespace: str) -> Namespace:
+    return Namespace(control_plane, namespace)
+
+
+@pytest.fixture
+def operator(control_plane: ControlPlane, space: Namespace):
+    process = OperatorProcess(control_plane, space.name)
+    process.start()
+    yield process
+    process.stop()
+
+
+def uids(space: Namespace) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in space.pods()}
+
+
+def finish_all(space: Namespace, attempt: int = 1) -> None:
+    for host in range(4):
+        space.finish(f"digits-{attempt}-0-{host}", message=LAST_WORDS if host == 0 else None)
+
+
+def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+
+    status = space.wait_for_state("Running")
+    assert [pod["metadata"]["name"] for pod in space.pods()] == WORKERS
+    assert condition(status, "GangReady")["status"] == "True"
+    assert condition(status, "Reconciling") == {}
+    assert (status["resolved"]["globalBatchSize"], status["resolved"]["trainSteps"]) == (128, 300)
+    space.kubectl("wait", "--for=condition=Ready", "tpujob/digits", "--timeout=10s")
+
+    finish_all(space)
+    status = space.wait_for_state("Succeeded")
+    assert status["progress"]["metrics"] == {"loss": "0.01", "accuracy": "0.975"}
+    assert status["progress"]["step"] == 300
+    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", "--timeout=10s")
+    columns = space.kubectl("get", "tpujob", "--no-headers").split()
+    assert columns[:6] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300"]
+    reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
+    assert {"AttemptStarted", "Succeeded"} <= set(reasons)
+
+
+def test_the_operator_leaves_no_mark_on_what_the_user_wrote(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+    space.wait_for_state("Running")
+
+    metadata = space.job()["metadata"]
+
+    assert metadata["generation"] == 1
+    assert "finalizers" not in metadata
+    assert "labels" not in metadata
+    assert set(metadata["annotations"]) == {"kubectl.kubernetes.io/last-applied-configuration"}
+
+
+def test_deleting_the_job_deletes_everything(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+    space.wait_for_state("Running")
+    assert space.names("service") == ["digits"]
+
+    space.kubectl("delete", "tpujob", "digits")
+
+    def left() -> list[str]:
+        ours = [name for name in space.names("configmap") if name.startswith("digits")]
+        return space.names("pod") + space.names("service") + ours
+
+    space.wait(lambda: not left(), "pods, service and config map are gone")
+
+
+def test_tpu_workers_fill_exactly_one_slice(
+    control_plane: ControlPlane, space: Namespace, operator: OperatorProcess
+) -> None:
+    # Two free slices of the same shape: nothing but affinity keeps a gang from straddling them.
+    pools = [add_tpu_nodes(control_plane, SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)) for _ in range(2)]
+    try:
+        space.apply(digits(slice={"hardware": "TPU"}))
+        space.wait_for_state("Running")
+
+        nodes = {pod["spec"]["nodeName"] for pod in space.pods()}
+
+        assert nodes in [set(pool.nodes) for pool in pools]
+        limits = [pod["spec"]["containers"][0]["resources"]["limits"] for pod in space.pods()]
+        assert limits == [{"google.com/tpu": "4"}] * 4
+    finally:
+        for pool in pools:
+            remove_nodes(control_plane, pool)
+
+
+def test_an_operator_killed_in_mid_training_changes_nothing(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+    space.wait_for_state("Running")
+    before, resource_version = uids(space), space.job()["metadata"]["resourceVersion"]
+
+    operator.kill()
+    space.finish("digits-1-0-1")
+    operator.start()
+    # Once it has brought up another job, it has looked at this one, too.
+    space.apply(digits() | {"metadata": {"name": "other"}})
+    space.wait_for_state("Running", name="other")
+
+    assert uids(space) == before
+    assert space.job()["metadata"]["resourceVersion"] == resource_version
+    for host in (0, 2, 3):
+        space.finish(f"digits-1-0-{host}")
+    assert space.wait_for_state("Succeeded")["attempt"] == 1
+    assert uids(space) == before
+
+
+def test_an_operator_killed_while_it_creates_the_gang_is_continued(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits(slice={"acceleratorType": "v5litepod-256"}))
+    space.wait(lambda: len(space.names("pod")) > 0, "the first worker exists")
+    operator.kill()
+    existing = uids(space)
+
+    operator.start()
+    status = space.wait_for_state("Running")
+
+    assert status["attempt"] == 1
+    assert len(uids(space)) == 64
+    assert existing.items() <= uids(space).items()
+
+
+def test_a_lost_worker_restarts_the_whole_gang_once(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits(runPolicy={"restart": {"backoff": {"initialSeconds": 1}}}))
+    space.wait_for_state("Running")
+
+    space.finish("digits-1-0-2", exit_code=137)
+    space.finish("digits-1-0-0", exit_code=69, message={"outcome": "PeerLost", "message": "lost host 2"})
+
+    status = space.wait_for_state("Running", attempt=2)
+    assert [pod["metadata"]["name"] for pod in space.pods()] == [f"digits-2-0-{host}" for host in range(4)]
+    assert status["restarts"]["byClass"] == {"Infrastructure": 1}
+    failure = status["lastFailure"]
+    assert (failure["pod"], failure["exitCode"], failure["class"]) == ("digits-1-0-2", 137, "Infrastructure")
+    finish_all(space, attempt=2)
+    space.wait_for_state("Succeeded")
+
+
+def test_a_user_error_fails_the_job_and_frees_the_other_hosts(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+    space.wait_for_state("Running")
+
+    space.finish("digits-1-0-3", exit_code=1, message={"outcome": "UserError", "message": "ValueError: no such digit"})
+
+    status = space.wait_for_state("Failed")
+    assert "ValueError: no such digit" in condition(status, "Stalled")["message"]
+    space.wait(lambda: space.names("pod") == ["digits-1-0-3"], "only the failed worker is left, for its log")
+
+
+def test_suspend_and_resume_are_not_charged(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+    space.wait_for_state("Running")
+
+    space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
+    space.wait(lambda: space.names("pod") == [], "all workers are gone")
+    assert condition(space.wait_for_state("Suspended"), "Suspended")["status"] == "True"
+
+    space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
+    status = space.wait_for_state("Running", attempt=2)
+    assert status["restarts"]["byClass"] == {}
+
+
+def test_a_service_of_somebody_else_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:
+    space.kubectl("create", "service", "clusterip", "digits", "--tcp=80")
+    before = space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}")
+
+    space.apply(digits())
+
+    stalled = condition(space.wait_for_state("Blocked"), "Stalled")
+    assert stalled["reason"] == "NameConflict"
+    assert "Service digits exists and belongs to somebody else" in stalled["message"]
+    assert space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}") == before
+
+
+def test_what_only_the_catalogue_knows_stalls_the_job_with_the_words_of_tpujob(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    space.apply(digits(recipe={"globalBatchSize": 30}))
+
+    stalled = condition(space.wait_for_state("Invalid"), "Stalled")
+
+    assert stalled["message"] == (
+        "spec.recipe.globalBatchSize: 30 does not divide over the 4 replicas of the slice it was tuned on;"
+        " nearest: 28 or 32"
+    )

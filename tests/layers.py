@@ -1,0 +1,38 @@
+"""The layers of tests, cheapest first: what each proves and what it needs. Read by `tests/conftest.py`."""
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def _nothing() -> str | None:
+    return None
+
+
+def _torch_xla() -> str | None:
+    missing = [name for name in ("torch", "torch_xla", "sklearn") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed (torch_xla exists for Linux only)" if missing else None
+
+
+def _go() -> str | None:
+    return None if shutil.which("go") else "no Go toolchain to build etcd and Kubernetes with"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`tests/<name>/`; `missing` says what this machine lacks for it, or None."""
+
+    name: str
+    proves: str
+    missing: Callable[[], str | None] = _nothing
+
+
+LAYERS = (
+    Layer("unit", "single pieces, tables and properties"),
+    Layer("planner", "the planner under every order of events"),
+    Layer("contract", "operator and trainer mean the same", _torch_xla),
+    Layer("local", "jobs as processes on this machine", _torch_xla),
+    Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
+    Layer("controlplane", "a real API server, controllers and scheduler", _go),
+)

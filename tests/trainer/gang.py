@@ -1,0 +1,175 @@
+"""Starts the hosts of a gang as real `python -m tpu_trainer` processes on loopback, and always reaps them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 120.0
+"""Seconds after which a test gives up on a process; no test's result depends on how fast one is."""
+
+
+def run_spec(**changes: Any) -> dict[str, Any]:
+    """A valid run spec of `tasks.small`; `hosts`, `replicas` and `optimizer` change in place, the rest on top."""
+    hosts, replicas = changes.pop("hosts", 1), changes.pop("replicas", 8)
+    name = changes.pop("optimizer", "sgd")
+    recipe = {"name": name, "learningRate": {"sgd": "0.3", "adamw": "0.02"}.get(name, "0.1"), "weightDecay": "1e-4"}
+    return {
+        "schema": "runspec/v1",
+        "job": {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 1},
+        "entrypoint": "tests.trainer.tasks:small",
+        "backend": "torch",
+        "hardware": "CPU",
+        "slice": {"generation": "v5e", "topology": "2x4", "slices": 1, "hosts": hosts, "replicas": replicas},
+        "batch": {"global": 16, "perReplica": 16 // replicas},
+        "trainSteps": 24,
+        "warmupSteps": 5,
+        "seed": 3,
+        "optimizer": {**recipe, "momentum": "0.9"} if name == "sgd" else recipe,
+        "parameters": {},
+        **changes,
+    }
+
+
+class Host:
+    """One host's process. Its output is collected all the time, so that a full pipe never blocks it."""
+
+    def __init__(self, command: list[str], env: dict[str, str], termination_log: Path) -> None:
+        self.termination_log = termination_log
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        # A session of its own: the processes per chip are its children and must not outlive it.
+        self.process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._collect)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=DEADLINE)
+        self._reader.join(timeout=DEADLINE)
+        return code
+
+    def wait_for(self, text: str) -> None:
+        """Returns as soon as a line contains `text`; fails if the process ends without one."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(text in line for line in self._lines) or self._ended, DEADLINE)
+        assert text in self.output, self.output
+
+    def message(self) -> dict[str, Any]:
+        """The termination message."""
+        return json.loads(self.termination_log.read_bytes())
+
+    def reap(self) -> None:
+        if self.process.poll() is None or self._reader.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+    _ended = False
+
+    def _collect(self) -> None:
+        for line in self.process.stdout:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+@dataclass
+class Gang:
+    hosts: list[Host]
+    progress_file: Path
+
+    def wait(self) -> list[int]:
+        return [host.wait() for host in self.hosts]
+
+    def output(self) -> str:
+        return "\n".join(f"--- host {i}\n{host.output}" for i, host in enumerate(self.hosts))
+
+    def progress(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.progress_file.read_text().splitlines()]
+
+    def losses(self) -> list[float]:
+        """The global loss of every step, as host 0 reported it."""
+        return [loss for record in self.progress() for loss in record["losses"]]
+
+
+class Launcher:
+    """Hands out gangs and remembers their processes."""
+
+    def __init__(self, directory: Path, bytecode: Path) -> None:
+        self._directory, self._bytecode = directory, bytecode
+        self._hosts: list[Host] = []
+
+    def start(self, spec: dict[str, Any], module: str = "tpu_trainer", **env: str) -> Gang:
+        """One process per host of `spec`, with the environment the operator would give it, `env` on top."""
+        directory = self._directory / f"gang-{len(self._hosts)}"
+        directory.mkdir()
+        (directory / "run.json").write_text(json.dumps(spec))
+        hosts, port = spec["slice"]["hosts"], free_port()
+        gang = Gang([], directory / "progress.jsonl")
+        for index in range(hosts):
+            log = directory / f"termination-{index}"
+            worker = {
+                **self._base(),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TPUJOB_RUN_SPEC": str(directory / "run.json"),
+                "TPUJOB_NUM_HOSTS": str(hosts),
+                "TPUJOB_HOST_INDEX": str(index),
+                "TPUJOB_TERMINATION_LOG": str(log),
+                **({"PJRT_DEVICE": "CPU"} if spec["backend"] == "xla" else {}),
+                **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
+                **env,
+            }
+            host = Host([sys.executable, "-m", module], worker, log)
+            self._hosts.append(host)
+            gang.hosts.append(host)
+        return gang
+
+    def reap(self) -> None:
+        for host in self._hosts:
+            host.reap()
+
+    def _base(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
+        # Compiling torch's Python anew in every process would take most of the tests' time.
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
+        return {
+            **kept,
+            "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
+            "PYTHONPYCACHEPREFIX": str(self._bytecode),
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

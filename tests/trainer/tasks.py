@@ -1,0 +1,80 @@
+"""Tasks that the process tests name as entrypoints: tiny, and each with one thing the trainer must cope with."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tpu_trainer import Hyperparameters, Task
+
+CLASSES = 3
+EXAMPLES = 72
+"""Not a multiple of the tests' global batch of 16, so that every epoch drops a remainder."""
+
+
+class Network(nn.Module):
+    """Shares one weight between two layers, and holds a buffer with -inf: both are easily lost on the way to XLA.
+
+    The mask rules out a fourth class, which no label names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8, bias=False)
+        self.second = nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(8, CLASSES + 1)
+        self.register_buffer("mask", torch.tensor([0.0] * CLASSES + [float("-inf")]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.head(hidden) + self.mask
+
+
+def examples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    features = torch.randn(EXAMPLES, 8, generator=generator)
+    return TensorDataset(features, torch.randint(0, CLASSES, (EXAMPLES,), generator=generator))
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    features, labels = batch
+    return nn.functional.cross_entropy(model(features), labels)
+
+
+def small(hp: Hyperparameters) -> Task:
+    return Task(model=Network(), train=examples(), loss=loss)
+
+
+def uneven_start(hp: Hyperparameters) -> Task:
+    """Every host begins with other weights; only rank 0's may count."""
+    torch.manual_seed(hp.seed + 100 * int(os.environ["TPUJOB_HOST_INDEX"]))
+    return small(hp)
+
+
+def one_host_fails(hp: Hyperparameters) -> Task:
+    """The loss of host 1 raises in its third step."""
+    calls = 0
+
+    def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3 and os.environ["TPUJOB_HOST_INDEX"] == "1":
+            raise ValueError("the labels of this shard are broken")
+        return loss(model, batch)
+
+    return Task(model=Network(), train=examples(), loss=failing)
+
+
+def counted(hp: Hyperparameters) -> Task:
+    """Its metrics show how often each example was evaluated: example i counts 2**-(i % 8)."""
+    evaluation = TensorDataset(torch.arange(37))
+
+    def metrics(model: nn.Module, batch: tuple[Tensor]) -> dict[str, Tensor]:
+        (index,) = batch
+        return {"weight": 0.5 ** (index % 8), "first": torch.where(index == 0, 1.0, 0.0)}
+
+    return Task(model=Network(), train=examples(), loss=loss, evaluation=evaluation, metrics=metrics)

@@ -1,0 +1,99 @@
+"""The small pieces under the loop, in one process: bucket, throughput, placement, the host's verdict over its chips."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+
+from tests.trainer import tasks
+from tpu_trainer import bucket
+from tpu_trainer.backends.base import fill_from_rank_zero, move_model, to_device
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.outcome import Outcome, host_outcome
+from tpu_trainer.throughput import Throughput
+
+
+def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
+    for parameter, gradient in zip(made, gradients, strict=True):
+        parameter.grad = None if gradient is None else torch.tensor(gradient)
+    return made
+
+
+def test_the_bucket_holds_gradients_then_loss_then_stop_and_takes_them_off_the_parameters() -> None:
+    own = parameters([1.0, 2.0], [3.0, 4.0])
+    flat = bucket.pack(own, torch.tensor(0.5), torch.tensor([1.0]))
+    assert flat.tolist() == [1.0, 2.0, 3.0, 4.0, 0.5, 1.0]
+    assert [parameter.grad for parameter in own] == [None, None]
+
+
+def test_a_parameter_that_only_one_replica_used_gets_the_same_gradient_in_both() -> None:
+    used, unused = parameters([2.0, 4.0], [6.0, 8.0]), parameters([0.0, 0.0], None)
+    zero = torch.tensor(0.0)
+    total = bucket.pack(used, zero, zero.reshape(1)) + bucket.pack(unused, zero, zero.reshape(1))
+    for replica in (used, unused):
+        bucket.unpack(total, replica, world=2)
+        assert [parameter.grad.tolist() for parameter in replica] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_signals_are_mean_losses_and_one_replicas_wish_to_stop() -> None:
+    assert bucket.signals([[6.0, 0.0], [4.0, 1.0]], world=2) == ([3.0, 2.0], True)
+    assert bucket.signals([[6.0, 0.0]], world=2) == ([3.0], False)
+
+
+def test_throughput_leaves_out_the_steps_that_compile() -> None:
+    throughput = Throughput(global_batch=32)
+    for step, now in [(1, 60.0), (2, 90.0), (3, 91.0)]:
+        throughput.arrived(step, now)
+        assert throughput.rate is None
+    throughput.arrived(13, 96.0)
+    assert throughput.rate == 10 * 32 / 5.0
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+def test_a_batch_keeps_its_form_on_the_device() -> None:
+    one = torch.zeros(1)
+    moved = to_device({"a": [one, (one, "text")], "b": Pair(one, 3)}, torch.device("meta"))
+    assert moved["a"][0].device.type == moved["a"][1][0].device.type == moved["b"].x.device.type == "meta"
+    assert (moved["a"][1][1], moved["b"].y, type(moved["b"])) == ("text", 3, Pair)
+
+
+def test_a_broadcast_made_of_sums_gives_rank_0s_values_bit_for_bit() -> None:
+    mask = torch.tensor([0.0, float("-inf")])
+    theirs = [mask, torch.tensor([True, False]), torch.tensor(7), torch.tensor([1.5], dtype=torch.bfloat16)]
+    mine = [torch.full_like(tensor, 1) for tensor in theirs]
+    sent: list[torch.Tensor] = []
+    fill_from_rank_zero(theirs, torch.tensor(0), lambda flat: sent.append(flat) or flat)
+    arriving = iter(sent)
+    fill_from_rank_zero(mine, torch.tensor(1), lambda flat: flat + next(arriving))
+    for received, original in zip(mine, theirs, strict=True):
+        assert torch.equal(received, original)
+    assert torch.equal(theirs[0], mask)
+
+
+def test_moving_a_model_keeps_shared_weights_shared() -> None:
+    model = tasks.Network()
+    move_model(model, torch.device("meta"))
+    assert model.first.weight is model.second.weight
+    assert model.head.weight.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("codes", "died", "expected"),
+    [
+        ([ExitCode.Succeeded, ExitCode.Succeeded], False, ExitCode.Succeeded),
+        ([ExitCode.Preempted, ExitCode.Preempted], False, ExitCode.Preempted),
+        ([ExitCode.PeerLost, ExitCode.UserError], True, ExitCode.UserError),
+        ([ExitCode.BadSpec], True, ExitCode.BadSpec),
+        ([ExitCode.Succeeded], True, ExitCode.InternalError),
+        ([], True, ExitCode.InternalError),
+    ],
+)
+def test_a_host_ends_with_the_most_telling_outcome_of_its_chips(
+    codes: list[ExitCode], died: bool, expected: ExitCode
+) -> None:
+    assert host_outcome([Outcome(code, "") for code in codes], died).code is expected

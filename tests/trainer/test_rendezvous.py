@@ -1,0 +1,37 @@
+"""Gangs that do not form: who is missing, and that a request to stop is heard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.gang import free_port
+from tpu_trainer.backends.rendezvous import join
+from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.errors import PeerLostError, PreemptedError
+
+
+def host(index: int, of: int) -> WorkerEnvironment:
+    return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", free_port(), None)
+
+
+def test_host_0_names_the_hosts_that_did_not_come() -> None:
+    with pytest.raises(PeerLostError, match="2 of 3 hosts did not come: host 1, 2"):
+        join(host(0, of=3), "uid/1", stop=lambda: False, seconds=0.3)
+
+
+def test_another_host_says_where_it_looked_for_host_0() -> None:
+    waiting = host(1, of=2)
+    with pytest.raises(PeerLostError, match=f"host 0 did not answer at 127.0.0.1:{waiting.master_port}"):
+        join(waiting, "uid/1", stop=lambda: False, seconds=0.3)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_host_told_to_stop_while_it_waits_for_the_others_leaves(index: int) -> None:
+    with pytest.raises(PreemptedError):
+        join(host(index, of=2), "uid/1", stop=lambda: True, seconds=60.0)
+
+
+def test_a_single_host_has_nobody_to_meet() -> None:
+    assert join(host(0, of=1), "uid/1", stop=lambda: False).size == 1

@@ -1,0 +1,151 @@
+"""What the trainer accepts as a run spec and as an environment, and what it says about the rest."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.trainer.gang import run_spec
+from tpu_trainer.environment import check_agreement, read_environment
+from tpu_trainer.errors import BadSpecError
+from tpu_trainer.spec import parse_run_spec, read_run_spec
+
+SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text())
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """A valid run spec with one field set; the value ... takes the field away."""
+    document = json.loads(json.dumps(run_spec(hosts=4)))
+    *parents, last = path.split(".")
+    place = document
+    for name in parents:
+        place = place[name]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+RIGHT = [
+    ("dataUri", "gs://bucket/digits"),
+    ("parameters", {"hidden": "128"}),
+    ("parameters", ...),
+    ("optimizer.momentum", ...),
+    ("optimizer.learningRate", "1e-4"),
+    ("optimizer.learningRate", ".5"),
+    ("warmupSteps", 0),
+    ("seed", 2**32 - 1),
+    ("job.attempt", 0),
+]
+
+WRONG = [
+    ("job", ..., "job: missing"),
+    ("job.uid", "", "job.uid: expected a non-empty string, got ''"),
+    ("entrypoint", "examples.digits", "entrypoint: expected \"module:callable\", got 'examples.digits'"),
+    ("entrypoint", "a:b:c", "entrypoint: expected \"module:callable\", got 'a:b:c'"),
+    ("backend", "jax", 'backend: expected "xla" or "torch", got \'jax\''),
+    ("hardware", "GPU", 'hardware: expected "TPU" or "CPU", got \'GPU\''),
+    ("slice", [], "slice: expected an object, got []"),
+    ("slice.hosts", 0, "slice.hosts: expected an integer of at least 1, got 0"),
+    ("batch.global", "16", "batch.global: expected an integer of at least 1, got '16'"),
+    ("batch.perReplica", True, "batch.perReplica: expected an integer of at least 1, got True"),
+    ("batch.size", 1, "batch.size: unknown field; known here: global, perReplica"),
+    ("seed", -1, "seed: expected an integer of at least 0 and at most 4294967295, got -1"),
+    ("seed", 2**32, "seed: expected an integer of at least 0 and at most 4294967295, got 4294967296"),
+    ("optimizer.learningRate", 0.1, 'optimizer.learningRate: expected a decimal string such as "0.1" or "1e-4"'),
+    ("optimizer.learningRate", "-1", 'optimizer.learningRate: expected a decimal string such as "0.1" or "1e-4"'),
+    ("optimizer.beta1", "nan", 'optimizer.beta1: expected a decimal string such as "0.1" or "1e-4", got \'nan\''),
+    ("parameters.hidden", 128, "parameters.hidden: expected a string, got 128"),
+    ("dataUri", None, "dataUri: expected a non-empty string, got None"),
+]
+
+WRONG_TOGETHER = [
+    ("batch.global", 32, "batch.global: 8 replicas x 2 per replica make 16, got 32"),
+    ("slice.hosts", 3, "slice.replicas: 8 replicas cannot be shared out evenly to 3 hosts"),
+    ("slice.slices", 3, "slice.hosts: 4 hosts cannot be shared out evenly to 3 slices"),
+    ("hardware", "TPU", 'backend: "torch" runs on hardware "CPU"; on "TPU" the backend is "xla"'),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), RIGHT)
+def test_a_right_run_spec_is_read(path: str, value: Any) -> None:
+    parse_run_spec(changed(path, value))
+
+
+@pytest.mark.parametrize(("path", "value", "complaint"), WRONG + WRONG_TOGETHER)
+def test_a_wrong_run_spec_is_refused_with_the_fields_path(path: str, value: Any, complaint: str) -> None:
+    with pytest.raises(BadSpecError) as refusal:
+        parse_run_spec(changed(path, value))
+    assert str(refusal.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(("path", "value"), RIGHT)
+def test_the_schema_accepts_what_the_parser_accepts(path: str, value: Any) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(changed(path, value))
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, value, _ in WRONG])
+def test_the_schema_refuses_what_the_parser_refuses(path: str, value: Any) -> None:
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(changed(path, value))
+
+
+def test_another_schema_version_is_the_first_complaint() -> None:
+    with pytest.raises(BadSpecError, match="schema: this trainer reads \"runspec/v1\", got 'runspec/v2'"):
+        parse_run_spec({"schema": "runspec/v2"})
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "not JSON"),
+        ("[]", "the document: expected an object"),
+    ],
+)
+def test_an_unreadable_file_is_named(tmp_path: Path, content: str | None, complaint: str) -> None:
+    path = tmp_path / "run.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BadSpecError) as refusal:
+        read_run_spec(path)
+    assert str(refusal.value).startswith(f"run spec {path}: {complaint}")
+
+
+COMPLETE = {
+    "TPUJOB_RUN_SPEC": "/etc/tpu-training/run.json",
+    "TPUJOB_NUM_HOSTS": "4",
+    "TPUJOB_HOST_INDEX": "3",
+    "MASTER_ADDR": "digits-0-0",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_a_complete_environment_is_read() -> None:
+    environment = read_environment(COMPLETE)
+    assert (environment.num_hosts, environment.host_index) == (4, 3)
+    assert (environment.master_addr, environment.master_port) == ("digits-0-0", 29500)
+
+
+def test_one_host_needs_the_run_spec_only() -> None:
+    environment = read_environment({"TPUJOB_RUN_SPEC": "run.json"})
+    assert (environment.num_hosts, environment.host_index) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["TPUJOB_RUN_SPEC", "TPUJOB_HOST_INDEX", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(name: str) -> None:
+    with pytest.raises(BadSpecError, match=name):
+        read_environment({key: value for key, value in COMPLETE.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TPUJOB_NUM_HOSTS", "2"), ("TPUJOB_NUM_HOSTS", "x"), ("TPUJOB_HOST_INDEX", "4")]
+)
+def test_an_environment_of_another_gang_than_the_run_specs_is_refused(name: str, value: str) -> None:
+    with pytest.raises(BadSpecError, match=name):
+        check_agreement(read_environment({**COMPLETE, name: value}), parse_run_spec(run_spec(hosts=4)))

@@ -1,0 +1,130 @@
+"""The border to the user's code: entrypoints, hyperparameters, optimizers, and what is said when they are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import tasks
+from tests.trainer.gang import run_spec
+from tpu_trainer import Hyperparameters, Task
+from tpu_trainer.data import Share, train_batches
+from tpu_trainer.entrypoint import load_task
+from tpu_trainer.errors import UserCodeError
+from tpu_trainer.optimizers import WarmUp, build_optimizer
+from tpu_trainer.outcome import outcome_of
+from tpu_trainer.spec import parse_run_spec
+
+
+def hyperparameters(**changes: Any) -> Hyperparameters:
+    return Hyperparameters.of(parse_run_spec(run_spec(**changes)))
+
+
+def recipe(**optimizer: str) -> Hyperparameters:
+    return Hyperparameters.of(parse_run_spec(run_spec() | {"optimizer": {"learningRate": "0.1", **optimizer}}))
+
+
+MODULE = """
+import torch
+from tpu_trainer import Task
+number = 3
+def nothing(hp): return None
+def raises(hp): raise KeyError("labels.csv")
+def exits(hp): raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "complaint"),
+    [
+        ("absent_module:task", "there is no module absent_module; its directory must be the working directory or"),
+        ("usertask:missing", "has no missing; it defines exits, nothing, raises"),
+        ("usertask:number", "number is a int; it must be a function that takes Hyperparameters and returns a Task"),
+        ("usertask:nothing", "returned a NoneType; it must return a tpu_trainer.Task"),
+        ("usertask:raises", "calling usertask:raises: KeyError: 'labels.csv'"),
+        ("usertask:exits", "calling usertask:exits: SystemExit: 3"),
+        ("halftask:task", "importing halftask: ModuleNotFoundError: No module named 'absent_library'"),
+    ],
+)
+def test_a_wrong_entrypoint_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entrypoint: str, complaint: str
+) -> None:
+    (tmp_path / "usertask.py").write_text(MODULE)
+    (tmp_path / "halftask.py").write_text("import absent_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserCodeError) as refusal:
+        load_task(entrypoint, hyperparameters())
+    assert complaint in str(refusal.value)
+
+
+def test_the_message_of_a_user_error_is_the_users_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raisingtask.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserCodeError) as refusal:
+        load_task("raisingtask:raises", hyperparameters())
+    message = outcome_of(refusal.value).message
+    assert message.splitlines()[-1] == "KeyError: 'labels.csv'"
+    assert f'File "{tmp_path / "raisingtask.py"}", line 6, in raises' in message
+
+
+def test_evaluation_without_metrics_is_refused() -> None:
+    with pytest.raises(ValueError, match="both `evaluation` and `metrics`, or neither"):
+        Task(model=tasks.Network(), train=tasks.examples(), loss=tasks.loss, evaluation=tasks.examples())
+
+
+def test_a_dataset_shorter_than_a_global_batch_is_refused() -> None:
+    with pytest.raises(UserCodeError, match="has 72 examples, fewer than one global batch of 128"):
+        train_batches(tasks.small(hyperparameters()), 128, 0, Share(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}),
+        ("adam", torch.optim.Adam, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
+        ("adamw", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
+    ],
+)
+def test_a_named_optimizer_has_torchs_defaults_where_the_recipe_is_silent(
+    name: str, kind: type, expected: dict[str, Any]
+) -> None:
+    hp = recipe(name=name)
+    optimizer = build_optimizer(tasks.small(hp), hp)
+    assert type(optimizer) is kind
+    assert {key: optimizer.defaults[key] for key in expected} == expected
+
+
+def test_a_named_optimizer_takes_the_recipes_values() -> None:
+    hp = recipe(name="adamw", weightDecay="0.2", beta1="0.8", beta2="0.9", epsilon="1e-6")
+    defaults = build_optimizer(tasks.small(hp), hp).defaults
+    assert (defaults["weight_decay"], defaults["betas"], defaults["eps"]) == (0.2, (0.8, 0.9), 1e-6)
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_names() -> None:
+    hp = recipe(name="lamb")
+    with pytest.raises(UserCodeError, match='"lamb", the trainer knows adam, adamw, sgd'):
+        build_optimizer(tasks.small(hp), hp)
+
+
+def test_a_tasks_own_optimizer_goes_before_the_recipes_name() -> None:
+    hp = recipe(name="lamb")
+    task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.Rprop(p, lr=hp.learning_rate))
+    assert isinstance(build_optimizer(task, hp), torch.optim.Rprop)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "expected"), [(0, [1.0, 1.0, 1.0]), (1, [1.0, 1.0, 1.0]), (4, [0.25, 0.5, 0.75, 1.0, 1.0])]
+)
+def test_warm_up_rises_linearly_to_each_groups_own_rate(warmup: int, expected: list[float]) -> None:
+    fast, slow = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [fast], "lr": 0.4}, {"params": [slow], "lr": 0.04}])
+    warm_up = WarmUp(optimizer, warmup)
+    rates = []
+    for step in range(len(expected)):
+        warm_up.set(step)
+        rates.append(tuple(group["lr"] for group in optimizer.param_groups))
+    assert rates == [pytest.approx((0.4 * factor, 0.04 * factor)) for factor in expected]

@@ -1,0 +1,62 @@
+"""The termination message: valid JSON within Kubernetes' limit, whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.termination import termination_message
+
+# Surrogates and control characters included: a traceback may quote any string.
+texts = st.text(st.characters(), max_size=50).flatmap(lambda text: st.integers(1, 400).map(lambda times: text * times))
+
+
+@given(message=texts)
+def test_any_message_becomes_valid_json_within_the_limit(message: str) -> None:
+    encoded = termination_message(Outcome(ExitCode.UserError, message, step=7))
+    assert len(encoded) <= TERMINATION_MESSAGE_LIMIT
+    document = json.loads(encoded)
+    assert (document["outcome"], document["step"]) == ("UserError", 7)
+
+
+@given(message=texts)
+def test_what_is_cut_off_is_the_beginning_and_no_more_than_needed(message: str) -> None:
+    encoded = termination_message(Outcome(ExitCode.UserError, message))
+    kept = json.loads(encoded)["message"]
+    whole = message.encode("utf-8", "replace").decode()
+    if kept != whole:
+        assert whole.endswith(kept.removeprefix("... "))
+        # One more character costs at most six bytes, as an escape.
+        assert len(encoded) > TERMINATION_MESSAGE_LIMIT - 6
+
+
+def test_the_last_lines_of_a_long_traceback_stay() -> None:
+    traceback = "\n".join(f'  File "model.py", line {i}, in forward' for i in range(500)) + "\nValueError: shapes"
+    kept = json.loads(termination_message(Outcome(ExitCode.UserError, traceback)))["message"]
+    assert kept.endswith("line 499, in forward\nValueError: shapes")
+
+
+def test_metrics_that_fill_the_message_alone_are_dropped_from_the_end() -> None:
+    metrics = {f"metric_{i}": i / 7 for i in range(1000)}
+    encoded = termination_message(Outcome(ExitCode.Succeeded, "trained", 10, metrics))
+    assert len(encoded) <= TERMINATION_MESSAGE_LIMIT
+    document = json.loads(encoded)
+    assert document["message"] == "trained"
+    assert list(document["metrics"]) == list(metrics)[: len(document["metrics"])]
+
+
+def test_a_diverged_loss_is_null_because_json_has_no_nan() -> None:
+    outcome = Outcome(ExitCode.Succeeded, "trained", 10, {"loss": math.nan, "accuracy": 0.1})
+    assert json.loads(termination_message(outcome))["metrics"] == {"loss": None, "accuracy": 0.1}
+
+
+def test_numbers_not_reached_are_absent() -> None:
+    assert json.loads(termination_message(Outcome(ExitCode.BadSpec, "seed: missing"))) == {
+        "outcome": "BadSpec",
+        "message": "seed: missing",
+    }

@@ -1,0 +1,59 @@
+"""A run's losses do not depend on how many hosts it runs on, nor on the backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.reference import reference_losses
+
+CLOSE = 1e-5
+"""Float32 sums in another order differ by some 1e-7; a wrong batch, rate or mean by 1e-2."""
+
+
+def assert_follows_reference(gang: Gang, optimizer: str) -> None:
+    assert set(gang.wait()) == {0}, gang.output()
+    expected = reference_losses(optimizer, steps=24, warmup=5, batch=16, seed=3)
+    assert gang.losses() == pytest.approx(expected, abs=CLOSE)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("backend", ["torch", "xla"])
+def test_losses_equal_plain_pytorch_on_the_whole_batch(
+    launcher: Launcher, backend: str, hosts: int, optimizer: str
+) -> None:
+    gang = launcher.start(run_spec(backend=backend, hosts=hosts, optimizer=optimizer))
+    assert_follows_reference(gang, optimizer)
+
+
+@pytest.mark.parametrize("backend", ["torch", "xla"])
+def test_all_hosts_start_from_host_0s_weights(launcher: Launcher, backend: str) -> None:
+    gang = launcher.start(run_spec(backend=backend, hosts=2, entrypoint="tests.trainer.tasks:uneven_start"))
+    assert_follows_reference(gang, "sgd")
+
+
+def test_progress_tells_the_phases_and_every_loss_once(launcher: Launcher) -> None:
+    gang = launcher.start(run_spec(entrypoint="tests.trainer.tasks:counted"))
+    assert gang.wait() == [0], gang.output()
+    told = [(record["phase"], record["step"], len(record["losses"])) for record in gang.progress()]
+    assert told == [
+        ("starting", 0, 0),
+        ("training", 10, 10),
+        ("training", 20, 10),
+        ("training", 24, 4),
+        ("evaluating", 24, 0),
+        ("done", 24, 0),
+    ]
+
+
+@pytest.mark.parametrize(("backend", "hosts"), [("torch", 1), ("torch", 4), ("xla", 2)])
+def test_evaluation_counts_every_example_once_and_every_host_knows_the_result(
+    launcher: Launcher, backend: str, hosts: int
+) -> None:
+    gang = launcher.start(run_spec(backend=backend, hosts=hosts, entrypoint="tests.trainer.tasks:counted"))
+    assert set(gang.wait()) == {0}, gang.output()
+    expected = {"weight": sum(0.5 ** (i % 8) for i in range(37)) / 37, "first": 1 / 37}
+    for host in gang.hosts:
+        metrics = host.message()["metrics"]
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected)

@@ -1,0 +1,56 @@
+"""The process that `python -m tpu_trainer` starts: one per host, whatever runs inside it.
+
+It is the only place that knows of exit codes and of the termination message.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tpu_trainer.contract import ENV_TERMINATION_LOG
+from tpu_trainer.environment import check_agreement, read_environment
+from tpu_trainer.outcome import Outcome, outcome_of
+from tpu_trainer.spec import read_run_spec
+from tpu_trainer.stop import StopSignal
+from tpu_trainer.termination import write_termination
+
+
+def main() -> int:
+    """Runs this host's part of the job and returns the exit code; leaves the termination message in every case."""
+    stop = StopSignal()
+    stop.install()
+    outcome = run_host(os.environ, stop)
+    _last_words(outcome, os.environ)
+    return outcome.code
+
+
+def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
+    """Reads what the host was given and runs its replicas. Never raises."""
+    try:
+        environment = read_environment(environ)
+        spec = read_run_spec(environment.run_spec)
+        check_agreement(environment, spec)
+        # torch is imported only now: what is wrong with the run spec should be said at once.
+        if spec.hardware == "TPU":
+            from tpu_trainer.backends.chips import run_chips
+
+            return run_chips(spec, environment, stop)
+        from tpu_trainer.replica import run_replica
+
+        return run_replica(spec, environment, stop)
+    except Exception as error:
+        return outcome_of(error)
+
+
+def _last_words(outcome: Outcome, environ: Mapping[str, str]) -> None:
+    print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.well else sys.stderr, flush=True)
+    path = environ.get(ENV_TERMINATION_LOG)
+    if not path:
+        return
+    try:
+        write_termination(Path(path), outcome)
+    except OSError as error:
+        print(f"{ENV_TERMINATION_LOG} {path}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)

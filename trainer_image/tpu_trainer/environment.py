@@ -1,0 +1,69 @@
+"""The variables a worker process is started with, read once by `entry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_trainer import contract
+from tpu_trainer.errors import BadSpecError
+from tpu_trainer.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class WorkerEnvironment:
+    """Where this host stands in the gang and where it leaves its words.
+
+    `host_index` counts over the whole job, all slices together. The rendezvous address is used with more than
+    one host only.
+    """
+
+    run_spec: Path
+    host_index: int
+    num_hosts: int
+    master_addr: str
+    master_port: int
+    progress_file: Path | None
+
+
+def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
+    """Raises BadSpecError, naming the variable, where one is missing or malformed."""
+    run_spec = environ.get(contract.ENV_RUN_SPEC)
+    if not run_spec:
+        raise BadSpecError(f"{contract.ENV_RUN_SPEC} is not set; it must be the path of the run spec")
+    num_hosts = _integer(environ, contract.ENV_NUM_HOSTS, default=1, minimum=1)
+    progress_file = environ.get(contract.ENV_PROGRESS_FILE)
+    alone = num_hosts == 1
+    if not alone and not environ.get(contract.ENV_MASTER_ADDR):
+        raise BadSpecError(f"{contract.ENV_MASTER_ADDR} is not set; with {num_hosts} hosts it must name host 0")
+    return WorkerEnvironment(
+        run_spec=Path(run_spec),
+        host_index=_integer(environ, contract.ENV_HOST_INDEX, default=0 if alone else None, minimum=0),
+        num_hosts=num_hosts,
+        master_addr=environ.get(contract.ENV_MASTER_ADDR, ""),
+        master_port=_integer(environ, contract.ENV_MASTER_PORT, default=0 if alone else None, minimum=0),
+        progress_file=Path(progress_file) if progress_file else None,
+    )
+
+
+def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
+    """Refuses a worker whose environment and run spec speak of different gangs."""
+    if environment.num_hosts != spec.slice.hosts:
+        raise BadSpecError(
+            f"{contract.ENV_NUM_HOSTS} is {environment.num_hosts}, but the run spec's slice.hosts is {spec.slice.hosts}"
+        )
+    if environment.host_index >= environment.num_hosts:
+        raise BadSpecError(
+            f"{contract.ENV_HOST_INDEX} is {environment.host_index}; with {environment.num_hosts} hosts it must be "
+            f"0..{environment.num_hosts - 1}"
+        )
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None, minimum: int) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal() or int(text) < minimum:
+        raise BadSpecError(f"{name}: expected an integer of at least {minimum}, got {text!r}")
+    return int(text)

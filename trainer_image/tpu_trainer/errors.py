@@ -1,0 +1,61 @@
+"""The failures a worker can name, each with its exit code, and the border around the user's code.
+
+Raised everywhere in the trainer, turned into an exit code in `replica` and `entry` only.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import ClassVar
+
+from tpu_trainer.contract import ExitCode
+
+
+class TrainerError(Exception):
+    """A failure whose cause is known; its text is one line for a person."""
+
+    code: ClassVar[ExitCode]
+
+
+class BadSpecError(TrainerError):
+    """The run spec or the environment is missing, unreadable, of another schema, or contradicts itself."""
+
+    code = ExitCode.BadSpec
+
+
+class UserCodeError(TrainerError):
+    """The user's code raised, or gave back something a task must not. A raised exception is the `__cause__`."""
+
+    code = ExitCode.UserError
+
+
+class PeerLostError(TrainerError):
+    """The other hosts could not be reached, or one of them went away during a collective."""
+
+    code = ExitCode.PeerLost
+
+
+class PreemptedError(TrainerError):
+    """Asked to stop before the first step, when there was nothing yet for the replicas to agree on."""
+
+    code = ExitCode.Preempted
+
+
+class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss"):`
+    """Marks a block that runs the user's code: what it raises becomes a UserCodeError.
+
+    A class and not a generator, so that the traceback the user sees has no frames of the border itself. SystemExit
+    counts as an error too: a task that exits by itself would otherwise end the gang without a termination message.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, TrainerError):
+            raise UserCodeError(f"{self._doing}: {type(error).__name__}: {error}") from error

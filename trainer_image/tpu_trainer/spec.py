@@ -1,0 +1,200 @@
+"""The run spec as the trainer holds it: read once at the start, never changed.
+
+`runspec-v1.schema.json` is the written form; a test keeps this parser and the schema in agreement. What a
+schema cannot say (replicas x perReplica = global) is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_trainer.contract import RUN_SPEC_SCHEMA
+from tpu_trainer.errors import BadSpecError
+from tpu_trainer.fields import Fields
+
+LARGEST_SEED = 2**32 - 1
+"""What every random generator a user may draw from can be seeded with; numpy's global one sets the limit."""
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """Which run of which job this is; `uid` and `attempt` together name one gang."""
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The hardware the recipe was scaled to; `hosts` and `replicas` count the whole job, all slices together."""
+
+    generation: str
+    topology: str
+    slices: int
+    hosts: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples per step, for the job and for one replica."""
+
+    total: int
+    per_replica: int
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer's name and the values the recipe gives it; None where the recipe is silent."""
+
+    name: str
+    learning_rate: float
+    momentum: float | None
+    weight_decay: float | None
+    beta1: float | None
+    beta2: float | None
+    epsilon: float | None
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run, fully resolved: nothing in it is left for the trainer to derive."""
+
+    job: JobRef
+    entrypoint: str
+    backend: str
+    hardware: str
+    slice: Slice
+    batch: Batch
+    train_steps: int
+    warmup_steps: int
+    seed: int
+    optimizer: OptimizerSpec
+    parameters: Mapping[str, str]
+    data_uri: str | None
+
+
+def read_run_spec(path: Path) -> RunSpec:
+    """Reads and checks the run spec file.
+
+    Raises:
+        BadSpecError: the file is missing or not JSON, or a field is wrong; the text begins with the file's path.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadSpecError(f"run spec {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadSpecError(f"run spec {path}: not JSON: {error}") from error
+    try:
+        return parse_run_spec(document)
+    except BadSpecError as error:
+        raise BadSpecError(f"run spec {path}: {error}") from error
+
+
+def parse_run_spec(document: object) -> RunSpec:
+    """Checks a parsed JSON document against the run spec's schema and its own arithmetic.
+
+    Raises:
+        BadSpecError: the text is "<field path>: <what would be right>, got <what was found>".
+    """
+    # The schema's name goes first: in a document of another version every other complaint would mislead.
+    if isinstance(document, Mapping) and document.get("schema") != RUN_SPEC_SCHEMA:
+        raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
+    root = Fields(document, "", _ROOT)
+    entrypoint = root.text("entrypoint")
+    module, colon, attribute = entrypoint.partition(":")
+    if not (module and colon and attribute) or ":" in attribute:
+        raise root.wrong("entrypoint", '"module:callable"')
+    spec = RunSpec(
+        job=_job(root.child("job", ("namespace", "name", "uid", "attempt"))),
+        entrypoint=entrypoint,
+        backend=root.choice("backend", ("xla", "torch")),
+        hardware=root.choice("hardware", ("TPU", "CPU")),
+        slice=_slice(root.child("slice", ("generation", "topology", "slices", "hosts", "replicas"))),
+        batch=_batch(root.child("batch", ("global", "perReplica"))),
+        train_steps=root.integer("trainSteps", minimum=1),
+        warmup_steps=root.integer("warmupSteps", minimum=0),
+        seed=root.integer("seed", minimum=0, maximum=LARGEST_SEED),
+        optimizer=_optimizer(root.child("optimizer", _OPTIMIZER)),
+        parameters=root.strings("parameters") if root.has("parameters") else {},
+        data_uri=root.text("dataUri") if root.has("dataUri") else None,
+    )
+    _check_arithmetic(spec)
+    return spec
+
+
+_ROOT = (
+    "schema",
+    "job",
+    "entrypoint",
+    "backend",
+    "hardware",
+    "slice",
+    "batch",
+    "trainSteps",
+    "warmupSteps",
+    "seed",
+    "optimizer",
+    "parameters",
+    "dataUri",
+)
+_OPTIMIZER = ("name", "learningRate", "momentum", "weightDecay", "beta1", "beta2", "epsilon")
+
+
+def _job(fields: Fields) -> JobRef:
+    return JobRef(
+        namespace=fields.text("namespace"),
+        name=fields.text("name"),
+        uid=fields.text("uid"),
+        attempt=fields.integer("attempt", minimum=0),
+    )
+
+
+def _slice(fields: Fields) -> Slice:
+    return Slice(
+        generation=fields.text("generation"),
+        topology=fields.text("topology"),
+        slices=fields.integer("slices", minimum=1),
+        hosts=fields.integer("hosts", minimum=1),
+        replicas=fields.integer("replicas", minimum=1),
+    )
+
+
+def _batch(fields: Fields) -> Batch:
+    return Batch(total=fields.integer("global", minimum=1), per_replica=fields.integer("perReplica", minimum=1))
+
+
+def _optimizer(fields: Fields) -> OptimizerSpec:
+    def optional(name: str) -> float | None:
+        return fields.decimal(name) if fields.has(name) else None
+
+    return OptimizerSpec(
+        name=fields.text("name"),
+        learning_rate=fields.decimal("learningRate"),
+        momentum=optional("momentum"),
+        weight_decay=optional("weightDecay"),
+        beta1=optional("beta1"),
+        beta2=optional("beta2"),
+        epsilon=optional("epsilon"),
+    )
+
+
+def _check_arithmetic(spec: RunSpec) -> None:
+    replicas, hosts, slices = spec.slice.replicas, spec.slice.hosts, spec.slice.slices
+    if hosts % slices:
+        raise BadSpecError(f"slice.hosts: {hosts} hosts cannot be shared out evenly to {slices} slices")
+    if replicas % hosts:
+        raise BadSpecError(f"slice.replicas: {replicas} replicas cannot be shared out evenly to {hosts} hosts")
+    if replicas * spec.batch.per_replica != spec.batch.total:
+        raise BadSpecError(
+            f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica make "
+            f"{replicas * spec.batch.per_replica}, got {spec.batch.total}"
+        )
+    if (spec.backend, spec.hardware) == ("torch", "TPU"):
+        raise BadSpecError('backend: "torch" runs on hardware "CPU"; on "TPU" the backend is "xla"')

@@ -1,0 +1,56 @@
+"""How a worker learns that it should stop: SIGTERM (the kubelet) or SIGINT (a person at a terminal).
+
+The signal only sets a flag. The flag travels to the other replicas with the gradients (`loop`), so that all
+of them stop after the same step. With a process per chip only the parent gets the signal; a file carries it
+to the children.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+StopFlag = Callable[[], bool]
+"""Asked before every step: has this host been told to stop?"""
+
+
+class StopSignal:
+    """The flag of this process. Install from the main thread, before anything slow."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._file: Path | None = None
+
+    def __call__(self) -> bool:
+        return self._requested
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def share(self, file: Path) -> None:
+        """Creates `file` on the signal, at once where it has come already."""
+        self._file = file
+        if self._requested:
+            file.touch()
+
+    def unshare(self) -> None:
+        """The file's directory is going away."""
+        self._file = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
+        if self._file is not None:
+            self._file.touch()
+
+
+class SharedStop:
+    """A child's view of the parent's flag: the file exists."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self) -> bool:
+        return self._file.exists()

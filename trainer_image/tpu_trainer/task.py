@@ -1,0 +1,99 @@
+"""What a user's entrypoint returns, and what it is handed: the whole surface between user code and trainer.
+
+The entrypoint `module:callable` is called as `task(hyperparameters)` in every replica, after the random
+generators have been seeded with the run's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from tpu_trainer.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.utils.data import Dataset
+
+Batch = Any
+"""What `collate` returns: tensors, or nested lists, tuples and dicts of them. Every tensor goes to the device."""
+
+Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The resolved recipe. Values the recipe leaves out have torch's own defaults for that optimizer.
+
+    `learning_rate` is the one after warm-up; the loop itself applies the warm-up to every parameter group.
+    Batch sizes are in examples per step; `parameters` are the recipe's free-form strings.
+    """
+
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    global_batch_size: int
+    per_replica_batch_size: int
+    train_steps: int
+    warmup_steps: int
+    seed: int
+    data_uri: str | None
+    parameters: Mapping[str, str]
+
+    @staticmethod
+    def of(spec: RunSpec) -> Hyperparameters:
+        recipe = spec.optimizer
+
+        def given(value: float | None, otherwise: float) -> float:
+            return otherwise if value is None else value
+
+        return Hyperparameters(
+            optimizer=recipe.name,
+            learning_rate=recipe.learning_rate,
+            momentum=given(recipe.momentum, 0.0),
+            # torch.optim.AdamW is the one optimizer here that decays by default.
+            weight_decay=given(recipe.weight_decay, 0.01 if recipe.name == "adamw" else 0.0),
+            beta1=given(recipe.beta1, 0.9),
+            beta2=given(recipe.beta2, 0.999),
+            epsilon=given(recipe.epsilon, 1e-8),
+            global_batch_size=spec.batch.total,
+            per_replica_batch_size=spec.batch.per_replica,
+            train_steps=spec.train_steps,
+            warmup_steps=spec.warmup_steps,
+            seed=spec.seed,
+            data_uri=spec.data_uri,
+            parameters=spec.parameters,
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training task: one model, one map-style dataset, one loss.
+
+    model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
+    train: `len()` and `[i]`; at least one global batch long. What is left over at the end of an epoch is dropped.
+    loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions.
+    optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
+    evaluation, metrics: given together or not at all. The dataset is gone through once after training, every example
+        counted once; metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means.
+    collate: a list of examples -> a batch; left out, torch's default_collate.
+    """
+
+    model: nn.Module
+    train: Dataset[Any]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter], Hyperparameters], Optimizer] | None = None
+    evaluation: Dataset[Any] | None = None
+    metrics: Metrics | None = None
+    collate: Callable[[list[Any]], Batch] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.evaluation is None) != (self.metrics is None):
+            raise ValueError("a Task has both `evaluation` and `metrics`, or neither")
