@@ -5,6 +5,7 @@ demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
 
 test: .setup check
+	@command -v go >/dev/null && .venv/bin/python -m tests.cluster.binaries || true
 	.venv/bin/python -m pytest
 
 check: .setup

@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,8 +16,11 @@ def _torch_xla() -> str | None:
     return f"{', '.join(missing)} not installed (torch_xla exists for Linux only)" if missing else None
 
 
-def _go() -> str | None:
-    return None if shutil.which("go") else "no Go toolchain to build etcd and Kubernetes with"
+def _control_plane() -> str | None:
+    if sys.platform != "linux":
+        return "the test cluster needs Linux"
+    missing = [tool for tool in ("go", "openssl") if shutil.which(tool) is None]
+    return f"no {' and no '.join(missing)} on PATH, to build and run Kubernetes with" if missing else None
 
 
 @dataclass(frozen=True)
@@ -34,5 +38,5 @@ LAYERS = (
     Layer("contract", "operator and trainer mean the same", _torch_xla),
     Layer("local", "jobs as processes on this machine", _torch_xla),
     Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
-    Layer("controlplane", "a real API server, controllers and scheduler", _go),
+    Layer("controlplane", "a real API server, controllers and scheduler", _control_plane),
 )

@@ -1,10 +1,7 @@
 """A real control plane for the tests of this folder: one for the session, a namespace for each test."""
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -12,30 +9,14 @@ from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import start_kwok
 from tests.cluster.processes import wait_until
-from tests.cluster.toolchain import ToolchainMissing
 
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
-    """A control plane with kwok. Skips without the toolchain that builds it; in CI that is a failure."""
-    if sys.platform != "linux":
-        pytest.skip("the test cluster needs Linux (/proc, prctl)")
-    cluster = ControlPlane()
-    try:
-        cluster.start()
-    except ToolchainMissing as missing:
-        _without_toolchain(missing)
-    try:
+    """A control plane with kwok."""
+    with ControlPlane() as cluster:
         start_kwok(cluster)
         yield cluster
-    finally:
-        cluster.stop()
-
-
-def _without_toolchain(missing: ToolchainMissing) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(str(missing))
-    pytest.skip(str(missing))
 
 
 @pytest.fixture
