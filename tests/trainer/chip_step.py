@@ -23,8 +23,8 @@ def print_step(rank: int) -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     loss = tasks.loss(model, chip.to_device(tasks.examples()[:8]))
     loss.backward()
-    total, signals = chip.reduce_bucket(bucket.pack(parameters, loss, chip.to_device(torch.zeros(1))), bucket.SIGNALS)
-    bucket.unpack(total, parameters, chip.world)
+    sums, signals = chip.reduce_bucket(*bucket.take(parameters, loss, chip.to_device(torch.zeros(1))))
+    bucket.give(sums, parameters, chip.world)
     optimizer.step()
     if rank == 0:
         print(torch_xla._XLAC._get_xla_tensors_hlo([*parameters, signals]), flush=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer import tasks
 from tpu_trainer import bucket
-from tpu_trainer.backends.base import fill_from_rank_zero, move_model, to_device
+from tpu_trainer.backends.base import fill_from_rank_zero, map_tensors, move_model
+from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.outcome import Outcome, host_outcome
 from tpu_trainer.throughput import Throughput
@@ -22,25 +27,39 @@ def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
     return made
 
 
-def test_the_bucket_holds_gradients_then_loss_then_stop_and_takes_them_off_the_parameters() -> None:
+def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
     own = parameters([1.0, 2.0], [3.0, 4.0])
-    flat = bucket.pack(own, torch.tensor(0.5), torch.tensor([1.0]))
-    assert flat.tolist() == [1.0, 2.0, 3.0, 4.0, 0.5, 1.0]
+    gradients, signals = bucket.take(own, torch.tensor(0.5), torch.tensor([1.0]))
+    assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
+    assert signals.tolist() == [0.5, 1.0]
     assert [parameter.grad for parameter in own] == [None, None]
 
 
 def test_a_parameter_that_only_one_replica_used_gets_the_same_gradient_in_both() -> None:
     used, unused = parameters([2.0, 4.0], [6.0, 8.0]), parameters([0.0, 0.0], None)
     zero = torch.tensor(0.0)
-    total = bucket.pack(used, zero, zero.reshape(1)) + bucket.pack(unused, zero, zero.reshape(1))
+    mine, theirs = (bucket.take(replica, zero, zero.reshape(1))[0] for replica in (used, unused))
+    sums = [a + b for a, b in zip(mine, theirs, strict=True)]
     for replica in (used, unused):
-        bucket.unpack(total, replica, world=2)
+        bucket.give(sums, replica, world=2)
         assert [parameter.grad.tolist() for parameter in replica] == [[1.0, 2.0], [3.0, 4.0]]
 
 
-def test_signals_are_mean_losses_and_one_replicas_wish_to_stop() -> None:
-    assert bucket.signals([[6.0, 0.0], [4.0, 1.0]], world=2) == ([3.0, 2.0], True)
-    assert bucket.signals([[6.0, 0.0]], world=2) == ([3.0], False)
+def test_a_flat_bucket_comes_apart_as_it_was_put_together() -> None:
+    tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor(7.0), torch.tensor([8.0, 9.0])]
+    flat = bucket.flatten(tensors)
+    assert flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
+    assert all(torch.equal(a, b) for a, b in zip(bucket.unflatten(flat, tensors), tensors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("signals", "losses", "stopping"),
+    [([[6.0, 0.0], [4.0, 1.0]], [3.0, 2.0], True), ([[6.0, 0.0]], [3.0], False)],
+)
+def test_signals_are_mean_losses_and_any_replicas_wish_to_stop(
+    signals: list[list[float]], losses: list[float], stopping: bool
+) -> None:
+    assert bucket.read([torch.tensor(step) for step in signals], world=2) == (losses, stopping)
 
 
 def test_throughput_leaves_out_the_steps_that_compile() -> None:
@@ -52,12 +71,38 @@ def test_throughput_leaves_out_the_steps_that_compile() -> None:
     assert throughput.rate == 10 * 32 / 5.0
 
 
+def failing_after(good: int) -> Iterator[int]:
+    yield from range(good)
+    raise ValueError("the shard is broken")
+
+
+@pytest.mark.parametrize("feed", [feed_ahead, feed_in_turn])
+def test_batches_come_in_order_and_an_error_comes_in_its_place(feed: Callable[..., Any]) -> None:
+    with feed(failing_after(9), lambda batch: batch * 10) as batches:
+        assert [next(batches) for _ in range(9)] == [batch * 10 for batch in range(9)]
+        with pytest.raises(ValueError, match="the shard is broken"):
+            next(batches)
+
+
+@pytest.mark.parametrize("feed", [feed_ahead, feed_in_turn])
+def test_batches_end_where_they_end(feed: Callable[..., Any]) -> None:
+    with feed(iter(range(9)), lambda batch: batch) as batches:
+        assert list(batches) == list(range(9))
+
+
+def test_a_feed_of_which_little_is_taken_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with feed_ahead(itertools.count(), lambda batch: batch) as batches:
+        assert next(batches) == 0
+    assert threading.active_count() == before
+
+
 Pair = namedtuple("Pair", "x y")
 
 
 def test_a_batch_keeps_its_form_on_the_device() -> None:
     one = torch.zeros(1)
-    moved = to_device({"a": [one, (one, "text")], "b": Pair(one, 3)}, torch.device("meta"))
+    moved = map_tensors(lambda tensor: tensor.to("meta"), {"a": [one, (one, "text")], "b": Pair(one, 3)})
     assert moved["a"][0].device.type == moved["a"][1][0].device.type == moved["b"].x.device.type == "meta"
     assert (moved["a"][1][1], moved["b"].y, type(moved["b"])) == ("text", 3, Pair)
 

@@ -57,3 +57,15 @@ def test_evaluation_counts_every_example_once_and_every_host_knows_the_result(
     for host in gang.hosts:
         metrics = host.message()["metrics"]
         assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, hosts: int) -> None:
+    counts = []
+    for steps in (20, 200):
+        gang = launcher.start(
+            run_spec(backend="xla", hosts=hosts, trainSteps=steps), module="tests.trainer.counting_compilations"
+        )
+        assert set(gang.wait()) == {0}, gang.output()
+        counts.append([host.output.rpartition("compilations: ")[2].strip() for host in gang.hosts])
+    assert counts[0] == counts[1]

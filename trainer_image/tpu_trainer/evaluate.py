@@ -39,7 +39,7 @@ def evaluate(
             backend.sync()
     if sums is None:
         return {}
-    _, totals = backend.reduce_bucket(sums, len(names) + 1)
+    _, totals = backend.reduce_bucket([], sums)
     *parts, count = totals.tolist()
     return {name: part / count for name, part in zip(names, parts, strict=True)}
 

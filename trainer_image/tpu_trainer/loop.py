@@ -48,7 +48,10 @@ def train(
     progress: Progress,
     stop: StopFlag,
 ) -> Trained:
-    """Runs `hp.train_steps` steps, or until any replica's `stop` is set; all replicas end after the same step."""
+    """Makes a step of each of `hp.train_steps` batches, which are on the device already.
+
+    Ends early once any replica's `stop` is set; all replicas end after the same step.
+    """
     model = task.model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     warm_up = WarmUp(optimizer, hp.warmup_steps)
@@ -60,10 +63,9 @@ def train(
     losses: list[float] = []
 
     for step in range(1, hp.train_steps + 1):
-        batch = backend.to_device(next(batches))
-        loss = _forward_backward(task, model, batch)
-        total, signals = backend.reduce_bucket(bucket.pack(parameters, loss, flags[stop()]), bucket.SIGNALS)
-        bucket.unpack(total, parameters, backend.world)
+        loss = _forward_backward(task, model, next(batches))
+        sums, signals = backend.reduce_bucket(*bucket.take(parameters, loss, flags[stop()]))
+        bucket.give(sums, parameters, backend.world)
         warm_up.set(step - 1)
         with user_code("the optimizer's step"):
             optimizer.step()
@@ -76,7 +78,7 @@ def train(
             continue
         # Every replica reads the same sums after the same step, so they decide alike without another
         # exchange.
-        new_losses, stopping = bucket.signals(torch.stack(unread).tolist(), backend.world)
+        new_losses, stopping = bucket.read(unread, backend.world)
         unread.clear()
         losses += new_losses
         throughput.arrived(step, time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from itertools import islice
 
 import numpy as np
 import torch
@@ -53,8 +54,9 @@ def _run(spec: RunSpec, backend: Backend, progress: Progress, stop: StopFlag) ->
     backend.place(task.model)
     optimizer = build_optimizer(task, hp)
     share = Share(backend.rank, backend.world)
-    batches = train_batches(task, hp.global_batch_size, hp.seed, share)
-    trained = train(task, hp, optimizer, batches, backend, progress, stop)
+    examples = train_batches(task, hp.global_batch_size, hp.seed, share)
+    with backend.feed(islice(examples, hp.train_steps)) as batches:
+        trained = train(task, hp, optimizer, batches, backend, progress, stop)
     if trained.stopped:
         metrics, code, ending = {"loss": trained.loss}, ExitCode.Preempted, "stopped on request after"
     else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from tpu_trainer.bucket import flatten, unflatten
 
 
 class Backend(Protocol):
@@ -15,7 +18,7 @@ class Backend(Protocol):
     rank, world: this process among all; each holds an equal part of the global batch.
     local_rank: this process among those of its host.
     device: where the model lives.
-    reads_free: reading the tail of a reduced bucket costs no wait for the device.
+    reads_free: reading the signals of a reduced bucket costs no wait for the device.
     """
 
     rank: int
@@ -36,10 +39,13 @@ class Backend(Protocol):
     def to_device(self, batch: Any) -> Any:
         """The batch with every tensor in it moved to the device."""
 
-    def reduce_bucket(self, flat: Tensor, tail: int) -> tuple[Tensor, Tensor]:
-        """Sums a flat tensor over all processes.
+    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+        """The batches on the device, prepared ahead where that helps, while the context lasts."""
 
-        Returns the sum on the device, and its last `tail` elements where reading them is cheapest.
+    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Sums float32 tensors over all processes, in one collective on one flat tensor.
+
+        Returns the summed gradients on the device, and the summed signals (shape [n]) where reading them is cheapest.
 
         Raises:
             PeerLostError: a peer went away.
@@ -55,14 +61,14 @@ class Backend(Protocol):
         """Leaves the gang."""
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Moves the tensors in nested lists, tuples (named ones too) and mappings; the rest stays as it is."""
+def map_tensors(move: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Applies `move` to the tensors in nested lists, tuples (named ones too) and mappings; the rest stays as it is."""
     if isinstance(batch, Tensor):
-        return batch.to(device)
+        return move(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: map_tensors(move, value) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]
+        moved = [map_tensors(move, value) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
 
@@ -94,7 +100,7 @@ def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Cal
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             same = [tensor for tensor in tensors if tensor.dtype == dtype]
             carrier = torch.int32 if dtype == torch.bool else dtype
-            flat = torch.cat([tensor.reshape(-1).to(carrier) for tensor in same])
+            flat = flatten(same).to(carrier)
             total = all_reduce(torch.where(rank == 0, flat, torch.zeros_like(flat)))
-            for tensor, piece in zip(same, torch.split(total, [tensor.numel() for tensor in same]), strict=True):
-                tensor.copy_(piece.view_as(tensor).to(dtype))
+            for tensor, piece in zip(same, unflatten(total, same), strict=True):
+                tensor.copy_(piece.to(dtype))

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpu_trainer.bucket import flatten, unflatten
 from tpu_trainer.errors import PeerLostError
 
 
@@ -19,10 +20,14 @@ class Group:
         self.rank = rank
         self.size = size
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sums in place over all hosts."""
-        if self.size > 1:
-            self._together(dist.all_reduce, tensor)
+    def sum_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Sums over all hosts, as one flat tensor."""
+        if self.size == 1:
+            return list(gradients), signals
+        flat = flatten([*gradients, signals])
+        self._together(dist.all_reduce, flat)
+        *sums, total = unflatten(flat, [*gradients, signals])
+        return sums, total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Overwrites the tensors with rank 0's."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import move_model, to_device
+from tpu_trainer.backends.base import map_tensors, move_model
+from tpu_trainer.backends.feed import feed_in_turn
 from tpu_trainer.backends.group import Group
 
 
@@ -35,11 +37,13 @@ class TorchDistributed:
         self._group.broadcast(tensors)
 
     def to_device(self, batch: Any) -> Any:
-        return to_device(batch, self.device)
+        return map_tensors(lambda tensor: tensor.to(self.device), batch)
 
-    def reduce_bucket(self, flat: Tensor, tail: int) -> tuple[Tensor, Tensor]:
-        self._group.all_reduce(flat)
-        return flat, flat[-tail:]
+    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+        return feed_in_turn(batches, self.to_device)
+
+    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        return self._group.sum_bucket(gradients, signals)
 
     def sync(self) -> None:
         """Nothing is pending."""

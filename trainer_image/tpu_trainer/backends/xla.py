@@ -7,7 +7,8 @@ collectives between processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,9 +17,22 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import fill_from_rank_zero, move_model, to_device
+from tpu_trainer.backends.base import fill_from_rank_zero, map_tensors, move_model
+from tpu_trainer.backends.feed import feed_ahead
 from tpu_trainer.backends.group import Group
+from tpu_trainer.bucket import flatten, unflatten
 from tpu_trainer.errors import BadSpecError
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a host tensor on the device, there at once.
+
+    Not `tensor.to(device)`: with a thread that prepares batches ahead, the number of compilations then varied from run
+    to run, as if a sync caught copies not yet made. Replicas whose graphs differ would wait for each other for ever.
+    """
+    (sent,) = xm.send_cpu_data_to_device([tensor], device)
+    result: Tensor = sent
+    return result
 
 
 class XlaHost:
@@ -52,17 +66,19 @@ class XlaHost:
                 tensor.copy_(host)
 
     def to_device(self, batch: Any) -> Any:
-        return to_device(batch, self.device)
+        return map_tensors(lambda tensor: _send(tensor, self.device), batch)
 
-    def reduce_bucket(self, flat: Tensor, tail: int) -> tuple[Tensor, Tensor]:
+    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+        return feed_ahead(batches, self.to_device)
+
+    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.world == 1:
-            return flat, flat[-tail:]
-        # Everything pending, not only the bucket: batch statistics left behind would run the forward pass
-        # again.
+            return list(gradients), signals
+        # Everything pending, not only the bucket: batch statistics left behind would run the forward pass again.
         torch_xla.sync()
-        host = flat.cpu()
-        self._group.all_reduce(host)
-        return host.to(self.device), host[-tail:]
+        # Made flat on the host, where gloo needs it.
+        sums, total = self._group.sum_bucket([gradient.cpu() for gradient in gradients], signals.cpu())
+        return [_send(piece, self.device) for piece in sums], total
 
     def sync(self) -> None:
         torch_xla.sync()
@@ -105,11 +121,16 @@ class XlaChip:
         torch_xla.sync()
 
     def to_device(self, batch: Any) -> Any:
-        return to_device(batch, self.device)
+        return map_tensors(lambda tensor: _send(tensor, self.device), batch)
 
-    def reduce_bucket(self, flat: Tensor, tail: int) -> tuple[Tensor, Tensor]:
-        total = self._all_reduce(flat)
-        return total, total[-tail:]
+    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+        return feed_ahead(batches, self.to_device)
+
+    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        if self.world == 1:
+            return list(gradients), signals
+        *sums, total = unflatten(self._all_reduce(flatten([*gradients, signals])), [*gradients, signals])
+        return sums, total
 
     def sync(self) -> None:
         torch_xla.sync()

@@ -1,0 +1,71 @@
+"""Batches on their way to the device: one after the other, or prepared ahead while the device works.
+
+On XLA the loop only traces, and reading, collating and sending the next batch would delay that; so it is done by a
+thread. Not torch_xla's MpDeviceLoader: its reading thread does not hand on what a dataset
+raises, and its next() syncs on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any
+
+AHEAD = 4
+"""Batches held on the device beyond the one in use."""
+
+_POLL_SECONDS = 0.1
+_LEAVE_SECONDS = 10.0
+
+
+@contextmanager
+def feed_ahead(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
+    """The batches, moved by `place`, in order; what `batches` raises is raised where its batch was due.
+
+    The thread is told to end when the context is left, and waited for: one that still used the device at the
+    interpreter's exit would crash. The wait is bounded, because a dataset may hang on its storage.
+    """
+    ready: Queue[tuple[Any, Exception | None]] = Queue(AHEAD)
+    closed = Event()
+
+    def put(item: tuple[Any, Exception | None]) -> None:
+        while not closed.is_set():
+            with suppress(Full):
+                ready.put(item, timeout=_POLL_SECONDS)
+                return
+
+    def work() -> None:
+        error: Exception = StopIteration()
+        try:
+            for batch in batches:
+                put((place(batch), None))
+                if closed.is_set():
+                    return
+        except Exception as raised:
+            error = raised
+        put((None, error))
+
+    def take() -> Iterator[Any]:
+        while True:
+            batch, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield batch
+
+    thread = Thread(target=work, name="feed", daemon=True)
+    thread.start()
+    try:
+        yield take()
+    finally:
+        closed.set()
+        thread.join(_LEAVE_SECONDS)
+
+
+@contextmanager
+def feed_in_turn(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
+    """The same without a thread, so that random numbers are drawn in a fixed order."""
+    yield map(place, batches)
