@@ -17,6 +17,7 @@ format: .setup
 
 crds: .setup
 	.venv/bin/tpujob crd > crds/tputrainingjobs.yaml
+	cp crds/tputrainingjobs.yaml charts/tpu-training-operator/files/
 
 lock: .setup
 	scripts/lock

@@ -39,4 +39,5 @@ LAYERS = (
     Layer("local", "jobs as processes on this machine", _torch_xla),
     Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
     Layer("controlplane", "a real API server, controllers and scheduler", _control_plane),
+    Layer("chart", "the chart, as helm renders it and an API server takes it", _control_plane),
 )

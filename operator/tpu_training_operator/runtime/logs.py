@@ -20,3 +20,5 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # kopf reports every watch event it hands to us.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # The kubelet asks for our health every few seconds.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

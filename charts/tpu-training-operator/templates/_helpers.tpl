@@ -1,0 +1,62 @@
+{{- define "tpu-training-operator.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* <release>-<chart>, or the release alone where its name says it already. */ -}}
+{{- define "tpu-training-operator.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) }}
+{{- default $full .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "tpu-training-operator.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "tpu-training-operator.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "tpu-training-operator.labels" -}}
+{{ include "tpu-training-operator.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "tpu-training-operator.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "tpu-training-operator.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: name an existing account, or set serviceAccount.create" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "tpu-training-operator.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ default $.Chart.AppVersion .tag }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{- /* All that the operator may do. No secrets, no nodes, no wildcard; of a job only its status is written. */ -}}
+{{- define "tpu-training-operator.rules" -}}
+- apiGroups: [tpu-operator.dev]
+  resources: [tputrainingjobs]
+  verbs: [get, list, watch]
+- apiGroups: [tpu-operator.dev]
+  resources: [tputrainingjobs/status]
+  verbs: [update]
+# For blockOwnerDeletion in the owner references, where the cluster enforces it.
+- apiGroups: [tpu-operator.dev]
+  resources: [tputrainingjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}

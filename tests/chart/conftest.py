@@ -1,0 +1,21 @@
+"""helm, and a real control plane for what only an API server can say: one of each for the session."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chart.helm import Helm
+from tests.cluster import binaries
+from tests.cluster.control_plane import ControlPlane
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(binaries.ensure("helm")["helm"], tmp_path_factory.mktemp("helm-home"))
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """Without nodes: what is accepted and granted is asked here, not what runs."""
+    with ControlPlane() as cluster:
+        yield cluster

@@ -1,0 +1,80 @@
+"""The chart through the real helm, as a user runs it, and shorthands for what it renders. Used by the tests here."""
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "charts" / "tpu-training-operator"
+RELEASE = "tpu"
+NAMESPACE = "tpu-system"
+FULL_NAME = "tpu-tpu-training-operator"
+
+
+class Refused(Exception):
+    """helm ended with an error; the message is what it said."""
+
+
+class Helm:
+    """helm with a home of its own, so that no plugin or repository of the machine has a part in a test."""
+
+    def __init__(self, program: Path, home: Path) -> None:
+        self._program = program
+        self._environment = {"PATH": os.defpath, "HOME": str(home)}
+
+    def run(self, *arguments: str, values: Object | None = None) -> str:
+        """The output of helm; `values` go in as a values file. Raises Refused."""
+        command = [str(self._program), *arguments]
+        if values is not None:
+            command += ["--values", "-"]
+        done = subprocess.run(
+            command,
+            input=yaml.safe_dump(values),
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise Refused(f"{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def template(self, values: Object | None = None) -> list[Object]:
+        """The objects of release `tpu` in namespace `tpu-system`."""
+        output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, values=values or {})
+        return [item for item in yaml.safe_load_all(output) if item]
+
+
+def nested(path: str, value: Any) -> Object:
+    """Values that set one of them: nested("image.tag", "1") is {"image": {"tag": "1"}}."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def of_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
+    return [item for item in objects if item["kind"] in kinds]
+
+
+def named(objects: Iterable[Object], kind: str, name: str = FULL_NAME) -> Object:
+    """The one object of this kind and name."""
+    (found,) = [item for item in of_kind(objects, kind) if item["metadata"]["name"] == name]
+    return found
+
+
+def pod(objects: Iterable[Object]) -> Object:
+    """The operator's pod template."""
+    (deployment,) = of_kind(objects, "Deployment")
+    return dict(deployment["spec"]["template"])
+
+
+def container(objects: Iterable[Object]) -> Object:
+    """The operator's only container."""
+    (only,) = pod(objects)["spec"]["containers"]
+    return dict(only)

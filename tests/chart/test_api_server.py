@@ -1,0 +1,239 @@
+"""What only a real API server can say: it takes every object, the rights suffice, jobs outlive the chart."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.helm import CHART, FULL_NAME, NAMESPACE, RELEASE, REPOSITORY, Helm, Object, Refused, container
+from tests.chart.switches import NAMESPACES, VARIANTS
+from tests.cluster.api import answers_ok
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.ports import LOOPBACK, free_port
+from tests.cluster.processes import wait_until
+
+DEFINITION = "crd/tputrainingjobs.tpu-operator.dev"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{FULL_NAME}"
+OTHER = "elsewhere"
+SECOND = "second"
+JOB = "tputrainingjob.tpu-operator.dev/digits"
+
+
+class Cluster:
+    """The control plane as a person with helm and kubectl has it."""
+
+    def __init__(self, plane: ControlPlane, helm: Helm) -> None:
+        self.plane = plane
+        self._helm = helm
+        self._kubeconfig = f"--kubeconfig={plane.kubeconfig}"
+
+    def helm(self, command: str, *arguments: str, values: Object | None = None, release: str = RELEASE) -> str:
+        place = ("--namespace", NAMESPACE, self._kubeconfig)
+        return self._helm.run(command, release, *arguments, *place, values=values)
+
+    def kubectl(self, *arguments: str, **options: str) -> str:
+        return self.plane.kubectl(*arguments, **options).stdout.strip()
+
+    def may(self, user: str, verb: str, resource: str, namespace: str, subresource: str = "") -> bool:
+        who = (f"--as={user}", f"--namespace={namespace}", f"--subresource={subresource}")
+        question = ("auth", "can-i", verb, resource, *who)
+        # "no" is also its exit code.
+        return self.plane.kubectl(*question, check=False).stdout.strip() == "yes"
+
+    def has_definition(self) -> bool:
+        return self.kubectl("get", DEFINITION, "--ignore-not-found", "--output=name") != ""
+
+    def deployed_arguments(self) -> list[str]:
+        found = self.kubectl("get", f"deployment/{FULL_NAME}", "--namespace", NAMESPACE, "--output=json")
+        return list(container([json.loads(found)])["args"])
+
+
+@pytest.fixture(scope="session")
+def namespaces(control_plane: ControlPlane) -> None:
+    for namespace in (NAMESPACE, OTHER, *NAMESPACES):
+        control_plane.kubectl("create", "namespace", namespace)
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane, helm: Helm, namespaces: None) -> Iterator[Cluster]:
+    """A cluster without the chart, before and after."""
+    cluster = Cluster(control_plane, helm)
+    yield cluster
+    for release in (RELEASE, SECOND):
+        cluster.helm("uninstall", "--ignore-not-found", release=release)
+    cluster.kubectl("delete", DEFINITION, "--ignore-not-found")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_object_is_accepted(helm: Helm, control_plane: ControlPlane, namespaces: None, variant: str) -> None:
+    objects = helm.template(VARIANTS[variant])
+    accepted = control_plane.kubectl(
+        *("apply", "--dry-run=server", "--validate=strict", "--filename=-"),
+        input=yaml.safe_dump_all(objects),
+    )
+    assert len(accepted.stdout.splitlines()) == len(objects)
+    assert accepted.stderr == ""
+
+
+def test_installing_says_what_to_do_next(cluster: Cluster) -> None:
+    notes = cluster.helm("install", str(CHART), values={"watchNamespaces": NAMESPACES})
+    assert "serves the namespaces team-a, team-b" in notes
+    assert f"kubectl -n {NAMESPACE} rollout status deployment/{FULL_NAME}" in notes
+    assert "kubectl -n team-a apply -f job.yaml" in notes
+
+
+@pytest.mark.parametrize(
+    ("values", "warning"),
+    [
+        ({}, "NOT YET USABLE: image.repository is the placeholder"),
+        ({"replicas": 0}, "PAUSED: replicas is 0"),
+        ({"crds": {"enabled": False}}, "crds.enabled is false"),
+    ],
+    ids=["no image", "no operator", "no definition"],
+)
+def test_installing_warns_of_what_will_not_work(cluster: Cluster, values: Object, warning: str) -> None:
+    assert warning in cluster.helm("install", str(CHART), values=values)
+
+
+def test_a_usable_installation_warns_of_nothing(cluster: Cluster) -> None:
+    notes = cluster.helm("install", str(CHART), values={"image": {"repository": "registry.example/operator"}})
+    assert not [word for word in ("NOT YET", "PAUSED", "false") if word in notes]
+
+
+def test_an_upgrade_changes_what_was_asked_for(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    cluster.helm("upgrade", str(CHART), values={"logLevel": "DEBUG"})
+    assert "--log-level=DEBUG" in cluster.deployed_arguments()
+
+
+def test_an_upgrade_renews_the_definition(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    cluster.kubectl("patch", DEFINITION, "--type=json", "--patch", '[{"op":"remove","path":"/spec/names/shortNames"}]')
+    cluster.helm("upgrade", str(CHART), "--force-conflicts")
+    assert "ttj" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
+
+
+def test_jobs_outlive_the_chart(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    apply_job(cluster, OTHER)
+    cluster.helm("uninstall")
+    assert cluster.kubectl("get", "tpujob", "--namespace", OTHER, "--output=name") == JOB
+
+
+def test_the_definition_that_was_kept_is_taken_over_again(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    cluster.helm("uninstall")
+    cluster.helm("install", str(CHART))
+    assert cluster.has_definition()
+
+
+def test_a_definition_left_by_another_release_can_be_taken_over(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    apply_job(cluster, OTHER)
+    cluster.helm("uninstall")
+    cluster.helm("install", str(CHART), "--take-ownership", release=SECOND)
+    assert cluster.kubectl("get", "tpujob", "--namespace", OTHER, "--output=name") == JOB
+
+
+def test_the_definition_goes_with_the_chart_where_asked_for(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART), values={"crds": {"keep": False}})
+    cluster.helm("uninstall", "--wait")
+    assert not cluster.has_definition()
+
+
+def test_a_second_operator_can_serve_other_namespaces(cluster: Cluster) -> None:
+    first, second = ({"watchNamespaces": [namespace]} for namespace in NAMESPACES)
+    cluster.helm("install", str(CHART), values=first)
+    shared = {"crds": {"enabled": False}, "rbac": {"userRoles": False}}
+    cluster.helm("install", str(CHART), values=second | shared, release=SECOND)
+    deployments = cluster.kubectl("get", "deployments", "--namespace", NAMESPACE, "--output=name").split()
+    assert len(deployments) == 2
+
+
+def test_two_installations_do_not_share_a_definition_unasked(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    with pytest.raises(Refused, match="invalid ownership metadata"):
+        cluster.helm("install", str(CHART), release=SECOND)
+
+
+@pytest.mark.parametrize(
+    ("values", "served"),
+    [({}, OTHER), ({"watchNamespaces": NAMESPACES}, NAMESPACES[1])],
+    ids=["everywhere", "in its namespaces"],
+)
+def test_the_operator_works_with_the_arguments_and_rights_of_the_chart(
+    cluster: Cluster, values: Object, served: str
+) -> None:
+    cluster.helm("install", str(CHART), values=values)
+    operator = start_operator(cluster)
+    try:
+        apply_job(cluster, served)
+        workers = ("get", "pods", "--selector=tpu-operator.dev/job-name=digits", f"--namespace={served}")
+        wait_until(
+            lambda: len(cluster.kubectl(*workers, "--output=name").split()) == 4,
+            timeout=60,
+            what="the four worker pods exist",
+        )
+        wait_until(
+            lambda: "AttemptStarted" in cluster.kubectl("get", "events", f"--namespace={served}"),
+            timeout=60,
+            what="the event about it exists",
+        )
+        log = (cluster.plane.directory / f"{operator}.log").read_text()
+        assert "Forbidden" not in log
+    finally:
+        cluster.plane.children.stop(operator, grace=30)
+
+
+def test_in_namespaces_the_operator_has_no_rights_elsewhere(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART), values={"watchNamespaces": NAMESPACES})
+    assert [cluster.may(ACCOUNT, "create", "pods", namespace) for namespace in (*NAMESPACES, OTHER)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_the_cluster_s_own_roles_gain_the_jobs(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    for role in ("view", "edit", "admin"):
+        binding = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}", f"--namespace={OTHER}")
+        cluster.kubectl(*binding)
+    # The controller manager aggregates; what is added last is there when admin has it.
+    wait_until(
+        lambda: cluster.may("admin", "create", "tputrainingjobs", OTHER),
+        timeout=30,
+        what="the roles are aggregated",
+    )
+    verbs = ("get", "create", "patch", "delete")
+    rights = {
+        role: [verb for verb in verbs if cluster.may(role, verb, "tputrainingjobs", OTHER)] for role in ("view", "edit")
+    }
+    assert rights == {"view": ["get"], "edit": list(verbs)}
+    assert not cluster.may("edit", "update", "tputrainingjobs", OTHER, subresource="status")
+
+
+def apply_job(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("wait", "--for=condition=Established", DEFINITION)
+    example = REPOSITORY / "examples" / "digits.yaml"
+    cluster.kubectl("apply", f"--filename={example}", f"--namespace={namespace}")
+
+
+def start_operator(cluster: Cluster) -> str:
+    """The operator as the installed Deployment would run it, but on this machine; returns when it is healthy."""
+    name = "operator"
+    port = free_port()
+    kubeconfig = cluster.plane.service_account_kubeconfig(NAMESPACE, FULL_NAME)
+    child = cluster.plane.children.start(
+        name,
+        Path("/usr/bin/env"),
+        f"KUBECONFIG={kubeconfig}",
+        *(sys.executable, "-m", "tpu_training_operator", *cluster.deployed_arguments()),
+        # The last one counts: the pod's port may be taken here.
+        f"--health-port={port}",
+    )
+    child.wait_ready(lambda: answers_ok(f"http://{LOOPBACK}:{port}/healthz"), timeout=60)
+    return name

@@ -1,0 +1,77 @@
+"""What goes into the two images: the tested versions, nothing that runs as root, one version everywhere."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.helm import CHART, REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+DOCKERFILES = {folder: (REPOSITORY / folder / "Dockerfile").read_text() for folder in ("operator", "trainer_image")}
+
+
+def requirements(path: Path) -> dict[str, str]:
+    """name -> its whole entry: pin, marker, hashes."""
+    entries = re.split(r"\n(?=[a-z0-9])", path.read_text().strip())
+    return {entry.partition("==")[0]: entry for entry in entries}
+
+
+def instructions(dockerfile: str, name: str) -> list[str]:
+    """The arguments of each `name` instruction, in order."""
+    joined = dockerfile.replace("\\\n", " ")
+    return re.findall(rf"^{name} +(.+?) *$", joined, re.MULTILINE)
+
+
+def test_chart_and_package_have_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (PROJECT["version"], PROJECT["version"])
+
+
+def test_the_operator_image_installs_what_the_tests_ran_with() -> None:
+    pinned = requirements(REPOSITORY / "constraints.txt")
+    for name, entry in requirements(REPOSITORY / "operator" / "requirements.txt").items():
+        assert entry == pinned[name], "`make lock` writes both"
+
+
+def test_the_operator_image_installs_every_dependency() -> None:
+    wanted = {re.split(r"[^a-z0-9-]", dependency)[0] for dependency in PROJECT["dependencies"]}
+    assert wanted <= requirements(REPOSITORY / "operator" / "requirements.txt").keys()
+
+
+def test_the_operator_image_holds_no_torch() -> None:
+    assert not {"torch", "torch-xla", "numpy"} & requirements(REPOSITORY / "operator" / "requirements.txt").keys()
+
+
+def test_the_trainer_image_installs_the_torch_of_the_tests() -> None:
+    arguments = instructions(DOCKERFILES["trainer_image"], "ARG")
+    tested = {dependency.partition(";")[0] for dependency in PROJECT["optional-dependencies"]["trainer"]}
+    versions = {argument.partition("=")[2].replace("[tpu]", "") for argument in arguments if "TORCH" in argument}
+    assert versions == {dependency for dependency in tested if "torch" in dependency}
+
+
+@pytest.mark.parametrize("folder", DOCKERFILES)
+def test_an_image_runs_as_a_user_that_kubernetes_can_tell_is_not_root(folder: str) -> None:
+    # runAsNonRoot refuses an image whose user is a name.
+    assert instructions(DOCKERFILES[folder], "USER")[-1] == "65532:65532"
+
+
+@pytest.mark.parametrize("folder", DOCKERFILES)
+def test_an_image_is_made_from_any_base(folder: str) -> None:
+    assert instructions(DOCKERFILES[folder], "ARG")[0] == "BASE_IMAGE=python:3.11-slim"
+    bases = {base.partition(" ")[0] for base in instructions(DOCKERFILES[folder], "FROM")}
+    assert bases == {"${BASE_IMAGE}"}
+
+
+@pytest.mark.parametrize("folder", DOCKERFILES)
+def test_an_image_copies_only_what_the_context_holds(folder: str) -> None:
+    ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    let_in = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    copies = [copy.split() for copy in instructions(DOCKERFILES[folder], "COPY") if not copy.startswith("--from")]
+    sources = [words[0] for words in copies] + re.findall(r"source=([^,\s]+)", DOCKERFILES[folder])
+    assert sources
+    for source in sources:
+        assert (REPOSITORY / source).exists(), source
+        assert source.partition("/")[0] in let_in, source
