@@ -126,7 +126,7 @@ def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
     prefix, _, size = wrong.rpartition("-")
     by_prefix = {g.name_prefix: g for g in generations().values()}
     by_prefix |= {g.name: g for g in generations().values()}
-    if prefix in by_prefix and size.isdigit():
+    if prefix in by_prefix and size.isdecimal():
         return _nearest_by_size(by_prefix[prefix].accelerator_types, int(size), count)
     every = [name for g in generations().values() for name in g.accelerator_types]
     close = difflib.get_close_matches(wrong, every, n=count, cutoff=0.5)
@@ -137,7 +137,7 @@ def nearest_topologies(generation: str, wrong: str, count: int = 3) -> list[str]
     """The topologies of the generation that are closest in number of chips to what was asked for."""
     topologies = generations()[generation].topologies
     sides = wrong.split("x")
-    if not all(side.isdigit() for side in sides):
+    if not all(side.isdecimal() for side in sides):
         return difflib.get_close_matches(wrong, topologies, n=count, cutoff=0.0)
     chips = max(1, math.prod(int(side) for side in sides))
     return sorted(topologies, key=lambda t: abs(math.log(math.prod(map(int, t.split("x"))) / chips)))[:count]

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+LONGEST_MESSAGE = 4096
+
 
 class ConditionType(StrEnum):
     READY = "Ready"
@@ -25,11 +27,8 @@ class ConditionType(StrEnum):
 class Reason(StrEnum):
     """Why a condition has its value; closed, so that alerts and scripts can rely on it."""
 
-    ACCEPTED = "Accepted"
-    CREATING_WORKERS = "CreatingWorkers"
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     REPLACING_WORKERS = "ReplacingWorkers"
-    WAITING_TO_RESTART = "WaitingToRestart"
     ALL_WORKERS_READY = "AllWorkersReady"
     ALL_WORKERS_SUCCEEDED = "AllWorkersSucceeded"
     SUSPENDED = "Suspended"
@@ -49,7 +48,7 @@ class Condition(BaseModel):
     observed_generation: int = 0
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
     reason: Annotated[str, Field(max_length=128)]
-    message: Annotated[str, Field(max_length=4096)] = ""
+    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = ""
 
     @property
     def is_true(self) -> bool:

@@ -114,7 +114,7 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if converted.get("x-kubernetes-preserve-unknown-fields"):
         converted.pop("additionalProperties", None)
     if converted.get("type") == "integer":
-        converted["format"] = "int64" if converted.get("maximum", 0) > 2**31 - 1 else "int32"
+        converted["format"] = "int32" if converted.get("maximum", 2**53) < 2**31 else "int64"
     if converted.get("type") == "array":
         converted.setdefault("x-kubernetes-list-type", "atomic")
     return converted

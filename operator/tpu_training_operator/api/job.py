@@ -73,8 +73,8 @@ class TPUTrainingJob(ApiModel):
         ),
     )
 
-    api_version: Literal["tpu-operator.dev/v1alpha1"] = "tpu-operator.dev/v1alpha1"
-    kind: Literal["TPUTrainingJob"] = "TPUTrainingJob"
+    api_version: Literal["tpu-operator.dev/v1alpha1"]
+    kind: Literal["TPUTrainingJob"]
     metadata: Mapping[str, Any]
     spec: Spec
     status: Mapping[str, Any] | None = None

@@ -78,10 +78,12 @@ PATTERN_MEANINGS = {
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
 
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+# Strict, as the API server is: "4" and true are no numbers, "yes" is no boolean.
+Boolean = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 # Steps and examples outgrow 32 bits on long runs.
-LargeCount = Annotated[int, Field(ge=1, le=2**53)]
+LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tpu_training_operator.api.model import ApiModel, Count
+from tpu_training_operator.api.model import ApiModel, Boolean, Count
 
-_RestartLimit = Annotated[int, Field(ge=-1, le=10_000)]
+_RestartLimit = Annotated[int, Field(strict=True, ge=-1, le=10_000)]
 
 
 class FailureClass(StrEnum):
@@ -52,5 +52,5 @@ class Restart(ApiModel):
 
 
 class RunPolicy(ApiModel):
-    suspend: bool = Field(False, description="True stops the gang; false starts a new attempt.")
+    suspend: Boolean = Field(False, description="True stops the gang; false starts a new attempt.")
     restart: Restart = Field(default_factory=Restart)

@@ -111,7 +111,9 @@ class SliceRef(ApiModel):
     machine_type: ShortText | None = Field(
         None, description="GKE machine type, where a shape exists on two (2x4 on v5e and v6e)."
     )
-    count: Annotated[int, Field(ge=1, le=256)] = Field(1, description="Number of slices; more than one is multislice.")
+    count: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
+        1, description="Number of slices; more than one is multislice."
+    )
 
 
 V2_NEEDS_CPU = Rule(

@@ -9,6 +9,8 @@ from pydantic.alias_generators import to_camel
 from tpu_training_operator.api.conditions import Condition
 from tpu_training_operator.api.run_policy import FailureClass
 
+MOST_METRICS = 64
+
 _Text = Annotated[str, Field(max_length=1024)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
@@ -81,7 +83,7 @@ class Progress(StatusModel):
     total_steps: int
     examples_per_second: str | None = None
     loss: str | None = None
-    metrics: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, str], Field(max_length=MOST_METRICS)] = Field(default_factory=dict)
 
 
 class Status(StatusModel):

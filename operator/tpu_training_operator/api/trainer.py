@@ -11,6 +11,7 @@ from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.api.model import (
     ENTRYPOINT_PATTERN,
     ApiModel,
+    Boolean,
     CountOrZero,
     DnsLabel,
     LongText,
@@ -37,7 +38,8 @@ class EnvFromSource(ApiModel):
     secret_ref: Passthrough | None = None
 
 
-Quantities = Annotated[dict[str, Annotated[int | str, Field(union_mode="left_to_right")]], Field(max_length=16)]
+_Quantity = Annotated[Annotated[int, Field(strict=True)] | str, Field(union_mode="left_to_right")]
+Quantities = Annotated[dict[str, _Quantity], Field(max_length=16)]
 
 
 class Resources(ApiModel):
@@ -59,7 +61,7 @@ class VolumeMount(ApiModel):
     name: DnsLabel
     mount_path: Annotated[str, Field(min_length=1, max_length=1024)]
     sub_path: Annotated[str, Field(max_length=1024)] | None = None
-    read_only: bool | None = None
+    read_only: Boolean | None = None
 
 
 _VOLUME_SOURCES = (
@@ -166,6 +168,6 @@ class Trainer(ApiModel):
     priority_class_name: ShortText | None = None
     pod_labels: StringMap | None = None
     pod_annotations: StringMap | None = None
-    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+    termination_grace_period_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = Field(
         30, description="Time between SIGTERM and SIGKILL; 3600 s is the most that GKE maintenance grants."
     )

@@ -7,6 +7,7 @@ import ast
 import difflib
 import pkgutil
 import shutil
+import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -39,15 +40,18 @@ def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Proble
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for index, part in enumerate(parts):
-        full_name = ".".join(parts[: index + 1])
-        # The workers look there first, and then where this Python looks.
-        spec = PathFinder.find_spec(full_name, paths) if where is None else PathFinder.find_spec(full_name, where)
-        if spec is None and where is None:
-            spec = PathFinder.find_spec(full_name)
+        # By its last part: under its full name a namespace package wants its parent to be imported.
+        spec = _find_top_level(part, paths) if where is None else PathFinder.find_spec(part, where)
         if spec is None:
-            return None, _no_module(full_name, part, where or paths)
+            return None, _no_module(".".join(parts[: index + 1]), part, where or paths)
         where = list(spec.submodule_search_locations or ())
     return spec, None
+
+
+def _find_top_level(name: str, paths: list[str]) -> ModuleSpec | None:
+    """Where the workers look first, and then where this Python looks; an editable install may have its own finder."""
+    here = PathFinder.find_spec(name, paths)
+    return here or next(filter(None, (finder.find_spec(name, None) for finder in sys.meta_path)), None)
 
 
 def _no_module(full_name: str, part: str, where: list[str]) -> Problem:
@@ -59,14 +63,19 @@ def _no_module(full_name: str, part: str, where: list[str]) -> Problem:
 
 def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | None:
     try:
-        tree = ast.parse(source.read_text(encoding="utf-8"), str(source))
+        # Bytes: what encoding they are in is for Python to find out.
+        tree = ast.parse(source.read_bytes(), str(source))
     except SyntaxError as error:
-        return Problem(_FIELD, f"module {module!r} has a syntax error in line {error.lineno}: {error.msg}")
+        where = f" in line {error.lineno}" if error.lineno else ""
+        return Problem(_FIELD, f"module {module!r} has a syntax error{where}: {error.msg}")
+    except (OSError, ValueError) as error:
+        return Problem(_FIELD, f"module {module!r} cannot be read: {error}")
     names = _top_level_names(tree)
     if names is None or attribute in names:
         return None
     nearest = difflib.get_close_matches(attribute, names, n=3, cutoff=0.4) or sorted(names)[:5]
-    return Problem(_FIELD, f"module {module!r} has no {attribute!r}; nearest: {', '.join(nearest)}")
+    hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
+    return Problem(_FIELD, f"module {module!r} has no {attribute!r}{hint}")
 
 
 def _top_level_names(tree: ast.Module) -> set[str] | None:

@@ -57,6 +57,9 @@ def _job_in(path: Path) -> dict[str, Any]:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise BadInput(path, [Problem("", f"{where}this is no valid YAML: {error.problem}")]) from None
     except yaml.YAMLError as error:
+        raise BadInput(path, [Problem("", f"this is no valid YAML: {' '.join(str(error).split())}")]) from None
+    except ValueError as error:
+        # A date such as 2024-13-45, or a number of thousands of digits.
         raise BadInput(path, [Problem("", f"this is no valid YAML: {error}")]) from None
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     candidates = jobs or documents
@@ -79,6 +82,6 @@ def _read(path: Path) -> str:
 
 def _with_namespace(body: dict[str, Any]) -> dict[str, Any]:
     metadata = body.get("metadata")
-    if isinstance(metadata, dict):
-        metadata.setdefault("namespace", "default")
+    if isinstance(metadata, dict) and metadata.get("namespace") is None:
+        metadata["namespace"] = "default"
     return body

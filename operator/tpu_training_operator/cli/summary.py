@@ -18,7 +18,8 @@ def print_summary(file: JobFile, warnings: list[str]) -> None:
         console = Console(highlight=False, width=_NARROWEST + 40)
     console.print(_table(file))
     for warning in warnings:
-        console.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+        # One line, however long: a terminal wraps it by itself, and a pipe can be searched.
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
 def _table(file: JobFile) -> Table:

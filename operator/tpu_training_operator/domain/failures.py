@@ -43,9 +43,9 @@ def first_failure(pods: Sequence[WorkerPod], attempt: int, now: datetime) -> Fai
     failed = [pod for pod in pods if _has_failed(pod)]
     if not failed:
         return None
-    first = min(failed, key=lambda pod: (pod.exit_code == _PEER_LOST, _ended_at(pod, now), pod.worker))
+    first = min(failed, key=lambda pod: (pod.exit_code == _PEER_LOST, _failed_at(pod, now), pod.worker))
     others_may_tell = any(not pod.has_ended and not pod.is_terminating for pod in pods)
-    if first.exit_code == _PEER_LOST and others_may_tell and now < _ended_at(first, now) + SETTLE:
+    if first.exit_code == _PEER_LOST and others_may_tell and now < _failed_at(first, now) + SETTLE:
         return None
     return _failure(first, attempt, now)
 
@@ -68,9 +68,16 @@ def _has_failed(pod: WorkerPod) -> bool:
     return pod.phase == "Failed" or (pod.is_terminating and pod.phase != "Succeeded")
 
 
-def _ended_at(pod: WorkerPod, now: datetime) -> datetime:
-    finished = pod.termination.get("finishedAt") or pod.raw["metadata"].get("deletionTimestamp")
-    return parse_time(finished) if finished else now
+def _failed_at(pod: WorkerPod, now: datetime) -> datetime:
+    """When its end began. A worker that is deleted or evicted gets a grace period, in which its peers may end first."""
+    metadata = pod.raw["metadata"]
+    times = [pod.termination.get("finishedAt"), pod.condition("DisruptionTarget").get("lastTransitionTime")]
+    moments = [parse_time(time) for time in times if time]
+    if deleted := metadata.get("deletionTimestamp"):
+        # The end of the grace period, not its beginning.
+        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+        moments.append(parse_time(deleted) - grace)
+    return min(moments, default=now)
 
 
 def _failure(pod: WorkerPod, attempt: int, now: datetime) -> Failure:
@@ -85,7 +92,7 @@ def _failure(pod: WorkerPod, attempt: int, now: datetime) -> Failure:
         failure_class=cause.failure_class,
         reason=cause.reason,
         message=cause.message[:_LONGEST_MESSAGE],
-        time=format_time(min(_ended_at(pod, now), now)),
+        time=format_time(min(_failed_at(pod, now), now)),
     )
 
 
@@ -119,6 +126,6 @@ def last_words(pod: WorkerPod) -> str:
     text = str(pod.termination.get("message") or "").strip()
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return str(parsed.get("message", "")) if isinstance(parsed, dict) else text

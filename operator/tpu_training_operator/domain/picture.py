@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import Enum
 
 from tpu_training_operator.api.conditions import (
+    LONGEST_MESSAGE,
     Condition,
     ConditionType,
     Reason,
@@ -64,7 +65,8 @@ def condition(
         observed_generation=generation,
         last_transition_time=format_time(now),
         reason=reason,
-        message=message,
+        # The API server's refusals can be as long as the object that it refuses.
+        message=message[:LONGEST_MESSAGE],
     )
 
 

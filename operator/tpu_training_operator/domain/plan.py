@@ -7,7 +7,7 @@ effects leaves a state that the next pass continues from, and of two operators o
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
@@ -36,7 +36,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
         # Everything the job owns goes with it, by its owner references.
         return Plan()
     if is_true(status.conditions, ConditionType.SUCCEEDED) or is_true(status.conditions, ConditionType.FAILED):
-        return Plan(stages=_deletions(pod for pod in observed.pods if not pod.has_ended))
+        leftovers = _deletions(pod for pod in observed.pods if not pod.has_ended)
+        return _noting_generation(Plan(stages=leftovers), status, observed)
     try:
         job = parse_job(observed.job)
         resolution = resolve(job.spec)
@@ -48,6 +49,15 @@ def plan(observed: Observed, now: datetime) -> Plan:
 def _invalid(observed: Observed, status: Status, error: InvalidJob, now: datetime) -> Plan:
     picture = Picture(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, str(error))
     return Plan(status=present(status, picture, observed.job["metadata"].get("generation", 1), now))
+
+
+def _noting_generation(decided: Plan, status: Status, observed: Observed) -> Plan:
+    """The plan, with a status where only the generation is new: a change of a restart limit asks for nothing else,
+    but as long as it is not observed, kstatus takes the job for one in progress."""
+    generation = observed.job["metadata"].get("generation", 1)
+    if decided.status is not None or status.observed_generation == generation:
+        return decided
+    return replace(decided, status=status.model_copy(update={"observed_generation": generation}))
 
 
 def _deletions(pods: Iterable[WorkerPod]) -> tuple[tuple[DeletePod, ...], ...]:
@@ -65,10 +75,13 @@ class _Pass:
     now: datetime
 
     def plan(self) -> Plan:
-        attempt = self.status.attempt
-        if any(pod.worker.attempt > attempt for pod in self.observed.pods):
+        if any(pod.worker.attempt > self.status.attempt for pod in self.observed.pods):
             # Another operator has moved on: what we read is old, and nothing may rest on it.
             return Plan(again=_SOON)
+        return _noting_generation(self._next(), self.status, self.observed)
+
+    def _next(self) -> Plan:
+        attempt = self.status.attempt
         if self.job.spec.run_policy.suspend:
             return self._suspend()
         if attempt == 0 or is_true(self.status.conditions, ConditionType.SUSPENDED):
@@ -192,11 +205,12 @@ class _Pass:
 
     def _watch(self, pods: list[WorkerPod]) -> Plan:
         again = SETTLE if any(pod.phase == "Failed" for pod in pods) else None
+        stalled = is_true(self.status.conditions, ConditionType.STALLED)
         if not all(pod.is_ready or pod.phase == "Succeeded" for pod in pods):
-            # Written only where the cluster refused a worker before: a gang that starts is shown as such already.
-            unblocked = self.status if self.status.state is State.BLOCKED else None
-            return Plan(status=unblocked and self._present(unblocked, self._starting(self.status.attempt)), again=again)
-        if is_true(self.status.conditions, ConditionType.GANG_READY):
+            # A gang that starts is shown as such already, unless something stood in its way meanwhile.
+            freed = self.status if stalled else None
+            return Plan(status=freed and self._present(freed, self._starting(self.status.attempt)), again=again)
+        if is_true(self.status.conditions, ConditionType.GANG_READY) and not stalled:
             return Plan(again=again)
         message = f"attempt {self.status.attempt}: all {len(pods)} workers are ready"
         picture = Picture(State.RUNNING, Kind.SETTLED, Reason.ALL_WORKERS_READY, message)

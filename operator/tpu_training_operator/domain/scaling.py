@@ -113,7 +113,8 @@ def _learning_rate(recipe: Recipe, factor: Fraction, notes: list[str], warnings:
     base = Decimal(recipe.optimizer.learning_rate)
     rule, why = _rule(recipe.scaling.learning_rate, recipe.optimizer, factor, warnings)
     multiplier = _multiplier(rule, factor)
-    rate = _TEN_DIGITS.multiply(base, multiplier)
+    # Unscaled it stays as it was written, to the last digit.
+    rate = base if multiplier == 1 else _TEN_DIGITS.multiply(base, multiplier)
     notes.append(f"learningRate: {plain(base)} x {plain(multiplier)} = {plain(rate)} ({why})")
     limit = recipe.scaling.max_learning_rate
     if limit is not None and rate > Decimal(limit):

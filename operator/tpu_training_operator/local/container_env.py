@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.domain.worker_env import CONTAINER_USER
+from tpu_training_operator.local.references import expand
 
 _LOOPBACK = "127.0.0.1"
 
@@ -26,10 +27,11 @@ def container_env(
     """
     variables: dict[str, str] = {}
     for variable in pod["spec"]["containers"][0]["env"]:
-        value = _value(variable, config_maps)
-        if value is not None and not _is_default_user(variable["name"], value):
-            variables[variable["name"]] = _here(value, pod["spec"]["subdomain"], directories)
-    variables["MASTER_PORT"] = str(rendezvous_port)
+        name, value = variable["name"], _value(variable, config_maps)
+        if name == "MASTER_PORT":
+            value = str(rendezvous_port)
+        if value is not None and not _is_default_user(name, value):
+            variables[name] = _here(expand(value, variables), pod["spec"]["subdomain"], directories)
     # Without it every process starts as many threads as there are cores, and they fight.
     hosts, cores = int(variables["TPUJOB_NUM_HOSTS"]), os.cpu_count() or 1
     threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}

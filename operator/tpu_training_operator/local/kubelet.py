@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
 from tpu_training_operator.local.container_env import container_env
+from tpu_training_operator.local.references import expand
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
 from tpu_training_operator.runtime.cluster import CONFIG_MAPS, PODS, Object
@@ -55,6 +56,7 @@ class Kubelet:
         self._processes: dict[str, WorkerProcess] = {}
         self._stopping: dict[str, asyncio.Task[None]] = {}
         self._doomed: set[str] = set()
+        self._kill_at_once = False
         self._ports: dict[tuple[str, str], int] = {}
         store.subscribe(self._on_change)
 
@@ -62,12 +64,14 @@ class Kubelet:
         return PodDirectory(self._directory / pod_name)
 
     async def drain(self) -> None:
-        """Wait until every process has ended."""
-        while running := [*self._tasks.values(), *self._stopping.values()]:
-            await asyncio.gather(*running, return_exceptions=True)
+        """Wait until every process has ended. Whoever waits may be cancelled; the processes are not affected."""
+        # Not gather: it would cancel the tasks along with its caller.
+        while running := [t for t in (*self._tasks.values(), *self._stopping.values()) if not t.done()]:
+            await asyncio.wait(running)
 
     def kill_all(self) -> None:
-        """End every process now, without a grace period."""
+        """End every process now, without a grace period; also those that are only being started."""
+        self._kill_at_once = True
         for process in self._processes.values():
             process.kill()
 
@@ -104,13 +108,16 @@ class Kubelet:
         metadata = pod["metadata"]
         uid, started = metadata["uid"], _now()
         files = self.pod_directory(metadata["name"])
-        files.path.mkdir(parents=True, exist_ok=True)
         try:
+            files.path.mkdir(parents=True, exist_ok=True)
             process = await self._start(pod, files)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # ValueError: an argument or a variable that no process can be given (a NUL character).
             return _ended(_CANNOT_START, "StartError", str(error), started)
         self._processes[uid] = process
-        if uid in self._doomed:
+        if self._kill_at_once:
+            process.kill()
+        elif uid in self._doomed:
             self._stop(pod)
         else:
             running = _status("Running", {"running": {"startedAt": started}}, ready=True)
@@ -128,7 +135,7 @@ class Kubelet:
             env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
-        command = [*container["command"], *container.get("args", ())]
+        command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         return await WorkerProcess.start(command, env, files.log)

@@ -8,13 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Report:
-    """One line of the progress file. `losses` are the global losses of the steps since the report before."""
+    """One line of the progress file. `losses` are the global losses of the steps since the report before; None is a
+    loss that was no finite number."""
 
     phase: str
     step: int
     total_steps: int
     loss: float | None = None
-    losses: tuple[float, ...] = ()
+    losses: tuple[float | None, ...] = ()
     examples_per_second: float | None = None
 
 

@@ -5,6 +5,7 @@ The same reconciler, planner and pod builders as in a cluster; only the store an
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,11 +36,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the job ended. `losses` by step, of the last attempt that reached the step; `cancelled`: we were told
-    to stop. The pods' logs are below `pods_directory`."""
+    """How the job ended. `losses` by step, of the last attempt that reached the step, None where the loss was no
+    finite number; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`."""
 
     status: Status
-    losses: dict[int, float]
+    losses: dict[int, float | None]
     cancelled: bool
     seconds: float
     pods_directory: Path
@@ -59,6 +60,7 @@ async def run_job(
     """
     store = Store()
     pods_directory = directory / "pods"
+    _clear(pods_directory, job["metadata"]["name"])
     kubelet = Kubelet(store, pods_directory, python_path)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
@@ -82,6 +84,12 @@ async def run_job(
             await control
         kubelet.kill_all()
         await kubelet.drain()
+
+
+def _clear(pods_directory: Path, job_name: str) -> None:
+    """Remove what an earlier run of the job left here: its reports and last words would be read as those of now."""
+    for leftover in pods_directory.glob(f"{job_name}-[0-9]*-[0-9]*-[0-9]*"):
+        shutil.rmtree(leftover)
 
 
 async def _stop(store: Cluster, job: Object, kubelet: Kubelet, interrupts: "asyncio.Queue[None]") -> None:
@@ -116,7 +124,7 @@ class _Watch:
         self._on_update = on_update
         self._started = asyncio.get_running_loop().time()
         self._followers: dict[int, ProgressFollower] = {}
-        self._losses: dict[int, float] = {}
+        self._losses: dict[int, float | None] = {}
         self._status = Status()
 
     async def until_finished(self) -> None:
@@ -144,8 +152,8 @@ class _Watch:
         return Outcome(self._status, dict(sorted(self._losses.items())), cancelled, seconds, pods_directory)
 
     def _new_reports(self) -> list[Report]:
-        attempt = self._status.attempt
-        if attempt not in self._followers:
+        # All attempts, the earlier ones first: what a worker reports just before its end is read when the next is due.
+        for attempt in range(len(self._followers) + 1, self._status.attempt + 1):
             leader = WorkerId(attempt, 0, 0).pod_name(self._key.name)
             self._followers[attempt] = ProgressFollower(self._kubelet.pod_directory(leader).progress)
-        return self._followers[attempt].new_reports()
+        return [report for follower in self._followers.values() for report in follower.new_reports()]

@@ -34,8 +34,12 @@ class WorkerProcess:
         return WorkerProcess(process)
 
     async def wait(self) -> int:
-        """The exit code, as a container runtime tells it: 128 + N after signal N."""
+        """The exit code, as a container runtime tells it: 128 + N after signal N.
+
+        What the worker started and left behind ends with it, as everything in a container does.
+        """
         code = await self._process.wait()
+        self.kill()
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_seconds: float) -> None:

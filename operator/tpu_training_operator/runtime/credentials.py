@@ -9,6 +9,7 @@ from typing import Any
 
 from kubernetes import config
 from kubernetes.client import Configuration
+from yaml import YAMLError
 
 
 class NoCredentials(Exception):
@@ -56,6 +57,8 @@ def load_credentials() -> Credentials:
     except config.ConfigException:
         try:
             config.load_kube_config(client_configuration=configuration)
-        except (config.ConfigException, OSError) as error:
-            raise NoCredentials(f"no service account token in this pod, and no usable kubeconfig: {error}") from None
+        except (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
+            # The last three: the file is there, but is no kubeconfig.
+            what = " ".join(str(error).split())
+            raise NoCredentials(f"no service account token in this pod, and no usable kubeconfig: {what}") from None
     return Credentials(configuration)

@@ -11,6 +11,7 @@ from typing import Any
 from tpu_training_operator.api.constants import API_VERSION, KIND, MANAGER
 from tpu_training_operator.domain.actions import Event
 
+# In bytes.
 _LONGEST_NOTE = 1024
 # An event says what was done (action) and why (reason); these are our actions.
 _ACTION = "Reconcile"
@@ -29,7 +30,7 @@ def event_body(event: Event, job: dict[str, Any], now: datetime) -> dict[str, An
         "action": _ACTION,
         "reason": event.reason,
         "type": "Warning" if event.warning else "Normal",
-        "note": event.message[:_LONGEST_NOTE],
+        "note": event.message.encode()[:_LONGEST_NOTE].decode(errors="ignore"),
         "regarding": {
             "apiVersion": API_VERSION,
             "kind": KIND,

@@ -5,6 +5,7 @@ work queue decides about another try.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _TRIES_WHEN_OVERLOADED = 5
 _LONGEST_RETRY_AFTER = 30.0
 _TOKEN_LIFETIME = 60.0
+_LONGEST_QUOTE = 1000
 
 
 class KubernetesCluster:
@@ -80,18 +82,22 @@ class KubernetesCluster:
     ) -> Object:
         for _ in range(_TRIES_WHEN_OVERLOADED):
             await self._throttle.wait()
-            status, headers, answer = await self._send(method, path, body, query)
+            status, headers, text = await self._send(method, path, body, query)
             if status != 429:
                 break
             await asyncio.sleep(_retry_after(headers))
+        answer = _object(text)
         if status >= 400:
-            raise _error(method, status, answer)
+            raise _error(method, status, {"message": text[:_LONGEST_QUOTE]} if answer is None else answer)
+        if answer is None:
+            # A proxy on the way, or an answer that was cut off.
+            raise Unavailable(status, "NoObject", f"{method} {path}: not answered in JSON: {text[:_LONGEST_QUOTE]}")
         self.last_success = time.monotonic()
         return answer
 
     async def _send(
         self, method: str, path: str, body: Object | None, query: Mapping[str, str] | None
-    ) -> tuple[int, Mapping[str, str], Object]:
+    ) -> tuple[int, Mapping[str, str], str]:
         headers = {"Accept": "application/json", "User-Agent": MANAGER}
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
@@ -100,11 +106,11 @@ class KubernetesCluster:
             async with self._session.request(
                 method, url, json=body, params=query, headers=headers, ssl=self._ssl, timeout=_TIMEOUT
             ) as response:
-                answer = await _json(response)
+                text = await response.text(errors="replace")
                 if response.status == 401:
                     # The token was replaced before we thought it would be.
                     self._authorized_at = float("-inf")
-                return response.status, response.headers, answer
+                return response.status, response.headers, text
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
 
@@ -123,11 +129,13 @@ async def connect(credentials: Credentials, requests_per_second: float, burst: i
         yield KubernetesCluster(session, credentials, Throttle(requests_per_second, burst, time.monotonic))
 
 
-async def _json(response: aiohttp.ClientResponse) -> Object:
-    if response.content_type == "application/json":
-        parsed: Any = await response.json()
-        return parsed if isinstance(parsed, dict) else {}
-    return {"message": (await response.text())[:1000]}
+def _object(text: str) -> Object | None:
+    """The JSON object in the text; None where it holds none."""
+    try:
+        parsed: Any = json.loads(text)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -73,6 +73,7 @@ class Reconciler:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             return None
+        # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
         observed = Observed.of(job, pods)
         decided = plan(observed, self._clock())

@@ -1,0 +1,278 @@
+"""What the reconciler relies on in a cluster, as tests: the same for an API server and for the store of local mode.
+
+A test module inherits `ClusterContract` and gives the fixtures `cluster` (a runtime.cluster.Cluster) and `namespace`
+(one that exists and is the test's own).
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.contract.jobs import job_body
+from tests.contract.objects import (
+    config_map,
+    delete,
+    elsewhere,
+    eventually,
+    is_gone,
+    owned_by,
+    pod,
+    version,
+    with_status,
+)
+from tpu_training_operator.runtime.cluster import (
+    CONFIG_MAPS,
+    JOBS,
+    PODS,
+    AlreadyExists,
+    Cluster,
+    Conflict,
+    Invalid,
+    NotFound,
+    Object,
+    Resource,
+)
+
+ANOTHER_UID = "11111111-2222-3333-4444-555555555555"
+
+INVALID_JOBS: dict[str, tuple[Mapping[str, Any], str]] = {
+    "no such slice": ({"slice.acceleratorType": "v5litepod-12"}, "spec.slice.acceleratorType"),
+    "no such topology": ({"slice": {"generation": "v5e", "topology": "3x3"}}, "spec.slice.topology"),
+    "no such generation": ({"slice": {"generation": "v9", "topology": "4x4"}}, "spec.slice.generation"),
+    "two names for the slice": ({"slice.generation": "v5e", "slice.topology": "4x4"}, "spec.slice"),
+    "v2 on GKE": ({"slice.acceleratorType": "v2-8"}, "spec.slice.hardware"),
+    "no slices": ({"slice.count": 0}, "spec.slice.count"),
+    "torch on TPU": ({"trainer.backend": "Torch"}, "spec.trainer"),
+    "nothing to run": ({"trainer.entrypoint": ...}, "spec.trainer"),
+    "no module:callable": ({"trainer.entrypoint": "examples.digits"}, "spec.trainer.entrypoint"),
+    "a reserved variable": ({"trainer.env": [{"name": "PJRT_DEVICE", "value": "GPU"}]}, "spec.trainer.env"),
+    "no recipe": ({"recipe": ...}, "spec.recipe"),
+    "steps and epochs": ({"recipe.epochs": 3, "recipe.datasetSize": 1000}, "spec.recipe"),
+    "epochs of unknown size": ({"recipe.trainSteps": ..., "recipe.epochs": 3}, "spec.recipe.datasetSize"),
+    "a batch as text": ({"recipe.globalBatchSize": "128"}, "spec.recipe.globalBatchSize"),
+    "a learning rate of 0": ({"recipe.optimizer.learningRate": "0"}, "spec.recipe.optimizer.learningRate"),
+    "suspend as text": ({"runPolicy.suspend": "yes"}, "spec.runPolicy.suspend"),
+}
+
+
+class CreationContract:
+    async def test_create_gives_the_object_its_identity(self, cluster: Cluster, namespace: str) -> None:
+        metadata = (await cluster.create(job_body(namespace=namespace)))["metadata"]
+        assert uuid.UUID(metadata["uid"])
+        assert metadata["resourceVersion"]
+        assert metadata["generation"] == 1
+        assert metadata["creationTimestamp"].endswith("Z")
+
+    async def test_create_returns_what_get_reads(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        assert await cluster.get(JOBS, namespace, "digits") == created
+
+    async def test_create_drops_a_given_status(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(with_status(job_body(namespace=namespace), state="Running", attempt=3))
+        assert not created.get("status")
+
+    async def test_a_created_pod_is_pending(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(with_status(pod(namespace, "worker"), phase="Running"))
+        assert created["status"]["phase"] == "Pending"
+
+    async def test_a_name_is_taken_once(self, cluster: Cluster, namespace: str) -> None:
+        first = await cluster.create(job_body(namespace=namespace))
+        with pytest.raises(AlreadyExists, match="digits"):
+            await cluster.create(job_body({"slice.count": 2}, namespace=namespace))
+        assert await cluster.get(JOBS, namespace, "digits") == first
+
+    async def test_a_name_belongs_to_one_kind_and_one_namespace(self, cluster: Cluster, namespace: str) -> None:
+        async with elsewhere(cluster) as other:
+            name = other["metadata"]["name"]
+            await cluster.create(config_map(namespace, name))
+            await cluster.create(job_body(name=name, namespace=namespace))
+
+    async def test_a_freed_name_gets_another_uid(self, cluster: Cluster, namespace: str) -> None:
+        first = await cluster.create(config_map(namespace, "data"))
+        await delete(cluster, first)
+        second = await cluster.create(config_map(namespace, "data"))
+        assert second["metadata"]["uid"] != first["metadata"]["uid"]
+
+    async def test_fields_that_we_do_not_know_are_kept(self, cluster: Cluster, namespace: str) -> None:
+        worker = pod(namespace, "worker", annotations={"example.com/note": "kept"})
+        worker["spec"] |= {"schedulingGates": [{"name": "example.com/gate"}], "setHostnameAsFQDN": True}
+        created = await cluster.create(worker)
+        read = await cluster.get(PODS, namespace, "worker")
+        for stored in (created, read):
+            assert stored["metadata"]["annotations"] == {"example.com/note": "kept"}
+            assert stored["spec"]["schedulingGates"] == [{"name": "example.com/gate"}]
+            assert stored["spec"]["setHostnameAsFQDN"] is True
+
+    @pytest.mark.parametrize(("changes", "field"), INVALID_JOBS.values(), ids=INVALID_JOBS.keys())
+    async def test_an_invalid_job_is_refused_with_the_fields_path(
+        self, cluster: Cluster, namespace: str, changes: Mapping[str, Any], field: str
+    ) -> None:
+        with pytest.raises(Invalid) as refusal:
+            await cluster.create(job_body(changes, namespace=namespace))
+        assert f"{field}: " in str(refusal.value)
+        with pytest.raises(NotFound):
+            await cluster.get(JOBS, namespace, "digits")
+
+    async def test_a_job_name_that_makes_no_host_name_is_refused(self, cluster: Cluster, namespace: str) -> None:
+        with pytest.raises(Invalid, match=r"metadata\.name must be at most 48 characters"):
+            await cluster.create(job_body(name="d" * 49, namespace=namespace))
+
+
+class ReadingContract:
+    @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)
+    async def test_what_does_not_exist_is_not_found(self, cluster: Cluster, namespace: str, resource: Resource) -> None:
+        with pytest.raises(NotFound, match="absent"):
+            await cluster.get(resource, namespace, "absent")
+
+    async def test_an_empty_list_is_empty(self, cluster: Cluster, namespace: str) -> None:
+        assert await cluster.list(JOBS, namespace) == []
+
+    async def test_a_list_holds_what_carries_all_the_labels(self, cluster: Cluster, namespace: str) -> None:
+        for name, labels in {
+            "both": {"job": "digits", "attempt": "1"},
+            "other-value": {"job": "digits", "attempt": "2"},
+            "one-label": {"job": "digits"},
+            "none": None,
+        }.items():
+            await cluster.create(config_map(namespace, name, **({"labels": labels} if labels else {})))
+
+        async def names(labels: Mapping[str, str] | None) -> set[str]:
+            found = await cluster.list(CONFIG_MAPS, namespace, labels)
+            # An API server puts a ConfigMap of its own into every namespace.
+            return {item["metadata"]["name"] for item in found} - {"kube-root-ca.crt"}
+
+        assert await names({"job": "digits", "attempt": "1"}) == {"both"}
+        assert await names({"job": "digits"}) == {"both", "other-value", "one-label"}
+        assert await names({"job": "letters"}) == set()
+        assert await names(None) == {"both", "other-value", "one-label", "none"}
+
+    async def test_a_list_is_of_one_namespace_or_of_all(self, cluster: Cluster, namespace: str) -> None:
+        labels = {"test": namespace}
+        here = await cluster.create(config_map(namespace, "here", labels=labels))
+        async with elsewhere(cluster, labels=labels) as there:
+
+            async def uids(where: str | None) -> set[str]:
+                return {item["metadata"]["uid"] for item in await cluster.list(CONFIG_MAPS, where, labels)}
+
+            assert await uids(namespace) == {here["metadata"]["uid"]}
+            assert await uids(None) == {here["metadata"]["uid"], there["metadata"]["uid"]}
+
+
+class StatusContract:
+    async def test_update_status_changes_the_status(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        updated = await cluster.update_status(with_status(created, state="Running", attempt=1))
+        assert (updated["status"]["state"], updated["status"]["attempt"]) == ("Running", 1)
+        assert version(updated) != version(created)
+        assert await cluster.get(JOBS, namespace, "digits") == updated
+
+    async def test_update_status_replaces_the_status(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        first = await cluster.update_status(with_status(created, state="Running", startTime="2026-01-01T00:00:00Z"))
+        second = await cluster.update_status(with_status(first, state="Succeeded"))
+        assert "startTime" not in second["status"]
+
+    async def test_update_status_changes_nothing_else(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        changed = with_status(created, state="Running")
+        changed["spec"]["slice"]["count"] = 7
+        changed["metadata"]["labels"] = {"a": "b"}
+        updated = await cluster.update_status(changed)
+        assert updated["spec"] == created["spec"]
+        assert "labels" not in updated["metadata"]
+        assert updated["metadata"]["generation"] == created["metadata"]["generation"]
+
+    async def test_of_two_writers_who_read_the_same_only_one_succeeds(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        await cluster.update_status(with_status(created, state="Starting", attempt=1))
+        with pytest.raises(Conflict):
+            await cluster.update_status(with_status(created, state="Restarting", attempt=1))
+        read = await cluster.get(JOBS, namespace, "digits")
+        assert read["status"]["state"] == "Starting"
+
+    async def test_writing_what_is_there_already_is_no_change(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        updated = await cluster.update_status(with_status(created, state="Running"))
+        again = await cluster.update_status(updated)
+        assert version(again) == version(updated)
+
+    async def test_the_status_of_a_deleted_job_is_not_found(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        await delete(cluster, created)
+        with pytest.raises(NotFound):
+            await cluster.update_status(with_status(created, state="Running"))
+
+    async def test_the_status_of_a_namesake_is_a_conflict(self, cluster: Cluster, namespace: str) -> None:
+        first = await cluster.create(job_body(namespace=namespace))
+        await delete(cluster, first)
+        await cluster.create(job_body(namespace=namespace))
+        with pytest.raises(Conflict):
+            await cluster.update_status(with_status(first, state="Running"))
+
+
+class DeletionContract:
+    async def test_a_deleted_object_is_gone(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(job_body(namespace=namespace))
+        await delete(cluster, created)
+        assert await is_gone(cluster, created)
+
+    async def test_delete_of_another_uid_is_a_conflict(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(pod(namespace, "worker"))
+        with pytest.raises(Conflict):
+            await cluster.delete(PODS, namespace, "worker", ANOTHER_UID)
+        assert not await is_gone(cluster, created)
+
+    async def test_delete_of_what_is_gone_is_not_found(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(config_map(namespace, "data"))
+        await delete(cluster, created)
+        with pytest.raises(NotFound):
+            await delete(cluster, created)
+
+    async def test_a_pod_that_waits_for_a_node_goes_at_once(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(pod(namespace, "worker"))
+        await delete(cluster, created)
+        assert await is_gone(cluster, created)
+
+    async def test_a_pod_on_a_node_stays_for_its_grace_period(self, cluster: Cluster, namespace: str) -> None:
+        worker = pod(namespace, "worker")
+        worker["spec"]["nodeName"] = "a-node-whose-kubelet-is-silent"
+        created = await cluster.create(worker)
+        await delete(cluster, created)
+        marked = await cluster.get(PODS, namespace, "worker")
+        assert "deletionTimestamp" in marked["metadata"]
+        await delete(cluster, created)
+        again = await cluster.get(PODS, namespace, "worker")
+        assert again["metadata"]["deletionTimestamp"] == marked["metadata"]["deletionTimestamp"]
+
+
+class GarbageContract:
+    @pytest.mark.parametrize("kind", [config_map, pod], ids=lambda kind: kind.__name__)
+    async def test_what_a_job_owned_goes_with_it(
+        self, cluster: Cluster, namespace: str, kind: Callable[..., Object]
+    ) -> None:
+        job = await cluster.create(job_body(namespace=namespace))
+        dependent = await cluster.create(kind(namespace, "dependent", ownerReferences=owned_by(job)))
+        free = await cluster.create(kind(namespace, "free"))
+        await delete(cluster, job)
+        await eventually(lambda: is_gone(cluster, dependent))
+        assert not await is_gone(cluster, free)
+
+    async def test_what_is_created_for_a_job_that_is_gone_goes_too(self, cluster: Cluster, namespace: str) -> None:
+        job = await cluster.create(job_body(namespace=namespace))
+        await delete(cluster, job)
+        late = await cluster.create(pod(namespace, "late", ownerReferences=owned_by(job)))
+        await eventually(lambda: is_gone(cluster, late))
+
+    async def test_a_namesake_of_the_owner_does_not_keep_it(self, cluster: Cluster, namespace: str) -> None:
+        job = await cluster.create(job_body(namespace=namespace))
+        orphan = await cluster.create(
+            config_map(namespace, "orphan", ownerReferences=owned_by(job, uid=ANOTHER_UID)),
+        )
+        await eventually(lambda: is_gone(cluster, orphan))
+        assert not await is_gone(cluster, job)
+
+
+class ClusterContract(CreationContract, ReadingContract, StatusContract, DeletionContract, GarbageContract):
+    """All of it."""

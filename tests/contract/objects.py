@@ -1,0 +1,84 @@
+"""Plain objects for the tests of a cluster, and what is done with them again and again."""
+
+import asyncio
+import copy
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tpu_training_operator.runtime.cluster import Cluster, NotFound, Object, resource_of
+
+# An API server's garbage collector learns of a new kind of owner every 30 s.
+DEADLINE = 120.0
+_POLL = 0.1
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Returns once the condition holds; a TimeoutError after DEADLINE seconds."""
+    async with asyncio.timeout(DEADLINE):
+        while not await condition():  # noqa: ASYNC110 - a cluster tells nobody when it has cleaned up
+            await asyncio.sleep(_POLL)
+
+
+def config_map(namespace: str, name: str, **metadata: Any) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace, **metadata},
+        "data": {"hosts": "a,b"},
+    }
+
+
+def pod(namespace: str, name: str, **metadata: Any) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, **metadata},
+        "spec": {"containers": [{"name": "trainer", "image": "registry.example/none:1"}]},
+    }
+
+
+def owned_by(owner: Object, uid: str | None = None) -> list[Object]:
+    return [
+        {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": owner["metadata"]["name"],
+            "uid": uid or owner["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def version(stored: Object) -> str:
+    return str(stored["metadata"]["resourceVersion"])
+
+
+def with_status(stored: Object, **status: Any) -> Object:
+    return {**copy.deepcopy(stored), "status": status}
+
+
+async def is_gone(cluster: Cluster, stored: Object) -> bool:
+    metadata = stored["metadata"]
+    try:
+        found = await cluster.get(resource_of(stored), metadata["namespace"], metadata["name"])
+    except NotFound:
+        return True
+    return bool(found["metadata"]["uid"] != metadata["uid"])
+
+
+async def delete(cluster: Cluster, stored: Object) -> None:
+    metadata = stored["metadata"]
+    await cluster.delete(resource_of(stored), metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+@asynccontextmanager
+async def elsewhere(cluster: Cluster, **metadata: Any) -> AsyncIterator[Object]:
+    """A ConfigMap in a namespace that is not the test's own, for as long as it is needed."""
+    created = await cluster.create(config_map("default", f"elsewhere-{uuid.uuid4().hex[:8]}", **metadata))
+    try:
+        yield created
+    finally:
+        await delete(cluster, created)

@@ -1,0 +1,53 @@
+"""Worker pods as an API server has them, for the tests of what the two sides tell each other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.worker_pod import worker_pod
+
+ATTEMPT = 2
+
+
+def worker_environments(job: TPUTrainingJob) -> list[dict[str, str]]:
+    """What every container of the gang sees, in the order of the hosts: values from the ConfigMap looked up."""
+    resolution = resolve(job.spec)
+    data = config_map(job, resolution, ATTEMPT)
+    pods = [worker_pod(job, resolution, worker) for worker in workers(resolution.layout, ATTEMPT)]
+    return [_environment(pod, data) for pod in pods]
+
+
+def _environment(pod: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:
+    def value(variable: Mapping[str, Any]) -> str:
+        if "value" in variable:
+            return str(variable["value"])
+        reference = variable["valueFrom"]["configMapKeyRef"]
+        assert reference["name"] == data["metadata"]["name"]
+        return str(data["data"][reference["key"]])
+
+    (container,) = pod["spec"]["containers"]
+    return {variable["name"]: value(variable) for variable in container["env"]}
+
+
+def ended_pod(exit_code: int, message: str) -> WorkerPod:
+    """Worker 0 after its end, with the termination message that the kubelet has read."""
+    terminated = {"exitCode": exit_code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}
+    worker = WorkerId(ATTEMPT, 0, 0)
+    labels = {"attempt": worker.attempt, "slice-index": worker.slice, "host-index": worker.host}
+    return WorkerPod(
+        {
+            "metadata": {
+                "name": worker.pod_name("digits"),
+                "uid": "4d5f",
+                "labels": {f"tpu-operator.dev/{name}": str(value) for name, value in labels.items()},
+            },
+            "status": {
+                "phase": "Failed" if exit_code else "Succeeded",
+                "containerStatuses": [{"name": "trainer", "state": {"terminated": terminated}}],
+            },
+        }
+    )

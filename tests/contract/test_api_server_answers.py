@@ -1,0 +1,305 @@
+"""What the adapter makes of an API server's answers, the bad ones above all, against a scripted server on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import unused_port
+from kubernetes.client import Configuration
+
+from tests.contract.api_server import ApiServer, Call, answers_in_plain_text, hangs_up, refuses, says, serve
+from tests.contract.jobs import job_body
+from tests.contract.objects import config_map
+from tpu_training_operator.runtime import kubernetes_cluster
+from tpu_training_operator.runtime.cluster import (
+    CONFIG_MAPS,
+    JOBS,
+    PODS,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Object,
+    Unavailable,
+)
+from tpu_training_operator.runtime.credentials import Credentials
+from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
+
+OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with serve(ApiServer()) as started:
+        yield started
+
+
+def credentials_for(url: str) -> Credentials:
+    configuration = Configuration()
+    configuration.host = url
+    return Credentials(configuration)
+
+
+@pytest.fixture
+async def cluster(server: ApiServer) -> AsyncIterator[KubernetesCluster]:
+    async with connect(credentials_for(server.url), 1000, 1000) as connected:
+        yield connected
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the adapter has slept; the sleeps take no time."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        if seconds > 0:
+            slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", record)
+    return slept
+
+
+async def get(cluster: KubernetesCluster) -> Object:
+    return await cluster.get(CONFIG_MAPS, "default", "data")
+
+
+async def create(cluster: KubernetesCluster) -> Object:
+    return await cluster.create(config_map("default", "data"))
+
+
+async def update_status(cluster: KubernetesCluster) -> Object:
+    return await cluster.update_status(job_body())
+
+
+async def delete(cluster: KubernetesCluster) -> None:
+    await cluster.delete(PODS, "default", "digits-1-0-0", "4d5f")
+
+
+async def failure_of(request: Awaitable[Any]) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        await request
+    return raised.value
+
+
+# What is asked
+
+
+async def test_each_method_asks_what_the_api_server_understands(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [OK]
+    body = config_map("default", "data")
+    await get(cluster)
+    await cluster.create(body)
+    await update_status(cluster)
+    await delete(cluster)
+    job_path = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits"
+    manager = {"fieldManager": "tpu-training-operator"}
+    options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "4d5f"}}
+    assert server.calls == [
+        Call("GET", "/api/v1/namespaces/default/configmaps/data", {}, None, None),
+        Call("POST", "/api/v1/namespaces/default/configmaps", manager, body, None),
+        Call("PUT", f"{job_path}/status", manager, job_body(), None),
+        Call("DELETE", "/api/v1/namespaces/default/pods/digits-1-0-0", {}, options, None),
+    ]
+
+
+async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [
+        says(200, {"metadata": {"continue": "second"}, "items": [{"n": 1}, {"n": 2}]}),
+        says(200, {"metadata": {"continue": "third"}, "items": []}),
+        says(200, {"metadata": {}, "items": [{"n": 3}]}),
+    ]
+    assert await cluster.list(PODS, None, {"job": "digits", "attempt": "1"}) == [{"n": 1}, {"n": 2}, {"n": 3}]
+    page = {"limit": "500", "labelSelector": "job=digits,attempt=1"}
+    assert [(call.path, call.query) for call in server.calls] == [
+        ("/api/v1/pods", page),
+        ("/api/v1/pods", page | {"continue": "second"}),
+        ("/api/v1/pods", page | {"continue": "third"}),
+    ]
+
+
+async def test_a_page_that_has_expired_fails_the_list(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [
+        says(200, {"metadata": {"continue": "second"}, "items": [{}]}),
+        refuses(410, "Expired", "too old"),
+    ]
+    failure = await failure_of(cluster.list(PODS, "default"))
+    assert (type(failure), failure.status) == (Unavailable, 410)
+
+
+# Refusals
+
+REFUSALS = [
+    (get, 400, "BadRequest", Invalid),
+    (get, 401, "Unauthorized", Unavailable),
+    (get, 403, "Forbidden", Forbidden),
+    (get, 404, "NotFound", NotFound),
+    (create, 404, "NotFound", NotFound),
+    (create, 409, "AlreadyExists", AlreadyExists),
+    (create, 409, "Conflict", Conflict),
+    (update_status, 409, "Conflict", Conflict),
+    (delete, 409, "Conflict", Conflict),
+    (create, 422, "Invalid", Invalid),
+    (get, 500, "InternalError", Unavailable),
+    (get, 503, "ServiceUnavailable", Unavailable),
+    (get, 504, "Timeout", Unavailable),
+]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "reason", "kind"),
+    REFUSALS,
+    ids=[f"{request.__name__}-{status}-{reason}" for request, status, reason, _ in REFUSALS],
+)
+async def test_a_refusal_is_told_at_once_in_the_servers_words(
+    server: ApiServer,
+    cluster: KubernetesCluster,
+    request_: Callable[[KubernetesCluster], Awaitable[Any]],
+    status: int,
+    reason: str,
+    kind: type[ApiError],
+) -> None:
+    server.answers = [refuses(status, reason, "because of this")]
+    failure = await failure_of(request_(cluster))
+    assert type(failure) is kind
+    assert (failure.status, failure.reason, str(failure)) == (status, reason, "because of this")
+    assert len(server.calls) == 1
+
+
+async def test_a_refusal_without_words_still_says_something(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [says(500, {})]
+    assert str(await failure_of(get(cluster))) == "HTTP 500"
+
+
+async def test_a_proxys_page_is_quoted(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [answers_in_plain_text(502, "<h1>Bad Gateway</h1>")]
+    failure = await failure_of(get(cluster))
+    assert (type(failure), str(failure)) == (Unavailable, "<h1>Bad Gateway</h1>")
+
+
+# No answer
+
+
+async def test_a_server_that_is_down_is_unavailable() -> None:
+    async with connect(credentials_for(f"http://127.0.0.1:{unused_port()}"), 1000, 1000) as cluster:
+        failure = await failure_of(get(cluster))
+    assert (type(failure), failure.status) == (Unavailable, 0)
+    assert str(failure).startswith("GET /api/v1/namespaces/default/configmaps/data: ")
+
+
+async def test_a_server_that_hangs_up_is_unavailable(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [hangs_up]
+    failure = await failure_of(create(cluster))
+    assert (type(failure), failure.status) == (Unavailable, 0)
+
+
+async def test_a_server_that_says_nothing_is_unavailable(
+    server: ApiServer, cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = asyncio.Event()
+
+    async def keeps_silent(_: web.Request) -> web.StreamResponse:
+        await released.wait()
+        return web.Response()
+
+    server.answers = [keeps_silent]
+    monkeypatch.setattr(kubernetes_cluster, "_TIMEOUT", aiohttp.ClientTimeout(total=0.05))
+    failure = await failure_of(get(cluster))
+    released.set()
+    assert (type(failure), failure.status) == (Unavailable, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "content_type"),
+    [("<h1>Log in</h1>", "text/html"), ('{"kind": "Conf', "application/json"), ("[]", "application/json")],
+    ids=["a proxy's page", "cut off", "no object"],
+)
+async def test_a_good_status_without_an_object_is_unavailable(
+    server: ApiServer, cluster: KubernetesCluster, text: str, content_type: str
+) -> None:
+    server.answers = [answers_in_plain_text(200, text, content_type)]
+    failure = await failure_of(cluster.list(JOBS, None))
+    assert type(failure) is Unavailable
+    assert text in str(failure)
+
+
+# Overload
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "3600"}, 30.0),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1.0),
+        ({}, 1.0),
+    ],
+    ids=["as asked", "at most half a minute", "a date", "not said"],
+)
+async def test_overload_is_waited_out(
+    server: ApiServer, cluster: KubernetesCluster, waits: list[float], headers: dict[str, str], seconds: float
+) -> None:
+    server.answers = [refuses(429, "TooManyRequests", **headers), OK]
+    assert (await get(cluster))["metadata"]["name"] == "data"
+    assert waits == [seconds]
+    assert len(server.calls) == 2
+
+
+async def test_a_server_that_stays_overloaded_is_unavailable(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [refuses(429, "TooManyRequests", "try later", **{"Retry-After": "0"})]
+    failure = await failure_of(create(cluster))
+    assert (type(failure), failure.status, str(failure)) == (Unavailable, 429, "try later")
+    assert len(server.calls) == 5
+
+
+# Who asks
+
+
+class RotatingTokens:
+    """Gives token 1, token 2 and so on, one at every reading."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def __call__(self, configuration: Configuration) -> None:
+        self.readings += 1
+        configuration.api_key["BearerToken"] = f"Bearer {self.readings}"
+
+
+@pytest.fixture
+async def with_token(server: ApiServer) -> AsyncIterator[KubernetesCluster]:
+    credentials = credentials_for(server.url)
+    credentials.configuration.api_key["BearerToken"] = "Bearer 0"
+    credentials.configuration.refresh_api_key_hook = RotatingTokens()
+    async with connect(credentials, 1000, 1000) as connected:
+        yield connected
+
+
+async def test_a_token_is_kept_between_requests(server: ApiServer, with_token: KubernetesCluster) -> None:
+    server.answers = [OK]
+    await get(with_token)
+    await get(with_token)
+    assert [call.authorization for call in server.calls] == ["Bearer 1", "Bearer 1"]
+
+
+async def test_a_refused_token_is_read_anew(server: ApiServer, with_token: KubernetesCluster) -> None:
+    server.answers = [refuses(401, "Unauthorized"), OK]
+    failure = await failure_of(get(with_token))
+    await get(with_token)
+    assert type(failure) is Unavailable
+    assert [call.authorization for call in server.calls] == ["Bearer 1", "Bearer 2"]
+
+
+async def test_only_a_good_answer_counts_as_a_sign_of_life(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [refuses(500), OK]
+    before = cluster.last_success
+    await failure_of(get(cluster))
+    after_failure = cluster.last_success
+    await get(cluster)
+    assert before == after_failure < cluster.last_success

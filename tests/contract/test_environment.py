@@ -1,0 +1,188 @@
+"""The environment of a worker: what the operator sets is what the trainer reads, and nobody else's to set."""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.jobs import KINDS_OF_JOBS, stored_job
+from tests.contract.pods import ATTEMPT, worker_environments
+from tpu_trainer import contract
+from tpu_trainer.environment import check_agreement, read_environment
+from tpu_trainer.spec import parse_run_spec
+from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.run_spec import run_spec
+from tpu_training_operator.domain.worker_env import CONTAINER_USER
+from tpu_training_operator.domain.worker_pod import worker_pod
+
+kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
+
+OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]}
+
+ALWAYS = {
+    "HOME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TPUJOB_ATTEMPT",
+    "TPUJOB_GLOBAL_BATCH_SIZE",
+    "TPUJOB_HOST_INDEX",
+    "TPUJOB_LEARNING_RATE",
+    "TPUJOB_NUM_HOSTS",
+    "TPUJOB_PER_REPLICA_BATCH_SIZE",
+    "TPUJOB_SLICE_INDEX",
+    "TPUJOB_TERMINATION_LOG",
+    "TPUJOB_TRAIN_STEPS",
+    "TPUJOB_WARMUP_STEPS",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_WORKER_ID",
+    "USER",
+}
+XLA = {"PJRT_DEVICE"}
+ENTRYPOINT = {"TPUJOB_RUN_SPEC"}
+DATA = {"TPUJOB_DATA_URI"}
+MULTISLICE = {
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_NUM_SLICES",
+    "MEGASCALE_PORT",
+    "MEGASCALE_SLICE_ID",
+}
+
+TABLE = {
+    "torch_xla": ({}, ALWAYS | XLA | ENTRYPOINT),
+    "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS | ENTRYPOINT),
+    "a loop of the user's own": (OWN_LOOP, ALWAYS | XLA),
+    "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | ENTRYPOINT | DATA),
+    "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | ENTRYPOINT | MULTISLICE),
+}
+
+
+@pytest.mark.parametrize(("changes", "names"), TABLE.values(), ids=TABLE.keys())
+def test_every_worker_has_exactly_the_variables_of_the_contract(changes: Mapping[str, Any], names: set[str]) -> None:
+    assert [set(environ) for environ in worker_environments(stored_job(changes))] == [names] * _hosts(changes)
+
+
+def _hosts(changes: Mapping[str, Any]) -> int:
+    return resolve(stored_job(changes).spec).layout.hosts
+
+
+def test_every_variable_that_the_trainer_knows_is_set() -> None:
+    known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
+    (first, *_) = worker_environments(stored_job())
+    # The progress file is for whoever can read the worker's disk: local mode.
+    assert known - first.keys() == {contract.ENV_PROGRESS_FILE}
+
+
+def set_by_torch_xla() -> set[str]:
+    """The names that torch_xla gives a default to, per process, when it opens the chips; read from its source."""
+    package = importlib.util.find_spec("torch_xla")
+    source = (Path(package.submodule_search_locations[0]) / "_internal" / "tpu.py").read_text(encoding="utf-8")
+    return set(re.findall(r"environ\.setdefault\(\s*xenv\.(\w+)", source))
+
+
+def test_what_torch_xla_sets_per_process_is_known() -> None:
+    assert set_by_torch_xla() == {
+        "CLOUD_TPU_TASK_ID",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS",
+        "TPU_PROCESS_ADDRESSES",
+        "TPU_PROCESS_BOUNDS",
+        "TPU_PROCESS_PORT",
+        "TPU_VISIBLE_CHIPS",
+    }
+
+
+@kinds_of_jobs
+def test_what_torch_xla_sets_is_left_to_it(changes: Mapping[str, Any]) -> None:
+    (first, *_) = worker_environments(stored_job(changes))
+    assert not first.keys() & (set_by_torch_xla() | {"TPU_SKIP_MDS_QUERY"})
+
+
+def test_what_torch_xla_sets_is_refused_from_the_user() -> None:
+    assert set_by_torch_xla() <= set(RESERVED_ENV)
+
+
+@pytest.mark.parametrize(("changes", "names"), TABLE.values(), ids=TABLE.keys())
+def test_what_the_operator_sets_is_refused_from_the_user(changes: Mapping[str, Any], names: set[str]) -> None:
+    (first, *_) = worker_environments(stored_job(changes))
+    free = {name for name in first if name not in RESERVED_ENV and not name.startswith(ENV_PREFIX)}
+    assert free == set(CONTAINER_USER) == {"HOME", "USER"}
+
+
+@kinds_of_jobs
+def test_every_worker_finds_its_place_in_the_gang(changes: Mapping[str, Any]) -> None:
+    job = stored_job(changes)
+    resolution = resolve(job.spec)
+    spec = parse_run_spec(run_spec(job, resolution, ATTEMPT))
+    environments = [read_environment(environ) for environ in worker_environments(job)]
+    for environment in environments:
+        check_agreement(environment, spec)
+    assert [environment.host_index for environment in environments] == list(range(resolution.layout.hosts))
+    assert {environment.num_hosts for environment in environments} == {resolution.layout.hosts}
+
+
+def test_all_workers_meet_at_host_0_of_slice_0() -> None:
+    environments = [read_environment(environ) for environ in worker_environments(stored_job({"slice.count": 2}))]
+    assert {(environment.master_addr, environment.master_port) for environment in environments} == {
+        ("digits-2-0-0.digits", 12355)
+    }
+
+
+def test_a_worker_stands_at_its_id_in_the_host_names_of_its_own_slice() -> None:
+    places = [
+        environ["TPU_WORKER_HOSTNAMES"].split(",")[int(environ["TPU_WORKER_ID"])]
+        for environ in worker_environments(stored_job({"slice.count": 2}))
+    ]
+    assert places == [f"digits-2-{index}-{host}.digits" for index in range(2) for host in range(4)]
+
+
+@kinds_of_jobs
+def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping[str, Any]) -> None:
+    job = stored_job(changes)
+    spec = run_spec(job, resolve(job.spec), ATTEMPT)
+    (first, *_) = worker_environments(job)
+    told = {name.removeprefix(ENV_PREFIX): value for name, value in first.items() if name.startswith(ENV_PREFIX)}
+    assert {
+        "GLOBAL_BATCH_SIZE": str(spec["batch"]["global"]),
+        "PER_REPLICA_BATCH_SIZE": str(spec["batch"]["perReplica"]),
+        "TRAIN_STEPS": str(spec["trainSteps"]),
+        "WARMUP_STEPS": str(spec["warmupSteps"]),
+        "LEARNING_RATE": spec["optimizer"]["learningRate"],
+        "NUM_HOSTS": str(spec["slice"]["hosts"]),
+        "ATTEMPT": str(spec["job"]["attempt"]),
+    }.items() <= told.items()
+    assert told.get("DATA_URI") == spec.get("dataUri")
+
+
+def test_torch_xla_is_told_the_hardware_it_runs_on() -> None:
+    devices = [
+        worker_environments(stored_job(KINDS_OF_JOBS[kind]))[0].get("PJRT_DEVICE")
+        for kind in ("torch_xla on TPU", "torch_xla on CPU", "torch on CPU")
+    ]
+    assert devices == ["TPU", "CPU", None]
+
+
+def test_the_run_spec_is_mounted_where_the_variable_says() -> None:
+    job = stored_job()
+    resolution = resolve(job.spec)
+    for index, environ in enumerate(worker_environments(job)):
+        pod = worker_pod(job, resolution, _worker(index))
+        (volume,) = pod["spec"]["volumes"]
+        (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
+        (item,) = volume["configMap"]["items"]
+        assert mount["name"] == volume["name"]
+        assert environ["TPUJOB_RUN_SPEC"] == f"{mount['mountPath']}/{item['path']}"
+
+
+def test_the_termination_message_is_written_where_the_kubelet_reads_it() -> None:
+    job = stored_job()
+    (container,) = worker_pod(job, resolve(job.spec), _worker(0))["spec"]["containers"]
+    (first, *_) = worker_environments(job)
+    assert first["TPUJOB_TERMINATION_LOG"] == container["terminationMessagePath"]
+
+
+def _worker(host: int) -> WorkerId:
+    return WorkerId(ATTEMPT, 0, host)

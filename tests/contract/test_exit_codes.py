@@ -1,0 +1,35 @@
+"""The exit codes: one table, written once on either side."""
+
+import pytest
+
+from tests.contract.pods import ATTEMPT, ended_pod
+from tpu_trainer.contract import ExitCode
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.domain.failures import EXIT_CODE_CLASSES, first_failure
+from tpu_training_operator.domain.observed import parse_time
+
+LONG_AFTER = parse_time("2026-01-01T01:00:00Z")
+
+
+def test_both_sides_have_the_same_codes_under_the_same_names() -> None:
+    operators = {code: reason for code, (_, reason) in EXIT_CODE_CLASSES.items()}
+    assert operators == {member.value: member.name for member in ExitCode if member is not ExitCode.Succeeded}
+
+
+@pytest.mark.parametrize(
+    ("code", "failure_class"),
+    [
+        (ExitCode.UserError, FailureClass.USER_ERROR),
+        (ExitCode.BadSpec, FailureClass.USER_ERROR),
+        (ExitCode.PeerLost, FailureClass.INFRASTRUCTURE),
+        (ExitCode.Preempted, FailureClass.PREEMPTION),
+        (ExitCode.InternalError, FailureClass.UNKNOWN),
+    ],
+)
+def test_every_code_is_charged_to_its_class(code: ExitCode, failure_class: FailureClass) -> None:
+    failure = first_failure([ended_pod(code, "")], ATTEMPT, LONG_AFTER)
+    assert (failure.failure_class, failure.reason, failure.exit_code) == (failure_class, code.name, code.value)
+
+
+def test_success_is_no_failure() -> None:
+    assert first_failure([ended_pod(ExitCode.Succeeded, "")], ATTEMPT, LONG_AFTER) is None

@@ -1,0 +1,68 @@
+"""The termination message: what the trainer writes last is what the operator reads into the status."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contract.pods import ended_pod
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.termination import termination_message, write_termination
+from tpu_training_operator.api.status import Progress
+from tpu_training_operator.domain.failures import last_words
+from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.outcome import final_progress
+
+TOTAL = 300
+
+
+def pod_after(outcome: Outcome) -> WorkerPod:
+    return ended_pod(outcome.code, termination_message(outcome).decode())
+
+
+def test_what_the_trainer_reports_at_the_end_stands_in_the_status(tmp_path: Path) -> None:
+    file = tmp_path / "termination-log"
+    write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, {"loss": 1 / 81, "accuracy": 0.981}, 1234.5678))
+    assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL) == Progress(
+        step=300,
+        total_steps=TOTAL,
+        examples_per_second="1234.57",
+        loss="0.0123457",
+        metrics={"loss": "0.0123457", "accuracy": "0.981"},
+    )
+
+
+def test_a_loss_that_is_no_number_is_left_out() -> None:
+    progress = final_progress(pod_after(Outcome(ExitCode.Succeeded, "trained", 300, {"loss": math.nan})), TOTAL)
+    assert (progress.loss, progress.metrics) == (None, {})
+
+
+def test_a_worker_that_reached_no_step_leaves_no_progress() -> None:
+    assert final_progress(pod_after(Outcome(ExitCode.BadSpec, "seed: missing")), TOTAL) is None
+
+
+@pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
+def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
+    assert last_words(pod_after(Outcome(code, 'line 1\n  "line 2"'))) == 'line 1\n  "line 2"'
+
+
+@settings(deadline=None)
+@given(
+    message=st.text(max_size=200),
+    step=st.none() | st.integers(0, 2**53),
+    metrics=st.dictionaries(st.text(max_size=10), st.floats(), max_size=10),
+    rate=st.none() | st.floats(0, 1e12),
+)
+def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, float], rate: float | None) -> None:
+    pod = pod_after(Outcome(ExitCode.UserError, message, step, metrics, rate))
+    assert last_words(pod) == message
+    progress = final_progress(pod, TOTAL)
+    if step is None:
+        assert progress is None
+        return
+    assert progress.step == step
+    assert progress.metrics == {name: f"{value:.6g}" for name, value in metrics.items() if math.isfinite(value)}
+    assert (progress.examples_per_second is None) == (rate is None)

@@ -1,0 +1,78 @@
+"""The progress file: the lines that worker 0 appends are the reports that local mode reads."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tpu_trainer.progress import Progress
+from tpu_training_operator.local.progress import ProgressFollower, Report
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "progress.jsonl"
+
+
+@pytest.fixture
+def worker(file: Path) -> Progress:
+    return Progress(total_steps=40, file=file, silent=False)
+
+
+@pytest.fixture
+def follower(file: Path) -> ProgressFollower:
+    return ProgressFollower(file)
+
+
+def test_every_phase_of_a_training_is_read(worker: Progress, follower: ProgressFollower) -> None:
+    worker.starting("default/digits attempt 1")
+    worker.training(20, [0.75, 0.5], None)
+    worker.training(40, [0.25], 900.5)
+    worker.evaluating(360)
+    worker.done()
+    assert follower.new_reports() == [
+        Report("starting", 0, 40),
+        Report("training", 20, 40, 0.5, (0.75, 0.5), None),
+        Report("training", 40, 40, 0.25, (0.25,), 900.5),
+        Report("evaluating", 40, 40, 0.25, (), 900.5),
+        Report("done", 40, 40, 0.25, (), 900.5),
+    ]
+
+
+def test_a_report_is_read_once(worker: Progress, follower: ProgressFollower) -> None:
+    worker.training(1, [0.5], None)
+    first = follower.new_reports()
+    worker.training(2, [0.25], None)
+    assert [report.step for report in [*first, *follower.new_reports(), *follower.new_reports()]] == [1, 2]
+
+
+def test_nothing_is_reported_before_the_first_line(follower: ProgressFollower) -> None:
+    assert follower.new_reports() == []
+
+
+def test_a_half_written_line_is_read_when_it_is_whole(worker: Progress, follower: ProgressFollower, file: Path) -> None:
+    worker.training(1, [0.5], None)
+    worker.training(2, [0.25], None)
+    whole = file.read_bytes()
+    end_of_first = whole.index(b"\n") + 1
+    read = []
+    for written in range(len(whole) + 1):
+        file.write_bytes(whole[:written])
+        read.append([report.step for report in follower.new_reports()])
+    assert [(written, steps) for written, steps in enumerate(read) if steps] == [(end_of_first, [1]), (len(whole), [2])]
+
+
+def test_a_loss_that_is_no_number_is_reported_as_unknown(worker: Progress, follower: ProgressFollower) -> None:
+    worker.training(2, [math.inf, math.nan], 10.0)
+    assert follower.new_reports() == [Report("training", 2, 40, None, (None, None), 10.0)]
+
+
+def test_people_are_told_the_same_in_plain_lines(
+    worker: Progress, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker.starting("default/digits attempt 1")
+    worker.training(20, [0.5], 900.5)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["default/digits attempt 1", "step 20/40: loss 0.5, 900.5 examples/s"]
+    assert [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] == [0, 20]

@@ -1,0 +1,148 @@
+"""The run spec: what the operator writes is what the trainer's schema allows and its parser reads, to equal values."""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from jsonschema import Draft202012Validator
+
+from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
+from tpu_trainer import spec as trainer
+from tpu_trainer.errors import BadSpecError
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.resolve import Resolution, resolve
+
+SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
+ATTEMPT = 7
+
+kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
+
+
+def written(changes: Mapping[str, Any]) -> tuple[TPUTrainingJob, Resolution, dict[str, Any]]:
+    """The job, what the operator derives from it, and the run spec as it stands in the attempt's ConfigMap."""
+    job = stored_job(changes)
+    resolution = resolve(job.spec)
+    return job, resolution, json.loads(config_map(job, resolution, ATTEMPT)["data"]["run.json"])
+
+
+def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
+    """What the trainer should have read, in the trainer's own terms."""
+    layout, scaled, recipe = resolution.layout, resolution.recipe, job.spec.recipe
+
+    def number(text: str | None) -> float | None:
+        return None if text is None else float(text)
+
+    return trainer.RunSpec(
+        job=trainer.JobRef(job.namespace, job.name, job.uid, ATTEMPT),
+        entrypoint=job.spec.trainer.entrypoint,
+        backend={"XLA": "xla", "Torch": "torch"}[job.spec.trainer.backend],
+        hardware=job.spec.slice.hardware,
+        slice=trainer.Slice(
+            layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas
+        ),
+        batch=trainer.Batch(scaled.global_batch_size, scaled.per_replica_batch_size),
+        train_steps=scaled.train_steps,
+        warmup_steps=scaled.warmup_steps,
+        seed=recipe.seed,
+        optimizer=trainer.OptimizerSpec(
+            name=recipe.optimizer.name,
+            learning_rate=float(scaled.learning_rate),
+            momentum=number(recipe.optimizer.momentum),
+            weight_decay=number(recipe.optimizer.weight_decay),
+            beta1=number(recipe.optimizer.beta1),
+            beta2=number(recipe.optimizer.beta2),
+            epsilon=number(recipe.optimizer.epsilon),
+        ),
+        parameters=recipe.parameters or {},
+        data_uri=job.spec.data.uri if job.spec.data else None,
+    )
+
+
+def assert_understood(changes: Mapping[str, Any]) -> None:
+    job, resolution, document = written(changes)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert trainer.parse_run_spec(document) == meant(job, resolution)
+
+
+def test_the_schema_itself_is_valid() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@kinds_of_jobs
+def test_every_kind_of_job_is_understood(changes: Mapping[str, Any]) -> None:
+    assert_understood(changes)
+
+
+@settings(deadline=None)
+@given(changes=any_recipe())
+def test_any_recipe_is_understood(changes: Mapping[str, Any]) -> None:
+    assert_understood(changes)
+
+
+RICHEST = {
+    "recipe.optimizer": KINDS_OF_JOBS["every optimizer field"]["recipe.optimizer"],
+    "recipe.parameters": {"hidden": "128"},
+    "data": {"uri": "gs://bucket/digits"},
+}
+
+
+def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """The path of every field the schema has, and whether it is required."""
+    for name, below in schema.get("properties", {}).items():
+        yield path + name, name in schema["required"]
+        yield from fields(below, f"{path}{name}.")
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The operator's richest run spec with one field set, or taken away by the value ..."""
+    document = copy.deepcopy(written(RICHEST)[2])
+    *parents, last = path.split(".")
+    place = document
+    for parent in parents:
+        place = place[parent]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+def complaint(document: dict[str, Any]) -> str:
+    with pytest.raises(BadSpecError) as refusal:
+        trainer.parse_run_spec(document)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("path", [path for path, required in fields(SCHEMA) if required])
+def test_a_missing_field_is_refused_by_name(path: str) -> None:
+    assert complaint(changed(path, ...)).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("path", [path for path, required in fields(SCHEMA) if not required])
+def test_an_optional_field_may_be_absent(path: str) -> None:
+    trainer.parse_run_spec(changed(path, ...))
+
+
+@pytest.mark.parametrize("path", [path for path, _ in fields(SCHEMA)])
+@pytest.mark.parametrize("value", [None, True, 0.5, []], ids=["null", "boolean", "fraction", "list"])
+def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) -> None:
+    assert complaint(changed(path, value)).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("path", ["news", "job.news", "slice.news", "batch.news", "optimizer.news"])
+def test_a_field_of_a_later_version_is_refused_by_name(path: str) -> None:
+    assert complaint(changed(path, "1")).startswith(f"{path}: unknown field")
+
+
+def test_another_schema_version_is_refused_by_name() -> None:
+    assert complaint(changed("schema", "runspec/v2")) == "schema: this trainer reads \"runspec/v1\", got 'runspec/v2'"
+
+
+@pytest.mark.parametrize("path", ["batch.global", "batch.perReplica"])
+def test_a_global_batch_that_is_not_replicas_times_per_replica_is_refused(path: str) -> None:
+    assert complaint(changed(path, 127)).startswith("batch.global: 16 replicas x ")

@@ -1,0 +1,85 @@
+"""The adapter to an API server keeps the cluster contract, on a real API server with its garbage collector."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kubernetes.config import kube_config
+
+from tests.cluster.control_plane import ControlPlane
+from tests.contract.cluster_contract import ClusterContract
+from tests.contract.jobs import job_body
+from tests.contract.objects import config_map
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, Forbidden, Resource
+from tpu_training_operator.runtime.credentials import Credentials, load_credentials
+from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
+
+REQUESTS_PER_SECOND, BURST = 200, 400
+
+pytestmark = pytest.mark.usefixtures("job_definition")
+
+
+def credentials_of(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
+    """What `load_credentials` finds in a process that was started with this KUBECONFIG, outside of any pod."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    # The library has read the variable when it was imported.
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    return load_credentials()
+
+
+@pytest.fixture
+async def cluster(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesCluster]:
+    credentials = credentials_of(control_plane.kubeconfig, monkeypatch)
+    async with connect(credentials, REQUESTS_PER_SECOND, BURST) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def stranger(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[KubernetesCluster]:
+    """The same cluster for a service account that was given no rights."""
+    kubeconfig = control_plane.service_account_kubeconfig(namespace, "default")
+    async with connect(credentials_of(kubeconfig, monkeypatch), REQUESTS_PER_SECOND, BURST) as connected:
+        yield connected
+
+
+class TestClusterContract(ClusterContract):
+    """The same tests as of the store of local mode."""
+
+
+@pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)
+async def test_without_rights_nothing_is_read(stranger: KubernetesCluster, namespace: str, resource: Resource) -> None:
+    with pytest.raises(Forbidden, match="cannot list resource"):
+        await stranger.list(resource, namespace)
+    with pytest.raises(Forbidden, match="cannot get resource"):
+        await stranger.get(resource, namespace, "digits")
+
+
+async def test_without_rights_nothing_is_written(
+    cluster: KubernetesCluster, stranger: KubernetesCluster, namespace: str
+) -> None:
+    job = await cluster.create(job_body(namespace=namespace))
+    with pytest.raises(Forbidden, match="cannot create resource"):
+        await stranger.create(config_map(namespace, "data"))
+    with pytest.raises(Forbidden, match="cannot update resource"):
+        await stranger.update_status({**job, "status": {"state": "Running"}})
+    with pytest.raises(Forbidden, match="cannot delete resource"):
+        await stranger.delete(JOBS, namespace, "digits", job["metadata"]["uid"])
+    assert await cluster.get(JOBS, namespace, "digits") == job
+
+
+async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
+    control_plane: ControlPlane, cluster: KubernetesCluster, namespace: str
+) -> None:
+    control_plane.kubectl("create", "quota", "none", "--hard=count/configmaps=0", "-n", namespace)
+    with pytest.raises(Forbidden, match="quota"):
+        await cluster.create(config_map(namespace, "data"))
+
+
+async def test_a_list_longer_than_a_page_is_whole(cluster: KubernetesCluster, namespace: str) -> None:
+    names = {f"data-{index:04}" for index in range(501)}
+    for name in names:
+        await cluster.create(config_map(namespace, name, labels={"paged": "yes"}))
+    found = await cluster.list(CONFIG_MAPS, namespace, {"paged": "yes"})
+    assert {item["metadata"]["name"] for item in found} == names

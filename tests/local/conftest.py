@@ -1,0 +1,15 @@
+"""Real `tpujob run` processes for the tests of this folder; neither they nor their workers outlive a test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.local.runs import Runs
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    started = Runs(tmp_path)
+    yield started
+    started.reap()

@@ -1,0 +1,127 @@
+"""The kubelet of this machine when deletions and kills cross the start of a process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.jobs import stored_job
+from tests.contract.objects import delete
+from tests.local.runs import DEADLINE
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.local.kubelet import Kubelet
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.worker_process import WorkerProcess
+from tpu_training_operator.runtime.cluster import PODS, NotFound, Object
+
+NAME = "digits-1-0-0"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+OBEDIENT = "import signal; signal.pause()"
+
+
+class SlowStart:
+    """Holds every process back between the decision to start it and its start."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        start = WorkerProcess.start
+
+        async def held_back(*arguments: Any) -> WorkerProcess:
+            self.reached.set()
+            await self.go_on.wait()
+            return await start(*arguments)
+
+        monkeypatch.setattr(WorkerProcess, "start", held_back)
+
+
+@pytest.fixture
+def store() -> Store:
+    # Without the job itself its pods would be garbage; the kubelet does not ask whose they are.
+    return Store()
+
+
+@pytest.fixture
+async def kubelet(store: Store, tmp_path: Path) -> AsyncIterator[Kubelet]:
+    kubelet = Kubelet(store, tmp_path / "pods", [])
+    yield kubelet
+    kubelet.kill_all()
+    await drained(kubelet)
+
+
+async def drained(kubelet: Kubelet) -> None:
+    async with asyncio.timeout(DEADLINE):
+        await kubelet.drain()
+
+
+def worker(program: str, grace_seconds: int = 3600) -> Object:
+    changes = {
+        "trainer.entrypoint": ...,
+        "trainer.command": ["python", "-c", program],
+        "trainer.terminationGracePeriodSeconds": grace_seconds,
+    }
+    job = stored_job(changes)
+    pod = worker_pod(job, resolve(job.spec), WorkerId(1, 0, 0))
+    del pod["metadata"]["ownerReferences"]
+    return pod
+
+
+async def exit_code(store: Store) -> int:
+    status = (await store.get(PODS, "default", NAME))["status"]
+    return int(status["containerStatuses"][0]["state"]["terminated"]["exitCode"])
+
+
+async def test_a_kill_reaches_what_is_only_being_started(
+    store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SlowStart(monkeypatch)
+    await store.create(worker(STUBBORN))
+    await start.reached.wait()
+    kubelet.kill_all()
+    start.go_on.set()
+    await drained(kubelet)
+    assert await exit_code(store) == 128 + 9
+
+
+async def test_a_deletion_reaches_what_is_only_being_started(
+    store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SlowStart(monkeypatch)
+    created = await store.create(worker(OBEDIENT))
+    await start.reached.wait()
+    await delete(store, created)
+    start.go_on.set()
+    await drained(kubelet)
+    with pytest.raises(NotFound):
+        await store.get(PODS, "default", NAME)
+
+
+async def test_a_pod_that_is_deleted_before_it_has_a_node_is_never_started(store: Store, kubelet: Kubelet) -> None:
+    created = await store.create(worker(OBEDIENT))
+    await delete(store, created)
+    await drained(kubelet)
+    assert not kubelet.pod_directory(NAME).path.exists()
+
+
+async def test_who_waits_for_the_end_may_stop_waiting(store: Store, kubelet: Kubelet) -> None:
+    await store.create(worker(STUBBORN))
+    waiting = asyncio.create_task(kubelet.drain())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    kubelet.kill_all()
+    await drained(kubelet)
+    assert await exit_code(store) == 128 + 9
+
+
+async def test_the_end_of_a_long_log_is_the_last_word(store: Store, kubelet: Kubelet) -> None:
+    await store.create(worker("import sys\nfor line in range(1000): print('line', line)\nsys.exit('the cause')"))
+    await drained(kubelet)
+    status = (await store.get(PODS, "default", NAME))["status"]
+    message = status["containerStatuses"][0]["state"]["terminated"]["message"].splitlines()
+    assert message[-2:] == ["line 999", "the cause"]
+    assert len(message) == 80

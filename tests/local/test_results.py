@@ -1,0 +1,222 @@
+"""How a local run ends: exit status, result.json, and what a person reads."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.contract.jobs import stored_job
+from tests.local.runs import Run, Runs
+from tpu_training_operator.domain.resolve import resolve
+
+REPORT = """
+if HOST == 0:
+    def report(step, losses):
+        line = {"phase": "training", "step": step, "totalSteps": 300, "loss": losses[-1], "losses": losses}
+        with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
+            print(json.dumps(line | {"examplesPerSecond": 900.0}), file=file, flush=True)
+
+    def last_words(**words):
+        pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text(json.dumps(words))
+"""
+TRAIN = (
+    REPORT
+    + """
+if HOST == 0:
+    report(2, [1.5, 1.25])
+    report(3, [None])
+    report(300, [0.25])
+    last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
+               examplesPerSecond=1000.5)
+"""
+)
+FAIL_ON_HOST_1 = """
+if HOST == 1:
+    print("Traceback (most recent call last):")
+    sys.exit("ValueError: no such file: train.csv")
+wait_for_ever()
+"""
+QUICK_RESTARTS = {"runPolicy.restart.backoff": {"initialSeconds": 1, "maxSeconds": 1}}
+
+
+def succeeded(run: Run) -> dict[str, Any]:
+    assert run.wait() == 0, run.stdout + run.stderr
+    return run.result()
+
+
+def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
+    run = runs.start(TRAIN, hosts=2)
+    result = succeeded(run)
+    assert result.pop("seconds") > 0
+    resolved = resolve(stored_job({"slice.acceleratorType": "v5litepod-8"}).spec).resolved
+    assert result == {
+        "job": "digits",
+        "state": "Succeeded",
+        "attempts": 1,
+        "resolved": resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "metrics": {"loss": 0.25, "accuracy": 0.75},
+        "examplesPerSecond": 1000.5,
+        "lossCurve": [
+            {"step": 1, "loss": 1.5},
+            {"step": 2, "loss": 1.25},
+            {"step": 3, "loss": None},
+            {"step": 300, "loss": 0.25},
+        ],
+        "restarts": {},
+        "failure": None,
+        "logs": str(run.out / "pods"),
+    }
+
+
+def test_a_loop_that_reports_nothing_succeeds_without_metrics(runs: Runs) -> None:
+    result = succeeded(runs.start("print('done')"))
+    assert (result["state"], result["metrics"], result["lossCurve"]) == ("Succeeded", {}, [])
+    assert result["examplesPerSecond"] is None
+
+
+def test_the_logs_of_all_workers_are_kept(runs: Runs) -> None:
+    run = runs.start("print('I am host', HOST); print('and say so', file=sys.stderr)", hosts=2)
+    succeeded(run)
+    logs = [(run.out / "pods" / f"digits-1-0-{host}" / "log.txt").read_text().splitlines() for host in range(2)]
+    assert [sorted(lines) for lines in logs] == [[f"I am host {host}", "and say so"] for host in range(2)]
+
+
+def test_a_user_error_fails_the_run_with_the_end_of_the_log(runs: Runs) -> None:
+    run = runs.start(FAIL_ON_HOST_1, hosts=2)
+    assert run.wait() == 1
+    result = run.result()
+    failure = result.pop("failure")
+    assert (result["state"], result["attempts"], result["restarts"]) == ("Failed", 1, {})
+    assert (failure["class"], failure["exitCode"], failure["slice"], failure["host"]) == ("UserError", 1, 0, 1)
+    assert failure["message"] == "Traceback (most recent call last):\nValueError: no such file: train.csv"
+    assert "UserError on slice 0 host 1:" in run.stderr
+    assert "    ValueError: no such file: train.csv" in run.stderr
+
+
+def test_a_failure_ends_the_other_workers(runs: Runs) -> None:
+    run = runs.start(FAIL_ON_HOST_1, hosts=4)
+    assert run.wait() == 1
+    assert run.surviving_processes() == []
+
+
+@pytest.mark.parametrize(
+    ("end", "failure_class"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "Infrastructure"),
+        ("sys.exit(75)", "Preemption"),
+        ("sys.exit(42)", "Unknown"),
+    ],
+    ids=["killed from outside", "preempted", "an exit code of the user's own"],
+)
+def test_a_failure_that_may_pass_restarts_the_whole_gang(runs: Runs, end: str, failure_class: str) -> None:
+    script = f"""
+if ATTEMPT == 1:
+    if HOST == 1: {end}
+    wait_for_ever()
+"""
+    run = runs.start(script, QUICK_RESTARTS, hosts=2)
+    result = succeeded(run)
+    assert (result["attempts"], result["restarts"]) == (2, {failure_class: 1})
+    assert (result["failure"]["attempt"], result["failure"]["host"]) == (1, 1)
+    assert all(run.has_told("started", host, attempt=2) for host in range(2))
+
+
+def test_the_loss_curve_is_that_of_the_last_attempt_that_came_so_far(runs: Runs) -> None:
+    attempts = """
+if ATTEMPT == 1:
+    report(3, [9.0, 8.0, 7.0])
+    sys.exit(75)
+report(2, [1.0, 0.5])
+"""
+    losses = [point["loss"] for point in succeeded(runs.start(REPORT + attempts, QUICK_RESTARTS))["lossCurve"]]
+    assert losses == [1.0, 0.5, 7.0]
+
+
+def test_restarts_end_at_their_limit(runs: Runs) -> None:
+    limits = {"runPolicy.restart.limits": {"Preemption": 1}}
+    run = runs.start("sys.exit(75)", QUICK_RESTARTS | limits)
+    assert run.wait() == 1
+    result = run.result()
+    assert (result["state"], result["attempts"], result["restarts"]) == ("Failed", 2, {"Preemption": 1})
+
+
+def test_a_worker_that_cannot_be_started_fails_the_run(runs: Runs) -> None:
+    changes = {"trainer.command": ["python", "a\0b"], "runPolicy.restart.limits": {"Unknown": 0}}
+    run = runs.start("", changes)
+    assert run.wait() == 1
+    assert run.result()["failure"]["message"] == "embedded null byte"
+
+
+def test_what_a_worker_leaves_behind_ends_with_it(runs: Runs) -> None:
+    script = """
+child = HERE / "child.py"
+child.write_text("import signal; signal.pause()")
+tell("child", subprocess.Popen([sys.executable, str(child)]).pid)
+"""
+    run = runs.start(script)
+    succeeded(run)
+    assert run.has_told("child")
+    run.wait_until_nothing_survives()
+
+
+def test_an_earlier_run_in_the_same_directory_is_not_mixed_in(runs: Runs) -> None:
+    first = runs.start(TRAIN)
+    succeeded(first)
+    second = runs.start("sys.exit('nothing is trained any more')")
+    assert second.wait() == 1
+    result = second.result()
+    assert result["failure"]["message"] == "nothing is trained any more"
+    assert result["lossCurve"] == []
+
+
+def test_two_runs_of_a_job_at_the_same_time_do_not_disturb_each_other(runs: Runs) -> None:
+    script = """
+sibling = HERE.parent / os.environ["SIBLING"]
+with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))):
+    tell("met")
+    while not (sibling / "told.met.1.0.json").exists(): time.sleep(0.01)
+    last = pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"])
+    last.write_text(json.dumps({"step": 300, "metrics": {"name": len(HERE.name)}}))
+    tell("done")
+    while not (sibling / "told.done.1.0.json").exists(): time.sleep(0.01)
+"""
+    started = [
+        runs.start(script, name=name, environ={"SIBLING": sibling}) for name, sibling in [("a", "bbb"), ("bbb", "a")]
+    ]
+    assert [succeeded(run)["metrics"] for run in started] == [{"name": 1.0}, {"name": 3.0}]
+
+
+def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
+    run = runs.start(TRAIN, environ={"TERM": "xterm-256color"})
+    succeeded(run)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", run.stdout + run.stderr)
+
+
+def test_plain_output_tells_the_course_of_the_run(runs: Runs) -> None:
+    run = runs.start(TRAIN)
+    succeeded(run)
+    lines = run.stdout.splitlines()
+    course = [
+        "step 300/300  loss 0.25  900 examples/s",
+        "  accuracy   0.75",
+        "  logs       out/pods/*/log.txt",
+        "  result     out/result.json",
+    ]
+    assert [line for line in lines if line in course] == course
+    assert re.search(r"^Succeeded in \d+ s, 1 attempt$", run.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("taken", ["a file", "below a file"])
+def test_an_output_directory_that_cannot_be_made_is_refused_before_the_start(runs: Runs, taken: str) -> None:
+    where = {"a file": "job.json", "below a file": "job.json/out"}[taken]
+    run = runs.start("", arguments=["--output-dir", where])
+    assert run.wait() == 2
+    assert f"--output-dir {where}: " in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not run.has_told("started")
+
+
+def test_a_program_that_does_not_exist_is_refused_before_the_start(runs: Runs) -> None:
+    run = runs.start("", {"trainer.command": ["no-such-program"]})
+    assert run.wait() == 2
+    assert "spec.trainer.command[0]: there is no program 'no-such-program' on this machine" in run.stderr

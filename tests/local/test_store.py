@@ -1,0 +1,75 @@
+"""The store of local mode keeps the cluster contract, and tells its kubelet of every change."""
+
+import pytest
+
+from tests.contract.cluster_contract import ClusterContract
+from tests.contract.objects import config_map, delete, pod
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, PODS, NotFound, Object
+
+
+@pytest.fixture
+def cluster() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return "test"
+
+
+class TestClusterContract(ClusterContract):
+    """The same tests as against an API server."""
+
+
+async def test_what_is_read_can_be_changed_without_changing_the_store(cluster: Store) -> None:
+    given = config_map("test", "data")
+    created = await cluster.create(given)
+    read = await cluster.get(CONFIG_MAPS, "test", "data")
+    (listed,) = await cluster.list(CONFIG_MAPS, "test")
+    for handed_out in (given, created, read, listed):
+        handed_out["data"]["hosts"] = "changed"
+    assert (await cluster.get(CONFIG_MAPS, "test", "data"))["data"] == {"hosts": "a,b"}
+
+
+async def test_subscribers_hear_of_every_change_in_order(cluster: Store) -> None:
+    heard: list[tuple[str, str | None, bool]] = []
+
+    def listen(body: Object) -> None:
+        heard.append((body["status"]["phase"], body["spec"].get("nodeName"), "deletionTimestamp" in body["metadata"]))
+
+    cluster.subscribe(listen)
+    created = await cluster.create(pod("test", "worker"))
+    uid = created["metadata"]["uid"]
+    cluster.bind("test", "worker", uid, "node")
+    cluster.set_pod_status("test", "worker", uid, {"phase": "Running"})
+    await delete(cluster, created)
+    cluster.remove_pod("test", "worker", uid)
+    assert heard == [
+        ("Pending", None, False),
+        ("Pending", "node", False),
+        ("Running", "node", False),
+        ("Running", "node", True),
+        ("Running", "node", True),
+    ]
+
+
+async def test_a_pod_that_has_ended_goes_without_its_kubelet(cluster: Store) -> None:
+    created = await cluster.create(pod("test", "worker"))
+    uid = created["metadata"]["uid"]
+    cluster.bind("test", "worker", uid, "node")
+    cluster.set_pod_status("test", "worker", uid, {"phase": "Succeeded"})
+    await delete(cluster, created)
+    with pytest.raises(NotFound):
+        await cluster.get(PODS, "test", "worker")
+
+
+async def test_a_kubelets_report_about_an_earlier_pod_of_the_name_is_ignored(cluster: Store) -> None:
+    first = await cluster.create(pod("test", "worker"))
+    await delete(cluster, first)
+    second = await cluster.create(pod("test", "worker"))
+    uid = first["metadata"]["uid"]
+    assert not cluster.bind("test", "worker", uid, "node")
+    cluster.set_pod_status("test", "worker", uid, {"phase": "Failed"})
+    cluster.remove_pod("test", "worker", uid)
+    assert await cluster.get(PODS, "test", "worker") == second

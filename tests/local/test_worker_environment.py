@@ -1,0 +1,157 @@
+"""What a worker process is given on this machine, where a pod would get it from its cluster."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.contract.jobs import job_body
+from tests.local.runs import Run, Runs
+from tpu_trainer.spec import read_run_spec
+
+Environ = dict[str, str]
+
+
+def environments(run: Run, hosts: int) -> list[Environ]:
+    """Of all workers of a run that has succeeded."""
+    assert run.wait() == 0, run.stdout + run.stderr
+    return [run.told("started", host)["env"] for host in range(hosts)]
+
+
+def of_all(environs: list[Environ], name: str) -> list[str]:
+    return [environ[name] for environ in environs]
+
+
+def test_every_worker_knows_its_place(runs: Runs) -> None:
+    environs = environments(runs.start("", {"slice.count": 2}, hosts=2), hosts=4)
+    assert of_all(environs, "TPUJOB_HOST_INDEX") == ["0", "1", "2", "3"]
+    assert of_all(environs, "TPUJOB_SLICE_INDEX") == ["0", "0", "1", "1"]
+    assert of_all(environs, "TPU_WORKER_ID") == ["0", "1", "0", "1"]
+    assert of_all(environs, "TPUJOB_NUM_HOSTS") == ["4"] * 4
+    assert of_all(environs, "TPUJOB_ATTEMPT") == ["1"] * 4
+
+
+def test_all_hosts_are_this_machine(runs: Runs) -> None:
+    environs = environments(runs.start("", hosts=4), hosts=4)
+    assert of_all(environs, "MASTER_ADDR") == ["127.0.0.1"] * 4
+    assert of_all(environs, "TPU_WORKER_HOSTNAMES") == ["127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1"] * 4
+    assert of_all(environs, "PJRT_DEVICE") == ["CPU"] * 4
+
+
+def test_the_workers_meet_at_the_rendezvous(runs: Runs) -> None:
+    script = """
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if HOST == 0:
+    with socket.create_server(address) as server:
+        guests = [server.accept()[0] for _ in range(3)]
+        tell("guests", sorted(guest.recv(1).decode() for guest in guests))
+        for guest in guests: guest.close()
+else:
+    while True:
+        try:
+            with socket.create_connection(address) as connection:
+                connection.sendall(str(HOST).encode())
+                connection.recv(1)
+                break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+"""
+    run = runs.start(script, hosts=4)
+    environments(run, hosts=4)
+    assert run.told("guests") == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_the_workers_share_the_cores(runs: Runs, hosts: int) -> None:
+    environs = environments(runs.start("", hosts=hosts), hosts)
+    share = max(1, (os.cpu_count() or 1) // hosts)
+    assert of_all(environs, "OMP_NUM_THREADS") == [str(share)] * hosts
+
+
+def test_the_shell_has_the_last_word_on_threads(runs: Runs) -> None:
+    (environ,) = environments(runs.start("", environ={"OMP_NUM_THREADS": "7"}), hosts=1)
+    assert environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_home_directory_is_the_users_own(runs: Runs, tmp_path: Path) -> None:
+    shell = {"HOME": str(tmp_path), "USER": "ada"}
+    (environ,) = environments(runs.start("", environ=shell), hosts=1)
+    assert {name: environ[name] for name in shell} == shell
+
+
+def test_the_variables_of_the_job_refer_to_ours(runs: Runs) -> None:
+    changes = {
+        "trainer.env": [
+            {"name": "HOME", "value": "/home/of-the-job"},
+            {"name": "RANK", "value": "$(TPUJOB_HOST_INDEX)"},
+            {"name": "MEETING", "value": "tcp://$(MASTER_ADDR):$(MASTER_PORT)"},
+            {"name": "LATER", "value": "$(RANK) of $(TPUJOB_NUM_HOSTS), $(UNKNOWN), $$(RANK)"},
+        ]
+    }
+    environs = environments(runs.start("", changes, hosts=2), hosts=2)
+    assert of_all(environs, "HOME") == ["/home/of-the-job"] * 2
+    assert of_all(environs, "RANK") == ["0", "1"]
+    assert of_all(environs, "MEETING") == [f"tcp://127.0.0.1:{environ['MASTER_PORT']}" for environ in environs]
+    assert of_all(environs, "LATER") == ["0 of 2, $(UNKNOWN), $(RANK)", "1 of 2, $(UNKNOWN), $(RANK)"]
+
+
+def test_arguments_refer_to_variables(runs: Runs) -> None:
+    changes = {"trainer.args": ["--rank=$(TPUJOB_HOST_INDEX)", "$$(HOME)"]}
+    run = runs.start("tell('arguments', sys.argv[1:])", changes, hosts=2)
+    environments(run, hosts=2)
+    assert [run.told("arguments", host) for host in range(2)] == [[f"--rank={host}", "$(HOME)"] for host in range(2)]
+
+
+def test_an_empty_directory_is_empty_and_the_pods_own(runs: Runs) -> None:
+    changes = {
+        "trainer.volumes": [{"name": "scratch", "emptyDir": {}}],
+        "trainer.volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+        "trainer.env": [{"name": "SCRATCH", "value": "/scratch"}],
+    }
+    script = """
+scratch = pathlib.Path(os.environ["SCRATCH"])
+tell("found", [path.name for path in scratch.iterdir()])
+(scratch / "mine").touch()
+"""
+    for _ in range(2):
+        run = runs.start(script, changes, hosts=2)
+        environs = environments(run, hosts=2)
+        assert len(set(of_all(environs, "SCRATCH"))) == 2
+        assert [run.told("found", host) for host in range(2)] == [[], []]
+
+
+def test_worker_0_alone_reports_progress(runs: Runs) -> None:
+    environs = environments(runs.start("", hosts=2), hosts=2)
+    assert ["TPUJOB_PROGRESS_FILE" in environ for environ in environs] == [True, False]
+
+
+def test_a_loop_of_the_users_own_has_no_run_spec(runs: Runs) -> None:
+    (environ,) = environments(runs.start(""), hosts=1)
+    assert "TPUJOB_RUN_SPEC" not in environ
+
+
+STAND_IN_FOR_THE_TRAINER = """
+import json, os, pathlib
+host = os.environ["TPUJOB_HOST_INDEX"]
+unfinished = pathlib.Path(f"told.started.1.{host}.unfinished")
+unfinished.write_text(json.dumps({"env": dict(os.environ)}))
+unfinished.rename(unfinished.with_suffix(".json"))
+"""
+
+
+def test_an_entrypoint_is_run_by_the_trainer_with_a_run_spec(runs: Runs, tmp_path: Path) -> None:
+    package = tmp_path / "tpu_trainer"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(STAND_IN_FOR_THE_TRAINER)
+    (tmp_path / "tasks.py").write_text("def digits(hyperparameters): ...\n")
+    body = job_body({"slice.acceleratorType": "v5litepod-8", "trainer.entrypoint": "tasks:digits"})
+    environs = environments(runs.start_job(tmp_path, body), hosts=2)
+    specs = [read_run_spec(Path(environ["TPUJOB_RUN_SPEC"])) for environ in environs]
+    assert specs[0] == specs[1]
+    assert (specs[0].entrypoint, specs[0].hardware, specs[0].job.attempt) == ("tasks:digits", "CPU", 1)
+    assert (specs[0].slice.hosts, specs[0].slice.replicas, specs[0].batch.total) == (2, 8, 128)
+    for environ in environs:
+        assert environ["PYTHONPATH"].split(":")[0] == str(tmp_path)
+    json.loads((tmp_path / "out" / "result.json").read_text())

@@ -1,0 +1,78 @@
+"""Jobs at the points of their lives that planner tests start from, and words for what a plan does."""
+
+from datetime import timedelta
+from typing import Any
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster, actions, one_pass
+from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.actions import Action, Create, DeleteConfigMap, DeletePod, Plan
+from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.plan import plan
+
+WORKERS = ["digits-1-0-0", "digits-1-0-1", "digits-1-0-2", "digits-1-0-3"]
+
+
+def given_a_job(changes: dict[str, Any] | None = None) -> ModelCluster:
+    return ModelCluster(changes)
+
+
+def given_a_begun_attempt(changes: dict[str, Any] | None = None) -> ModelCluster:
+    cluster = given_a_job(changes)
+    one_pass(cluster)
+    return cluster
+
+
+def given_a_created_gang(changes: dict[str, Any] | None = None) -> ModelCluster:
+    cluster = given_a_begun_attempt(changes)
+    one_pass(cluster)
+    return cluster
+
+
+def given_a_running_gang(changes: dict[str, Any] | None = None) -> ModelCluster:
+    cluster = given_a_created_gang(changes)
+    for pod in cluster.pods.values():
+        kubelet.make_ready(cluster, pod)
+    one_pass(cluster)
+    return cluster
+
+
+def fails(cluster: ModelCluster, name: str, code: int = 137, **how: str) -> None:
+    kubelet.end(cluster, cluster.pods[name], code, **how)
+
+
+def look(cluster: ModelCluster) -> Plan:
+    """What the planner would do now, without doing it."""
+    return plan(Observed.of(*cluster.read()), cluster.now)
+
+
+def described(decided: Plan) -> list[str]:
+    return [_describe(action) for action in actions(decided)]
+
+
+def _describe(action: Action) -> str:
+    match action:
+        case Create(body):
+            return f"create {body['kind']} {body['metadata']['name']}"
+        case DeletePod(name, _):
+            return f"delete Pod {name}"
+        case DeleteConfigMap(name):
+            return f"delete ConfigMap {name}"
+
+
+def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[str, str]:
+    condition = find(status.conditions, kind)
+    return (condition.status, condition.reason) if condition else ("", "")
+
+
+def until_running(cluster: ModelCluster) -> list[str]:
+    """Everything goes well from here until the gang runs; returns the names of its pods."""
+    for _ in range(10):
+        kubelet.sweep(cluster)
+        cluster.now += timedelta(minutes=10)
+        one_pass(cluster)
+        for pod in cluster.pods.values():
+            kubelet.make_ready(cluster, pod)
+    assert cluster.status.state == State.RUNNING
+    return sorted(cluster.pods)

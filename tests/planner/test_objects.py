@@ -1,0 +1,308 @@
+"""The objects of a gang, in full: what GKE, torch_xla and a restricted namespace want of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.jobs import ABSENT, resolved
+from tpu_training_operator.api.constants import RESERVED_ENV
+from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.worker_pod import worker_pod
+
+Object = dict[str, Any]
+OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
+
+
+def pod(changes: Object | None = None, *, slice_index: int = 0, host: int = 2) -> Object:
+    return worker_pod(*resolved(changes), WorkerId(3, slice_index, host))
+
+
+def container(changes: Object | None = None, **worker: int) -> Object:
+    containers: list[Object] = pod(changes, **worker)["spec"]["containers"]
+    [only] = containers
+    return only
+
+
+def env(changes: Object | None = None, **worker: int) -> dict[str, str]:
+    """The variables with a value of their own."""
+    return {v["name"]: v["value"] for v in container(changes, **worker)["env"] if "value" in v}
+
+
+OWNER = {
+    "apiVersion": "tpu-operator.dev/v1alpha1",
+    "kind": "TPUTrainingJob",
+    "name": "digits",
+    "uid": "8b6b0c5e-1f7a-4c39-9d11-0242ac120002",
+    "controller": True,
+    "blockOwnerDeletion": True,
+}
+
+ENV = {
+    "MASTER_ADDR": "digits-3-0-0.digits",
+    "MASTER_PORT": "12355",
+    "TPU_WORKER_ID": "2",
+    "TPUJOB_GLOBAL_BATCH_SIZE": "128",
+    "TPUJOB_PER_REPLICA_BATCH_SIZE": "8",
+    "TPUJOB_TRAIN_STEPS": "300",
+    "TPUJOB_LEARNING_RATE": "0.1",
+    "TPUJOB_WARMUP_STEPS": "0",
+    "TPUJOB_NUM_HOSTS": "4",
+    "TPUJOB_HOST_INDEX": "2",
+    "TPUJOB_SLICE_INDEX": "0",
+    "TPUJOB_ATTEMPT": "3",
+    "TPUJOB_TERMINATION_LOG": "/dev/termination-log",
+    "TPUJOB_RUN_SPEC": "/etc/tpu-training/run.json",
+    "HOME": "/tmp",
+    "USER": "trainer",
+}
+
+
+# A pod on TPUs, in full.
+
+
+def test_its_metadata() -> None:
+    assert pod()["metadata"] == {
+        "name": "digits-3-0-2",
+        "namespace": "default",
+        "labels": {
+            "app.kubernetes.io/managed-by": "tpu-training-operator",
+            "app.kubernetes.io/component": "worker",
+            "tpu-operator.dev/job-name": "digits",
+            "tpu-operator.dev/attempt": "3",
+            "tpu-operator.dev/slice-index": "0",
+            "tpu-operator.dev/host-index": "2",
+            "tpu-operator.dev/slice-id": "8b6b0c5e1f7a4c399d110242ac120002-3-0",
+        },
+        "ownerReferences": [OWNER],
+    }
+
+
+def test_its_environment() -> None:
+    assert env() == ENV | {"PJRT_DEVICE": "TPU"}
+
+
+def test_its_host_list_comes_from_the_config_map() -> None:
+    [hosts] = [variable for variable in container()["env"] if "valueFrom" in variable]
+    reference = {"configMapKeyRef": {"name": "digits-3", "key": "hosts-0"}}
+    assert hosts == {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": reference}
+
+
+def test_its_container_but_for_the_environment() -> None:
+    assert {key: value for key, value in container().items() if key != "env"} == {
+        "name": "trainer",
+        "image": "ghcr.io/example/digits:1",
+        "command": ["python", "-m", "tpu_trainer"],
+        "resources": {"requests": {"google.com/tpu": "4"}, "limits": {"google.com/tpu": "4"}},
+        "volumeMounts": [{"name": "tpu-training-run", "mountPath": "/etc/tpu-training", "readOnly": True}],
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+
+
+def test_its_spec_but_for_the_container_and_the_placement() -> None:
+    placement = {"containers", "nodeSelector", "affinity", "tolerations"}
+    items = [{"key": "run.json", "path": "run.json"}]
+    assert {key: value for key, value in pod()["spec"].items() if key not in placement} == {
+        "hostname": "digits-3-0-2",
+        "subdomain": "digits",
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 30,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [{"name": "tpu-training-run", "configMap": {"name": "digits-3", "items": items}}],
+    }
+
+
+def test_its_node() -> None:
+    assert pod()["spec"]["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+        "cloud.google.com/gke-accelerator-count": "4",
+    }
+
+
+def test_it_shares_a_node_pool_with_its_slice_and_with_no_other() -> None:
+    own = ["8b6b0c5e1f7a4c399d110242ac120002-3-0"]
+
+    def term(*expressions: Object) -> Object:
+        selector = {"matchExpressions": list(expressions)}
+        pool = {"namespaceSelector": {}, "topologyKey": "cloud.google.com/gke-nodepool"}
+        return {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": selector, **pool}]}
+
+    key = "tpu-operator.dev/slice-id"
+    assert pod()["spec"]["affinity"] == {
+        "podAffinity": term({"key": key, "operator": "In", "values": own}),
+        "podAntiAffinity": term({"key": key, "operator": "Exists"}, {"key": key, "operator": "NotIn", "values": own}),
+    }
+
+
+def test_it_tolerates_tpu_nodes_and_a_lost_node_for_half_a_minute() -> None:
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    assert pod()["spec"]["tolerations"] == [
+        {"key": "google.com/tpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
+        {"key": "node.kubernetes.io/not-ready", **lost},
+        {"key": "node.kubernetes.io/unreachable", **lost},
+    ]
+
+
+# What differs from it.
+
+ON_CPU = {"spec.slice.hardware": "CPU"}
+
+
+def test_a_rehearsal_is_the_same_pod_without_tpus() -> None:
+    tpu, cpu = pod(), pod(ON_CPU)
+    assert env(ON_CPU) == ENV | {"PJRT_DEVICE": "CPU"}
+    assert "resources" not in cpu["spec"]["containers"][0]
+    assert "nodeSelector" not in cpu["spec"]
+    assert "affinity" not in cpu["spec"]
+    assert [t["key"] for t in cpu["spec"]["tolerations"]] == [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ]
+    placement = {"containers", "nodeSelector", "affinity", "tolerations"}
+    assert {k: v for k, v in cpu["spec"].items() if k not in placement} == {
+        k: v for k, v in tpu["spec"].items() if k not in placement
+    }
+
+
+def test_without_torch_xla_there_is_no_pjrt_device() -> None:
+    assert env(ON_CPU | {"spec.trainer.backend": "Torch"}) == ENV
+
+
+def test_a_slice_of_one_host_needs_no_company() -> None:
+    assert "affinity" not in pod({"spec.slice.acceleratorType": "v5litepod-4"}, host=0)["spec"]
+
+
+@pytest.mark.parametrize(("machine_type", "chips"), [("ct5lp-hightpu-4t", "4"), ("ct5lp-hightpu-8t", "8")])
+def test_the_chips_of_a_host_tell_two_machine_types_of_one_shape_apart(machine_type: str, chips: str) -> None:
+    changes = {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.machineType": machine_type}
+    found = pod(changes, host=0)
+    assert found["spec"]["nodeSelector"]["cloud.google.com/gke-accelerator-count"] == chips
+    assert found["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": chips}
+
+
+def test_in_a_multislice_job_every_slice_knows_the_others() -> None:
+    several = env({"spec.slice.count": 2}, slice_index=1, host=1)
+    assert {name: value for name, value in several.items() if name.startswith("MEGASCALE_")} == {
+        "MEGASCALE_COORDINATOR_ADDRESS": "digits-3-0-0.digits",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_PORT": "8080",
+        "MEGASCALE_SLICE_ID": "1",
+    }
+    assert several["MASTER_ADDR"] == "digits-3-0-0.digits"
+    assert (several["TPU_WORKER_ID"], several["TPUJOB_HOST_INDEX"], several["TPUJOB_NUM_HOSTS"]) == ("1", "5", "8")
+    assert several["TPUJOB_SLICE_INDEX"] == "1"
+
+
+def test_the_operator_sets_only_variables_that_users_may_not() -> None:
+    names = {variable["name"] for variable in container({"spec.slice.count": 2, "spec.data": {"uri": "gs://b"}})["env"]}
+    free = {name for name in names if name not in RESERVED_ENV and not name.startswith("TPUJOB_")}
+    assert free == {"HOME", "USER"}
+
+
+def test_what_torch_xla_sets_for_each_of_its_processes_is_left_to_it() -> None:
+    per_process = {
+        "TPU_PROCESS_BOUNDS",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS",
+        "TPU_VISIBLE_CHIPS",
+        "CLOUD_TPU_TASK_ID",
+        "TPU_PROCESS_ADDRESSES",
+        "TPU_PROCESS_PORT",
+    }
+    assert per_process & {variable["name"] for variable in container()["env"]} == set()
+
+
+def test_the_data_is_named_in_the_environment() -> None:
+    changes = {"spec.data": {"uri": "gs://bucket/digits"}}
+    assert env(changes)["TPUJOB_DATA_URI"] == "gs://bucket/digits"
+
+
+# What is the user's.
+
+
+def test_a_loop_of_ones_own_gets_the_numbers_but_no_run_spec() -> None:
+    changes = OWN_LOOP | {"spec.trainer.args": ["--fast"]}
+    own = container(changes)
+    assert (own["command"], own["args"]) == (["python", "train.py"], ["--fast"])
+    assert env(changes) == {k: v for k, v in ENV.items() if k != "TPUJOB_RUN_SPEC"} | {"PJRT_DEVICE": "TPU"}
+    assert "volumeMounts" not in own
+    assert "volumes" not in pod(changes)["spec"]
+    assert "run.json" not in config_map(*resolved(changes), 3)["data"]
+
+
+def test_the_users_variables_come_last_and_as_they_were_written() -> None:
+    given = [
+        {"name": "ADDRESS", "value": "$(MASTER_ADDR):1"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "token", "key": "t", "optional": True}}},
+        {"name": "HOME", "value": "/home/me"},
+    ]
+    found = container({"spec.trainer.env": given})["env"]
+    assert found[-3:] == given
+    assert [variable["name"] for variable in found].count("HOME") == 1
+
+
+def test_the_users_pod_fields_pass_through() -> None:
+    volumes = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    mounts = [
+        {"name": "data", "mountPath": "/data", "subPath": "a", "readOnly": True},
+        {"name": "shm", "mountPath": "/s"},
+    ]
+    tolerations = [{"key": "spot", "operator": "Exists", "tolerationSeconds": 0}]
+    found = pod(
+        {
+            "spec.trainer.volumes": volumes,
+            "spec.trainer.volumeMounts": mounts,
+            "spec.trainer.tolerations": tolerations,
+            "spec.trainer.envFrom": [{"prefix": "X_", "secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}],
+            "spec.trainer.resources": {"requests": {"cpu": "0.5", "memory": "16Gi"}, "limits": {"memory": 17179869184}},
+            "spec.trainer.imagePullSecrets": [{"name": "registry"}],
+            "spec.trainer.imagePullPolicy": "Always",
+            "spec.trainer.serviceAccountName": "trainer",
+            "spec.trainer.priorityClassName": "high",
+            "spec.trainer.nodeSelector": {"cloud.google.com/gke-spot": "true"},
+            "spec.trainer.podAnnotations": {"gke-gcsfuse/volumes": "true"},
+            "spec.trainer.podLabels": {"team": "vision", "tpu-operator.dev/attempt": "99"},
+            "spec.trainer.terminationGracePeriodSeconds": 0,
+        }
+    )
+    spec, [only] = found["spec"], found["spec"]["containers"]
+    assert spec["volumes"][:2] == volumes
+    assert only["volumeMounts"][:2] == mounts
+    assert spec["tolerations"][0] == tolerations[0]
+    assert only["envFrom"] == [{"prefix": "X_", "secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}]
+    assert only["resources"] == {
+        "requests": {"cpu": "0.5", "memory": "16Gi", "google.com/tpu": "4"},
+        "limits": {"memory": 17179869184, "google.com/tpu": "4"},
+    }
+    assert only["imagePullPolicy"] == "Always"
+    assert (spec["imagePullSecrets"], spec["serviceAccountName"]) == ([{"name": "registry"}], "trainer")
+    assert (spec["priorityClassName"], spec["terminationGracePeriodSeconds"]) == ("high", 0)
+    assert spec["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert found["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    assert found["metadata"]["labels"]["team"] == "vision"
+    assert found["metadata"]["labels"]["tpu-operator.dev/attempt"] == "3", "the operator's own labels win"
+
+
+def test_no_pod_lists_the_hosts() -> None:
+    assert "digits-3-0-3" not in json.dumps(pod(host=1))
+
+
+def test_what_is_written_for_a_gang_grows_as_its_hosts_do() -> None:
+    def bytes_of(accelerator_type: str) -> tuple[int, int]:
+        job, resolution = resolved(
+            {"spec.slice.acceleratorType": accelerator_type, "spec.recipe.globalBatchSize": 4096}
+        )
+        pods = [worker_pod(job, resolution, worker) for worker in workers(resolution.layout, 1)]
+        return len(pods), len(json.dumps([config_map(job, resolution, 1), *pods]))
+
+    (few, small), (many, large) = bytes_of("v4-128"), bytes_of("v4-4096")
+    assert (few, many) == (16, 512)
+    assert large / many < 1.05 * small / few

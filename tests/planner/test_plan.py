@@ -1,0 +1,279 @@
+"""The planner's branches, one by one: given a job and its pods, what is done and what is shown."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import actions, one_pass
+from tests.planner.story import (
+    WORKERS,
+    described,
+    fails,
+    given_a_begun_attempt,
+    given_a_created_gang,
+    given_a_job,
+    given_a_running_gang,
+    look,
+    reason,
+    until_running,
+)
+from tests.unit.kstatus import kstatus
+from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.actions import Event, Plan
+from tpu_training_operator.domain.observed import Observed, format_time
+from tpu_training_operator.domain.plan import plan
+
+# The beginning.
+
+
+def test_a_new_job_gets_its_first_attempt_and_nothing_else() -> None:
+    cluster = given_a_job()
+    decided = one_pass(cluster)
+    assert actions(decided) == []
+    assert (cluster.status.attempt, cluster.status.state) == (1, State.STARTING)
+    assert decided.again == timedelta(0)
+    assert cluster.status.start_time == format_time(cluster.now)
+    assert reason(cluster.status) == ("False", "WaitingForWorkers")
+    assert kstatus(cluster.job) == "InProgress"
+
+
+def test_the_first_attempt_says_what_the_spec_means() -> None:
+    resolved = given_a_begun_attempt().status.resolved
+    assert resolved is not None
+    assert (resolved.accelerator_type, resolved.hosts, resolved.replicas) == ("v5litepod-16", 4, 16)
+    assert (resolved.global_batch_size, resolved.per_replica_batch_size, resolved.learning_rate) == (128, 8, "0.1")
+    assert resolved.notes != []
+
+
+def test_a_begun_attempt_gets_what_its_workers_share_and_then_its_workers() -> None:
+    decided = look(given_a_begun_attempt())
+    shared, workers = (described(Plan(stages=(stage,))) for stage in decided.stages)
+    assert shared == ["create Service digits", "create ConfigMap digits-1"]
+    assert workers == [f"create Pod {name}" for name in WORKERS]
+    assert decided.status is None
+
+
+def test_only_missing_workers_are_created() -> None:
+    cluster = given_a_created_gang()
+    del cluster.pods["digits-1-0-2"]
+    assert described(look(cluster))[-1] == "create Pod digits-1-0-2"
+    assert len(look(cluster).stages[1]) == 1
+
+
+def test_a_created_gang_is_waited_for() -> None:
+    assert look(given_a_created_gang()) == Plan()
+
+
+def test_a_gang_is_ready_when_all_of_it_is() -> None:
+    cluster = given_a_created_gang()
+    for name in WORKERS[1:]:
+        kubelet.make_ready(cluster, cluster.pods[name])
+    assert look(cluster) == Plan()
+    kubelet.make_ready(cluster, cluster.pods[WORKERS[0]])
+    assert actions(one_pass(cluster)) == []
+    assert cluster.status.state == State.RUNNING
+    assert reason(cluster.status, ConditionType.GANG_READY) == ("True", "AllWorkersReady")
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_a_running_gang_is_left_alone() -> None:
+    assert look(given_a_running_gang()) == Plan()
+
+
+# The end.
+
+
+def test_a_gang_whose_workers_have_all_finished_has_succeeded() -> None:
+    cluster = given_a_running_gang()
+    cluster.now += timedelta(hours=1)
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod)
+    decided = one_pass(cluster)
+    assert (cluster.status.state, actions(decided)) == (State.SUCCEEDED, [])
+    assert decided.events == (Event("Succeeded", "all 4 workers have finished"),)
+    assert cluster.status.completion_time == format_time(cluster.now)
+    assert reason(cluster.status, ConditionType.GANG_READY)[0] == "False"
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_a_gang_that_finished_before_anybody_looked_has_succeeded_too() -> None:
+    cluster = given_a_created_gang()
+    for pod in cluster.pods.values():
+        kubelet.start(cluster, pod)
+        kubelet.end(cluster, pod)
+    assert one_pass(cluster).status is not None
+    assert cluster.status.state == State.SUCCEEDED
+
+
+def test_some_workers_may_finish_before_others() -> None:
+    cluster = given_a_running_gang()
+    kubelet.end(cluster, cluster.pods[WORKERS[0]])
+    assert look(cluster) == Plan()
+
+
+def test_success_shows_what_worker_0_said_last() -> None:
+    cluster = given_a_running_gang()
+    for name, pod in cluster.pods.items():
+        said = '{"step": 300, "metrics": {"loss": 0.01, "accuracy": 0.98}, "examplesPerSecond": 900.5}'
+        kubelet.end(cluster, pod, message=said if name == WORKERS[0] else '{"step": 1}')
+    one_pass(cluster)
+    progress = cluster.status.progress
+    assert progress is not None
+    assert (progress.step, progress.total_steps, progress.loss) == (300, 300, "0.01")
+    assert (progress.metrics, progress.examples_per_second) == ({"loss": "0.01", "accuracy": "0.98"}, "900.5")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_finished_job_keeps_its_ended_pods_for_their_logs(code: int) -> None:
+    cluster = given_a_running_gang()
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod, code)
+    one_pass(cluster)
+    assert is_true(cluster.status.conditions, ConditionType.FAILED if code else ConditionType.SUCCEEDED)
+    assert actions(look(cluster)) == []
+
+
+def test_a_failed_job_stops_the_workers_that_still_run() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[2], 1)
+    one_pass(cluster)
+    assert described(look(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[2]]
+
+
+@pytest.mark.parametrize("suspend", [True, False])
+def test_a_finished_job_stays_finished_whatever_is_edited(suspend: bool) -> None:
+    cluster = given_a_running_gang()
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod)
+    one_pass(cluster)
+    cluster.edit_run_policy(suspend=suspend)
+    decided = one_pass(cluster)
+    assert (actions(decided), cluster.status.state) == ([], State.SUCCEEDED)
+    assert kstatus(cluster.job) == "Current"
+
+
+# Suspension.
+
+
+def test_a_job_born_suspended_starts_nothing() -> None:
+    cluster = given_a_job({"spec.runPolicy": {"suspend": True}})
+    decided = one_pass(cluster)
+    assert (actions(decided), cluster.status.attempt, cluster.status.state) == ([], 0, State.SUSPENDED)
+    assert look(cluster).status == cluster.status
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_suspending_stops_the_gang() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
+    assert kstatus(cluster.job) == "InProgress"
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    assert reason(cluster.status) == ("True", "Suspended")
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_resuming_is_a_new_attempt_that_is_charged_to_nothing() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.restarts.total) == (2, 0)
+    assert reason(cluster.status, ConditionType.SUSPENDED) == ("False", "Resumed")
+    assert [name for name in until_running(cluster) if not name.startswith("digits-2-")] == []
+
+
+def test_resuming_while_workers_still_stop_waits_for_them() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert described(one_pass(cluster)) == []
+    kubelet.sweep(cluster)
+    assert "create Pod digits-2-0-0" in described(one_pass(cluster))
+
+
+def test_workers_stopped_by_a_suspension_are_no_failure() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod, 75)
+    one_pass(cluster)
+    assert (cluster.status.last_failure, cluster.status.restarts.total) == (None, 0)
+
+
+# What is not as it should be.
+
+
+def test_a_job_that_cannot_be_read_is_stalled_with_the_reason() -> None:
+    cluster = given_a_job({"spec.recipe.globalBatchSize": 100})
+    decided = one_pass(cluster)
+    assert (actions(decided), cluster.status.state) == ([], State.INVALID)
+    assert reason(cluster.status, ConditionType.STALLED) == ("True", "InvalidSpec")
+    ready = find(cluster.status.conditions, ConditionType.READY)
+    assert ready is not None
+    assert ready.message.startswith("spec.recipe.globalBatchSize: 100 does not divide over the 16 replicas")
+    assert kstatus(cluster.job) == "Failed"
+
+
+def test_a_running_gang_that_was_unreadable_for_a_while_is_shown_running_again() -> None:
+    cluster = given_a_running_gang()
+    cluster.job["spec"]["surprise"] = "of a newer operator"
+    one_pass(cluster)
+    assert (cluster.status.state, len(cluster.pods)) == (State.INVALID, 4)
+    del cluster.job["spec"]["surprise"]
+    one_pass(cluster)
+    assert cluster.status.state == State.RUNNING
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+    cluster = given_a_running_gang()
+    cluster.job["metadata"]["deletionTimestamp"] = format_time(cluster.now)
+    fails(cluster, WORKERS[0])
+    assert look(cluster) == Plan()
+
+
+def test_nothing_is_done_on_a_view_that_another_operator_has_overtaken() -> None:
+    cluster = given_a_running_gang()
+    long_ago, _ = cluster.read()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    decided = plan(Observed.of(long_ago, cluster.read()[1]), cluster.now)
+    assert decided == Plan(again=timedelta(seconds=1))
+
+
+def test_pods_of_others_are_not_seen() -> None:
+    cluster = given_a_begun_attempt()
+    cluster.pods["digits-1-0-0"] = kubelet.stranger("digits-1-0-0", attempt=1)
+    assert len(Observed.of(*cluster.read()).pods) == 0
+
+
+def test_a_name_that_somebody_else_holds_blocks_the_job_until_it_is_free() -> None:
+    cluster = given_a_begun_attempt()
+    cluster.pods["digits-1-0-1"] = kubelet.stranger("digits-1-0-1", attempt=1)
+    decided = one_pass(cluster)
+    assert (cluster.status.state, decided.again) == (State.BLOCKED, timedelta(seconds=30))
+    assert reason(cluster.status, ConditionType.STALLED) == ("True", "NameConflict")
+    del cluster.pods["digits-1-0-1"]
+    one_pass(cluster)
+    one_pass(cluster)
+    assert cluster.status.state == State.STARTING
+    assert kstatus(cluster.job) == "InProgress"
+
+
+def test_an_edit_that_changes_nothing_now_is_noted() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(restart={"limits": {"Infrastructure": 5}})
+    assert kstatus(cluster.job) == "InProgress"
+    assert actions(one_pass(cluster)) == []
+    assert kstatus(cluster.job) == "Current"

@@ -1,0 +1,180 @@
+"""What the planner does about workers that fail or disappear."""
+
+from datetime import timedelta
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import actions, one_pass
+from tests.planner.story import (
+    WORKERS,
+    described,
+    fails,
+    given_a_created_gang,
+    given_a_running_gang,
+    reason,
+    until_running,
+)
+from tests.unit.kstatus import kstatus
+from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.actions import DeletePod
+from tpu_training_operator.domain.observed import format_time
+
+
+def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    decided = one_pass(cluster)
+    assert actions(decided) == []
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.RESTARTING)
+    assert cluster.status.restarts.by_class == {"Infrastructure": 1}
+    assert decided.again == timedelta(0)
+    assert reason(cluster.status, ConditionType.GANG_READY)[0] == "False"
+    assert kstatus(cluster.job) == "InProgress"
+
+
+def test_a_failure_is_told_with_worker_node_class_and_cause() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    [event] = one_pass(cluster).events
+    assert event.warning
+    assert event.message == (
+        "attempt 2 follows: slice 0 host 1 (digits-1-0-1 on node-of-digits-1-0-1) failed with"
+        " Infrastructure (Killed, exit code 137): the worker was killed (exit code 137)"
+    )
+
+
+def test_the_cause_is_charged_and_not_the_peers_that_fell_with_it() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[0], 69)
+    cluster.now += timedelta(seconds=1)
+    fails(cluster, WORKERS[3], 137, reason="OOMKilled")
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.reason) == (WORKERS[3], "OOMKilled")
+    assert cluster.status.restarts.by_class == {"OutOfMemory": 1}
+
+
+def test_lost_peers_are_given_five_seconds_to_show_their_cause() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[0], 69)
+    decided = one_pass(cluster)
+    assert (cluster.status.attempt, decided.again) == (1, timedelta(seconds=5))
+    cluster.now += timedelta(seconds=5)
+    one_pass(cluster)
+    assert cluster.status.restarts.by_class == {"Infrastructure": 1}
+
+
+def test_the_first_failure_of_a_job_is_kept_and_the_last_one_follows() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    fails(cluster, "digits-2-0-3", 75)
+    one_pass(cluster)
+    first, last = cluster.status.first_failure, cluster.status.last_failure
+    assert first is not None
+    assert last is not None
+    assert (first.pod, last.pod) == (WORKERS[1], "digits-2-0-3")
+    assert (first.attempt, last.attempt) == (1, 2)
+
+
+def test_an_error_of_the_user_fails_the_job_at_once() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[0], 1, message='{"message": "KeyError: label"}')
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.state) == (1, State.FAILED)
+    assert reason(cluster.status, ConditionType.STALLED) == ("True", "RestartLimitReached")
+    ready = find(cluster.status.conditions, ConditionType.READY)
+    assert ready is not None
+    assert ready.message.endswith("KeyError: label; UserError may restart the gang 0 times")
+    assert kstatus(cluster.job) == "Failed"
+
+
+def test_a_spent_budget_fails_the_job() -> None:
+    limits = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
+    cluster = given_a_running_gang(limits)
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    fails(cluster, "digits-2-0-1")
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
+    assert cluster.status.restarts.by_class == {"Infrastructure": 1}
+
+
+def test_leftovers_are_deleted_before_anything_is_created() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    cluster.now += timedelta(minutes=10)
+    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
+    assert described(one_pass(cluster)) == []
+    kubelet.sweep(cluster)
+    assert "create Pod digits-2-0-0" in described(one_pass(cluster))
+
+
+def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, DeletePod)}
+    assert wanted == {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+
+
+def test_the_host_list_of_the_attempt_before_goes() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    assert sorted(cluster.others) == ["ConfigMap/digits-2", "Service/digits"]
+
+
+def test_a_restart_waits_for_its_time() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    cluster.now += timedelta(seconds=2)
+    decided = one_pass(cluster)
+    assert (actions(decided), decided.again) == ([], timedelta(seconds=3))
+    cluster.now += timedelta(seconds=3)
+    assert actions(one_pass(cluster)) != []
+
+
+def test_the_second_wait_is_longer_than_the_first() -> None:
+    cluster = given_a_running_gang()
+    for wait, name in ((5, "digits-1-0-0"), (10, "digits-2-0-0"), (20, "digits-3-0-0")):
+        fails(cluster, name)
+        one_pass(cluster)
+        assert cluster.status.restarts.next_attempt_time == format_time(cluster.now + timedelta(seconds=wait))
+        until_running(cluster)
+
+
+# Pods that disappear.
+
+
+def test_a_pod_deleted_by_hand_from_a_running_gang_restarts_it() -> None:
+    cluster = given_a_running_gang()
+    kubelet.delete_by_hand(cluster, cluster.pods[WORKERS[2]])
+    one_pass(cluster)
+    assert cluster.status.attempt == 2
+    assert cluster.status.restarts.by_class == {"Infrastructure": 1}
+
+
+def test_a_pod_gone_from_a_running_gang_without_a_trace_restarts_it() -> None:
+    cluster = given_a_running_gang()
+    kubelet.vanish(cluster, cluster.pods[WORKERS[2]])
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.host, failure.reason) == (WORKERS[2], 2, "PodDeleted")
+
+
+def test_a_pod_gone_before_the_gang_was_ready_is_created_anew() -> None:
+    cluster = given_a_created_gang()
+    kubelet.delete_by_hand(cluster, cluster.pods[WORKERS[2]])
+    one_pass(cluster)
+    assert cluster.status.attempt == 1
+    assert sorted(cluster.pods) == WORKERS

@@ -1,0 +1,68 @@
+"""What the workers of a gang share: the Service, the host lists, the run spec."""
+
+import json
+from typing import Any
+
+from tests.unit.jobs import resolved
+from tpu_training_operator.domain.gang import config_map, service
+
+Object = dict[str, Any]
+
+OWNER = {
+    "apiVersion": "tpu-operator.dev/v1alpha1",
+    "kind": "TPUTrainingJob",
+    "name": "digits",
+    "uid": "8b6b0c5e-1f7a-4c39-9d11-0242ac120002",
+    "controller": True,
+    "blockOwnerDeletion": True,
+}
+
+
+def run_spec(changes: Object | None = None) -> Object:
+    document: Object = json.loads(config_map(*resolved(changes), 3)["data"]["run.json"])
+    return document
+
+
+def test_the_service_gives_every_worker_a_name_before_it_is_ready() -> None:
+    made = service(resolved()[0])
+    assert made["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"tpu-operator.dev/job-name": "digits"},
+    }
+    assert (made["metadata"]["name"], made["metadata"]["ownerReferences"]) == ("digits", [OWNER])
+
+
+def test_the_config_map_lists_the_hosts_of_every_slice_in_the_order_of_their_ids() -> None:
+    made = config_map(*resolved({"spec.slice.count": 2}), 3)
+    assert made["data"]["hosts-1"] == ",".join(f"digits-3-1-{host}.digits" for host in range(4))
+    assert sorted(made["data"]) == ["hosts-0", "hosts-1", "run.json"]
+    assert (made["immutable"], made["metadata"]["ownerReferences"]) == (True, [OWNER])
+
+
+def test_the_run_spec_in_full() -> None:
+    changes = {
+        "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "spec.recipe.warmupSteps": 20,
+        "spec.recipe.seed": 7,
+        "spec.recipe.parameters": {"width": "2", "hidden": "128"},
+        "spec.recipe.optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9", "weightDecay": "1e-4"},
+    }
+    assert run_spec(changes) == {
+        "schema": "runspec/v1",
+        "job": {"namespace": "default", "name": "digits", "uid": OWNER["uid"], "attempt": 3},
+        "entrypoint": "examples.digits:task",
+        "backend": "xla",
+        "hardware": "TPU",
+        "slice": {"generation": "v5e", "topology": "4x4", "slices": 1, "hosts": 4, "replicas": 16},
+        "batch": {"global": 512, "perReplica": 32},
+        "trainSteps": 75,
+        "warmupSteps": 5,
+        "seed": 7,
+        "optimizer": {"name": "sgd", "learningRate": "0.4", "momentum": "0.9", "weightDecay": "1e-4"},
+        "parameters": {"hidden": "128", "width": "2"},
+    }
+
+
+def test_the_data_is_named_in_the_run_spec() -> None:
+    assert run_spec({"spec.data": {"uri": "gs://bucket/digits"}})["dataUri"] == "gs://bucket/digits"

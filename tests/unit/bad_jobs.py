@@ -1,0 +1,150 @@
+"""Everything that can be wrong with a job, as a table: what is changed, which field is named, what is said about it.
+
+Paths are relative to their section; ABSENT removes a field.
+"""
+
+from typing import Any
+
+from tests.unit.jobs import ABSENT
+
+Row = tuple[dict[str, Any], str, str]
+
+TYPE = "acceleratorType"
+NO_TYPE = {TYPE: ABSENT}
+V5E_4X4 = {"generation": "v5e", "topology": "4x4"}
+OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
+EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
+
+_OBJECT: list[Row] = [
+    ({"apiVersion": ABSENT}, "apiVersion", "is required"),
+    ({"apiVersion": "tpu-operator.dev/v1"}, "apiVersion", "did you mean tpu-operator.dev/v1alpha1?"),
+    ({"kind": ABSENT}, "kind", "is required"),
+    ({"kind": "TPUTrainingJobs"}, "kind", "did you mean TPUTrainingJob?"),
+    ({"metadata": ABSENT}, "metadata", "is required"),
+    ({"metadata": "digits"}, "metadata", "must be a mapping of fields"),
+    ({"metadata.name": ABSENT}, "", "metadata.name must be"),
+    ({"metadata.name": "a" * 49}, "", "metadata.name must be at most 48 characters"),
+    ({"metadata.name": "Digits"}, "", "of a-z, 0-9 and '-'"),
+    ({"metadata.name": "digits.v2"}, "", "of a-z, 0-9 and '-'"),
+    ({"metadata.name": "2digits"}, "", "beginning with a letter"),
+    ({"spec": ABSENT}, "spec", "is required"),
+    ({"spec": None}, "spec", "must be a mapping of fields"),
+    ({"spec": []}, "spec", "must be a mapping of fields"),
+    ({"spek": {}}, "spek", "is no field; nearest: spec"),
+]
+
+_SPEC: list[Row] = [
+    ({"slice": ABSENT}, "slice", "is required"),
+    ({"data": {}}, "data.uri", "is required"),
+    ({"recipie": {}}, "recipie", "is no field; nearest: recipe"),
+    ({"checkpoint": {"uri": "gs://bucket"}}, "checkpoint", "is no field"),
+]
+
+_SLICE: list[Row] = [
+    ({TYPE: "v5litepod-12"}, TYPE, "there is no accelerator type 'v5litepod-12'; nearest: v5litepod-16, v5litepod-8"),
+    ({TYPE: "v5e-16"}, TYPE, "nearest: v5litepod-16"),
+    ({TYPE: "tpu"}, TYPE, "there is no accelerator type 'tpu'; nearest:"),
+    ({TYPE: "v4-²"}, TYPE, "nearest: v4-8"),
+    ({TYPE: "a" * 33}, TYPE, "at most 32 characters"),
+    (NO_TYPE, "", "give either acceleratorType (like v5litepod-16) or generation and topology (like v5e and 4x4)"),
+    (V5E_4X4, "", "not both and not neither"),
+    (NO_TYPE | {"generation": "v5e"}, "", "give either acceleratorType"),
+    (NO_TYPE | {"topology": "4x4"}, "", "give either acceleratorType"),
+    (NO_TYPE | {"generation": "v5e", "topology": "4x4x4"}, "topology", "v5e has no topology '4x4x4'; nearest: "),
+    (NO_TYPE | {"generation": "v4", "topology": "4x4"}, "topology", "v4 has no topology '4x4'; nearest: "),
+    (NO_TYPE | {"generation": "v5", "topology": "4x4"}, "generation", "'v5' is not one of v2, v3, v4, v5e"),
+    (NO_TYPE | {"generation": "v2", "topology": "2x2"}, "hardware", "GKE has no v2 nodes: use v3"),
+    ({TYPE: "v2-8"}, "hardware", "GKE has no v2 nodes: use v3, the nearest"),
+    ({"hardware": "cpu"}, "hardware", "'cpu' is not one of TPU, CPU"),
+    ({"count": 0}, "count", "0 is too small; the least is 1"),
+    ({"count": -1}, "count", "-1 is too small; the least is 1"),
+    ({"count": 257}, "count", "257 is too large; the most is 256"),
+    ({"count": "2"}, "count", "'2' is not a whole number"),
+    ({"machineType": ""}, "machineType", "at least 1 character"),
+    ({"acceleratortype": "v3-8"}, "acceleratortype", "is no field; nearest: acceleratorType"),
+]
+
+_TRAINER: list[Row] = [
+    ({"image": ABSENT}, "image", "is required"),
+    ({"image": ""}, "image", "at least 1 character"),
+    ({"entrypoint": ABSENT}, "", "give either entrypoint"),
+    ({"command": ["python"]}, "", "give either entrypoint"),
+    ({"args": ["--fast"]}, "args", "args go with command"),
+    ({"entrypoint": "examples/digits.py"}, "entrypoint", "of the form module:callable, such as"),
+    ({"entrypoint": "examples.digits:"}, "entrypoint", "of the form module:callable, such as"),
+    ({"backend": "torch"}, "backend", "did you mean Torch?"),
+    ({"backend": "Torch"}, "", "backend Torch runs on hardware CPU only"),
+    (OWN_LOOP | {"command": []}, "command", "at least 1 item"),
+    (OWN_LOOP | {"command": "python train.py"}, "command", "must be a list"),
+    ({"env": {"A": "b"}}, "env", "must be a list"),
+    ({"env": [{"name": "A", "value": 1}]}, "env[0].value", '1 is a number; write it as a string: "1"'),
+    ({"env": [{"name": "A"}, {"name": "B", "valu": "1"}]}, "env[1].valu", "is no field; nearest: value"),
+    ({"env": [{"name": "1A"}]}, "env[0].name", "'1A' is not of the form"),
+    ({"env": [{"name": "A"}, {"name": "TPUJOB_SEED"}]}, "env", "torch_xla or libtpu: TPUJOB_SEED"),
+    ({"resources": {"limits": {"cpu": []}}}, "resources.limits.cpu", 'is not a quantity such as 4 or "16Gi"'),
+    ({"resources": {"limits": {"cpu": True}}}, "resources.limits.cpu", "True is not a quantity"),
+    ({"resources": {"limits": {"cpu": 0.5}}}, "resources.limits.cpu", "0.5 is not a quantity"),
+    ({"volumes": [{"name": "data"}]}, "volumes[0]", "give exactly one of emptyDir, configMap"),
+    ({"volumes": [{"name": "data", "emptyDir": {}, "secret": {}}]}, "volumes[0]", "give exactly one of"),
+    ({"volumes": [{"name": "data", "hostPath": {}}]}, "volumes[0].hostPath", "is no field"),
+    ({"volumes": [{"name": "My Data", "emptyDir": {}}]}, "volumes[0].name", "a name of a-z, 0-9"),
+    ({"volumeMounts": [{"name": "a", "mountPath": "/a", "readOnly": "no"}]}, "volumeMounts[0].readOnly", "boolean"),
+    ({"terminationGracePeriodSeconds": 3601}, "terminationGracePeriodSeconds", "the most is 3600"),
+    ({"imagePullPolicy": "always"}, "imagePullPolicy", "'always' is not of the form"),
+]
+
+_RECIPE: list[Row] = [
+    ({"globalBatchSize": 0}, "globalBatchSize", "0 is too small; the least is 1"),
+    ({"globalBatchSize": -1}, "globalBatchSize", "-1 is too small; the least is 1"),
+    ({"globalBatchSize": 2**31}, "globalBatchSize", "2147483648 is too large; the most is 2147483647"),
+    ({"globalBatchSize": 12.5}, "globalBatchSize", "12.5 is not a whole number"),
+    ({"globalBatchSize": "128"}, "globalBatchSize", "'128' is not a whole number"),
+    ({"trainSteps": True}, "trainSteps", "True is not a whole number"),
+    ({"trainSteps": 0}, "trainSteps", "0 is too small; the least is 1"),
+    ({"trainSteps": ABSENT}, "", "give exactly one of trainSteps and epochs"),
+    ({"epochs": 3, "datasetSize": 9}, "", "give exactly one of trainSteps and epochs"),
+    (EPOCHS, "datasetSize", "epochs and datasetSize (training examples) go together"),
+    ({"datasetSize": 1000}, "datasetSize", "epochs and datasetSize (training examples) go together"),
+    ({"warmupSteps": -1}, "warmupSteps", "-1 is too small; the least is 0"),
+    ({"seed": -1}, "seed", "-1 is too small; the least is 0"),
+    ({"tunedOn": {TYPE: "v9-8"}}, "tunedOn.acceleratorType", "there is no accelerator type 'v9-8'"),
+    ({"tunedOn": {TYPE: "v3-8", "hardware": "CPU"}}, "tunedOn.hardware", "is no field"),
+    ({"optimizer": {"name": "sgd"}}, "optimizer.learningRate", "is required"),
+    ({"optimizer.learningRate": 0.1}, "optimizer.learningRate", '0.1 is a number; write it as a string: "0.1"'),
+    ({"optimizer.learningRate": "fast"}, "optimizer.learningRate", "'fast' is not a number above 0 such as"),
+    ({"optimizer.learningRate": "0.0"}, "optimizer.learningRate", "'0.0' is not a number above 0 such as"),
+    ({"optimizer.learningRate": "-0.1"}, "optimizer.learningRate", "'-0.1' is not a number above 0 such as"),
+    ({"optimizer.learningRate": "nan"}, "optimizer.learningRate", "'nan' is not a number above 0 such as"),
+    ({"optimizer.momentum": "1.0"}, "optimizer.momentum", "'1.0' is not a number from 0 to below 1"),
+    ({"optimizer.weightDecay": "-1e-4"}, "optimizer.weightDecay", "'-1e-4' is not a number of 0 or more"),
+    ({"optimizer.nesterov": True}, "optimizer.nesterov", "is no field"),
+    ({"scaling": {"learningRate": "Sqrt"}}, "scaling.learningRate", "is not one of Auto, Linear, SquareRoot, None"),
+    ({"scaling": {"learningRate": "linear"}}, "scaling.learningRate", "did you mean Linear?"),
+    ({"parameters": {"hidden": 128}}, "parameters.hidden", '128 is a number; write it as a string: "128"'),
+    ({"lr": "0.1"}, "lr", "is no field"),
+]
+
+_RUN_POLICY: list[Row] = [
+    ({"suspend": "yes"}, "suspend", "boolean"),
+    ({"suspended": True}, "suspended", "is no field; nearest: suspend"),
+    ({"restart": {"limits": {"Unknown": -2}}}, "restart.limits.Unknown", "-2 is too small; the least is -1"),
+    ({"restart": {"limits": {"Hang": 3}}}, "restart.limits.Hang", "is no field; known: UserError, Infrastructure"),
+    ({"restart": {"backoff": {"maxSeconds": 0}}}, "restart.backoff.maxSeconds", "0 is too small; the least is 1"),
+]
+
+
+def _under(section: str, rows: list[Row]) -> list[Row]:
+    return [
+        ({f"{section}.{path}": value for path, value in changes.items()}, f"{section}.{field}".rstrip("."), fragment)
+        for changes, field, fragment in rows
+    ]
+
+
+BAD_JOBS: list[Row] = [
+    *_OBJECT,
+    *_under("spec", _SPEC),
+    *_under("spec.slice", _SLICE),
+    *_under("spec.trainer", _TRAINER),
+    *_under("spec.recipe", _RECIPE),
+    *_under("spec.runPolicy", _RUN_POLICY),
+]

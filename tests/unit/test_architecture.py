@@ -1,0 +1,47 @@
+"""The shape of the repository, held by tests because nothing else would notice it giving way."""
+
+import operator
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[2]
+LONGEST_FILE = 350
+PRODUCT = {"operator": "tpu_training_operator", "trainer_image": "tpu_trainer"}
+
+
+def test_the_layers_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    status = lint_imports(config_filename="pyproject.toml", cache_dir=str(tmp_path))
+    assert status == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("root", "package"), PRODUCT.items())
+def test_a_source_root_is_no_package_and_holds_one(root: str, package: str) -> None:
+    """`operator/__init__.py` would take the place of the standard library's module."""
+    assert not (ROOT / root / "__init__.py").exists()
+    packages = {path.parent.name for path in (ROOT / root).glob("*/__init__.py")}
+    loose = {path.name for path in (ROOT / root).glob("*.py")}
+    assert (packages, loose) == ({package}, set())
+
+
+def test_import_operator_is_the_standard_librarys() -> None:
+    assert Path(str(operator.__file__)).parent == Path(sysconfig.get_path("stdlib"))
+    assert str(ROOT / "operator") in sys.path, "the test says nothing unless the source root is on the path"
+
+
+def test_no_file_is_longer_than_one_sitting() -> None:
+    files = [path for root in PRODUCT for path in (ROOT / root).rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert len(files) > 40
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_every_module_says_why_it_exists() -> None:
+    files = [path for root in PRODUCT for path in (ROOT / root).rglob("*.py")]
+    assert [
+        str(path.relative_to(ROOT)) for path in files if not path.read_text(encoding="utf-8").startswith('"""')
+    ] == []

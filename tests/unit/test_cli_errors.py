@@ -1,0 +1,121 @@
+"""Bad input to `tpujob`: exit status 2, the file, the place, what would be right. Never a traceback."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from tests.unit.jobs import ABSENT, job_body
+from tpu_training_operator.cli.main import main
+
+JOB = yaml.safe_dump(job_body())
+
+
+def tpujob(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def told(result: Result, source: Path) -> str:
+    """The one line on stderr, without its beginning; there is nothing on stdout."""
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"tpujob: {source}: ")
+    assert result.stdout == ""
+    return line.removeprefix(f"tpujob: {source}: ")
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "run"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file must hold one TPUTrainingJob; it holds none"),
+        (b"# only a comment\n", "the file must hold one TPUTrainingJob; it holds none"),
+        (b"just words\n", "the file must hold one TPUTrainingJob; it holds none"),
+        (b"- a\n- list\n", "the file must hold one TPUTrainingJob; it holds none"),
+        (f"{JOB}---\n{JOB}".encode(), "the file must hold one TPUTrainingJob; it holds 2 of them"),
+        (b"spec:\n  slice: {acceleratorType: v3-8\n", "line 3, column 1: this is no valid YAML: "),
+        (b"spec:\n\tslice: 1\n", "line 2, column 1: this is no valid YAML: "),
+        (b"a: *nothing\n", "line 1, column 4: this is no valid YAML: found undefined alias"),
+        (b"a: !!python/object:os.system {}\n", "line 1, column 4: this is no valid YAML: "),
+        (b"a: 2024-13-45\n", "this is no valid YAML: month must be in 1..12"),
+        (b"a: " + b"1" * 5000, "this is no valid YAML: "),
+        (b"a: \0", "this is no valid YAML: "),
+        (b"\x80\x81\xfe\xff", "this is no text file in UTF-8"),
+        ("é".encode("latin-1"), "this is no text file in UTF-8"),
+    ],
+)
+def test_a_file_that_holds_no_job(tmp_path: Path, command: str, content: bytes, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content)
+    assert told(tpujob(command, "-f", path), path).startswith(message)
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "run"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, command: str) -> None:
+    missing = tmp_path / "missing.yaml"
+    assert told(tpujob(command, "-f", missing), missing) == "no such file or directory"
+    assert told(tpujob(command, "-f", tmp_path), tmp_path) == "is a directory"
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "run"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": ABSENT}, "kind: is required"),
+        ({"spec.slice.acceleratorType": "v5litepod-17"}, "spec.slice.acceleratorType: there is no accelerator type"),
+        ({"spec.recipe.globalBatchSize": 100}, "spec.recipe.globalBatchSize: 100 does not divide over the 16"),
+        ({"spec.slice.machineType": "n2"}, "spec.slice.machineType: 'n2' has no such slice; it exists on"),
+        ({"metadata.name": "Digits"}, "metadata.name must be at most 48 characters"),
+    ],
+)
+def test_a_job_with_a_problem(tmp_path: Path, command: str, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_body(changes)))
+    assert told(tpujob(command, "-f", path), path).startswith(message)
+
+
+def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_body({"spec.slice.count": 0, "spec.trainer.image": ABSENT})))
+    assert tpujob("validate", "-f", path).stderr.splitlines() == [
+        f"tpujob: {path}: spec.slice.count: 0 is too small; the least is 1",
+        f"tpujob: {path}: spec.trainer.image: is required",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["fly"], ["plan", "-f", "x", "-o", "xml"]])
+def test_a_command_used_wrongly_says_how_it_is_used(arguments: list[str]) -> None:
+    result = tpujob(*arguments)
+    assert result.exit_code == 2
+    assert result.output.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"entrypoint": "digit:task"}, "entrypoint: there is no module 'digit' in "),
+        ({"entrypoint": "digits:tsk"}, "entrypoint: module 'digits' has no 'tsk'; nearest: task"),
+        ({"command": ["nonesuch"]}, "command[0]: there is no program 'nonesuch' on this machine"),
+    ],
+)
+def test_code_that_is_not_there_is_missed_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits.py").write_text("def task(hp): ...\n")
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_body({"spec.trainer": {"image": "x", **trainer}})))
+    assert told(tpujob("run", "-f", path), path).startswith(f"spec.trainer.{message}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").write_text("def task(hp): ...\n")
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_body({"spec.trainer.entrypoint": "digits:task"})))
+    result = tpujob("run", "-f", path, "--output-dir", path)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: --output-dir {path}: file exists"

@@ -1,0 +1,131 @@
+"""`tpujob plan`, `validate` and `crd`: what a person gets before any chip is paid for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from tests.unit.jobs import job_body
+from tpu_training_operator.api.crd import custom_resource_definition
+from tpu_training_operator.cli.main import main
+
+
+def tpujob(*arguments: str | Path, job: dict[str, Any] | None = None) -> Result:
+    """The command; `job` is given on its standard input."""
+    text = yaml.safe_dump(job) if job else None
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=text)
+
+
+def planned(changes: dict[str, Any]) -> dict[str, Any]:
+    result = tpujob("plan", "-f", "-", "-o", "json", job=job_body(changes))
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def tuned_on_v2_8(batch: int, steps: int) -> dict[str, Any]:
+    return {
+        "spec.slice.acceleratorType": "v3-32",
+        "spec.recipe.tunedOn": {"acceleratorType": "v2-8"},
+        "spec.recipe.globalBatchSize": batch,
+        "spec.recipe.trainSteps": steps,
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "scaled_batch", "scaled_steps"), [(1024, 1000, 4096, 250), (1000, 100, 4000, 25)]
+)
+def test_a_recipe_of_one_v2_host_on_four_v3_hosts(batch: int, steps: int, scaled_batch: int, scaled_steps: int) -> None:
+    resolved = planned(tuned_on_v2_8(batch, steps))["resolved"]
+    assert (resolved["hosts"], resolved["chips"], resolved["replicas"]) == (4, 16, 32)
+    assert (resolved["globalBatchSize"], resolved["trainSteps"]) == (scaled_batch, scaled_steps)
+    assert (resolved["perReplicaBatchSize"], resolved["scaleFactor"]) == (batch // 8, "4")
+    assert resolved["learningRate"] == "0.4"
+
+
+def test_the_plan_holds_the_objects_of_the_first_attempt() -> None:
+    objects = planned({})["objects"]
+    assert [(body["kind"], body["metadata"]["name"]) for body in objects] == [
+        ("Service", "digits"),
+        ("ConfigMap", "digits-1"),
+        *(("Pod", f"digits-1-0-{host}") for host in range(4)),
+    ]
+
+
+def test_yaml_and_json_say_the_same() -> None:
+    result = tpujob("plan", "-f", "-", "-o", "yaml", job=job_body())
+    assert yaml.safe_load(result.stdout) == planned({})
+
+
+def test_a_plan_for_a_slice_that_gke_does_not_have_is_numbers_and_a_warning() -> None:
+    document = planned({"spec.slice.acceleratorType": "v2-32", "spec.recipe.globalBatchSize": 1024})
+    assert document["resolved"]["replicas"] == 32
+    assert document["objects"] == []
+    [warning] = document["warnings"]
+    assert warning.startswith("a cluster will refuse this job: GKE has no v2 nodes: use v3")
+
+
+def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
+    result = tpujob("plan", "-f", "-", job=job_body(tuned_on_v2_8(1024, 1000)))
+    rows = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := _cells(line))}
+    assert result.exit_code == 0
+    assert rows["hosts"][:2] == ["1", "4"]
+    assert rows["global batch"][:2] == ["1024", "4096"]
+    assert rows["train steps"][:2] == ["1000", "250"]
+    assert rows["learning rate"][:2] == ["0.1", "0.4"]
+    assert "linear rule" in rows["learning rate"][2]
+
+
+def test_the_table_warns_below_itself_in_one_line() -> None:
+    changes = {"spec.recipe.optimizer.name": "sophia", "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}}
+    last = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-1]
+    assert last.startswith("warning: no scaling rule is known for optimizer 'sophia': ")
+    assert last.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
+
+
+def test_a_valid_job_is_called_valid() -> None:
+    result = tpujob("validate", "-f", "-", job=job_body())
+    assert (result.exit_code, result.stdout) == (0, "digits is valid: 4 hosts of v5litepod-16\n")
+
+
+def test_validate_warns_on_stderr() -> None:
+    result = tpujob("validate", "-f", "-", job=job_body({"spec.recipe.warmupSteps": 301}))
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "warning: warm-up takes 301 steps, but the training ends after 300\n",
+    )
+
+
+def test_the_examples_are_valid() -> None:
+    examples = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+    assert examples != []
+    assert [path.name for path in examples if tpujob("validate", "-f", path).exit_code != 0] == []
+
+
+def test_crd_prints_the_definition() -> None:
+    assert yaml.safe_load(tpujob("crd").stdout) == custom_resource_definition()
+
+
+def test_the_job_may_stand_among_other_documents(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"---\nkind: Namespace\n---\n{yaml.safe_dump(job_body())}---\n")
+    assert tpujob("validate", "-f", path).exit_code == 0
+
+
+def test_a_job_without_a_namespace_is_planned_in_the_default_one() -> None:
+    objects = planned({"metadata.namespace": None})["objects"]
+    assert {body["metadata"]["namespace"] for body in objects} == {"default"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "-h"], ["run", "-h"], ["validate", "-h"], ["crd", "-h"]])
+def test_every_command_has_help(arguments: list[str]) -> None:
+    result = tpujob(*arguments)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.replace("┃", "│").strip("│ ").split("│")] if "│" in line else []

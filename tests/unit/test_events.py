@@ -1,0 +1,44 @@
+"""Events as events.k8s.io/v1 accepts them."""
+
+from tests.unit.jobs import job_body
+from tests.unit.pods import NOON
+from tpu_training_operator.domain.actions import Event
+from tpu_training_operator.runtime.events import event_body
+
+
+def test_an_event_in_full() -> None:
+    body = event_body(Event("Restarting", "attempt 2 follows", warning=True), job_body(), NOON)
+    assert body.pop("metadata")["namespace"] == "default"
+    assert body.pop("reportingInstance")
+    assert body == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "eventTime": "2026-01-15T12:00:00.000000Z",
+        "reportingController": "tpu-training-operator",
+        "action": "Reconcile",
+        "reason": "Restarting",
+        "type": "Warning",
+        "note": "attempt 2 follows",
+        "regarding": {
+            "apiVersion": "tpu-operator.dev/v1alpha1",
+            "kind": "TPUTrainingJob",
+            "namespace": "default",
+            "name": "digits",
+            "uid": job_body()["metadata"]["uid"],
+        },
+    }
+
+
+def test_what_was_wanted_is_no_warning() -> None:
+    assert event_body(Event("Succeeded", "done"), job_body(), NOON)["type"] == "Normal"
+
+
+def test_no_two_events_share_a_name() -> None:
+    names = {event_body(Event("A", "b"), job_body(), NOON)["metadata"]["name"] for _ in range(100)}
+    assert len(names) == 100
+
+
+def test_a_note_is_cut_at_1024_bytes_and_not_within_a_letter() -> None:
+    note = event_body(Event("A", "x" + "é" * 1024), job_body(), NOON)["note"]
+    assert len(note.encode()) == 1023
+    assert note == "x" + "é" * 511

@@ -1,0 +1,127 @@
+"""The world of a job: which slice a reference means, and names that are unique and short enough everywhere."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.jobs import ABSENT, spec
+from tpu_training_operator.api.catalogue import generations, shapes_of_type
+from tpu_training_operator.api.constants import MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain.naming import (
+    WorkerId,
+    config_map_name,
+    host_name,
+    slice_id,
+    worker_labels,
+    workers,
+)
+from tpu_training_operator.domain.topology import SliceLayout, layout_of
+
+UID = "8b6b0c5e-1f7a-4c39-9d11-0242ac120002"
+LONGEST_NAME = "a" * MAX_JOB_NAME_LENGTH
+LARGEST = max((shape for g in generations().values() for shape in g.shapes), key=lambda shape: shape.hosts)
+# The attempt, the slice and the host with the most digits that the name has room for.
+LAST_WORKER = WorkerId(99_999, 255, LARGEST.hosts - 1)
+
+LAYOUTS = st.builds(
+    SliceLayout,
+    st.sampled_from([s for g in generations().values() for s in g.shapes if s.hosts <= 64]),
+    st.integers(1, 4),
+)
+
+
+def layout(**changes: Any) -> SliceLayout:
+    return layout_of(spec({f"slice.{name}": value for name, value in changes.items()}).slice, "spec.slice")
+
+
+@pytest.mark.parametrize(
+    ("changes", "hosts", "chips", "replicas", "text"),
+    [
+        ({"acceleratorType": "v5litepod-16"}, 4, 16, 16, "v5litepod-16"),
+        ({"acceleratorType": "v5litepod-16", "count": 3}, 12, 48, 48, "3 x v5litepod-16"),
+        ({"acceleratorType": "v3-32"}, 4, 16, 32, "v3-32"),
+        ({"acceleratorType": "v5litepod-8"}, 2, 8, 8, "v5litepod-8"),
+        ({"acceleratorType": "v5litepod-8", "machineType": "ct5lp-hightpu-8t"}, 1, 8, 8, "v5litepod-8"),
+        ({"acceleratorType": ABSENT, "generation": "v5e", "topology": "4x4"}, 4, 16, 16, "v5litepod-16"),
+        ({"acceleratorType": ABSENT, "generation": "v4", "topology": "4x4x16"}, 64, 256, 256, "v4-512"),
+    ],
+)
+def test_a_slice_is_so_many_hosts_chips_and_replicas(
+    changes: dict[str, Any], hosts: int, chips: int, replicas: int, text: str
+) -> None:
+    found = layout(**changes)
+    assert (found.hosts, found.chips, found.replicas, str(found)) == (hosts, chips, replicas, text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"acceleratorType": "v5litepod-16"}, "it exists on ct5lp-hightpu-4t"),
+        ({"acceleratorType": "v5litepod-8"}, "it exists on ct5lp-hightpu-4t, ct5lp-hightpu-8t"),
+        ({"acceleratorType": "v2-8", "hardware": "CPU"}, "leave it out"),
+    ],
+)
+def test_a_machine_type_without_the_shape_is_a_problem_that_names_those_with_it(
+    changes: dict[str, Any], way_out: str
+) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        layout(**changes, machineType="ct5lp-hightpu-1t")
+    assert str(caught.value) == f"spec.slice.machineType: 'ct5lp-hightpu-1t' has no such slice; {way_out}"
+
+
+@given(layout=LAYOUTS, attempt=st.integers(1, 99_999))
+def test_workers_are_listed_in_the_order_of_their_index_in_the_job(layout: SliceLayout, attempt: int) -> None:
+    everyone = workers(layout, attempt)
+    indices = [worker.slice * layout.hosts_per_slice + worker.host for worker in everyone]
+    assert indices == list(range(layout.hosts))
+    assert all(before < after for before, after in pairwise(everyone))
+
+
+@given(layout=LAYOUTS)
+def test_no_two_workers_share_a_name_a_host_name_or_labels(layout: SliceLayout) -> None:
+    everyone = [*workers(layout, 1), *workers(layout, 2)]
+    for identity in (
+        lambda worker: worker.pod_name("digits"),
+        lambda worker: host_name("digits", worker),
+        lambda worker: str(sorted(worker_labels("digits", UID, worker).items())),
+    ):
+        assert len(set(map(identity, everyone))) == len(everyone)
+
+
+def test_the_longest_pod_name_is_a_host_name() -> None:
+    assert len(LAST_WORKER.pod_name(LONGEST_NAME)) <= 63
+
+
+def test_every_label_fits_on_the_last_worker_of_the_largest_job() -> None:
+    labels = worker_labels(LONGEST_NAME, UID, LAST_WORKER)
+    assert [value for value in labels.values() if len(value) > 63] == []
+
+
+_NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,6}[a-z0-9])?", fullmatch=True)
+_WORKERS = st.builds(WorkerId, st.integers(1, 20), st.integers(0, 12), st.integers(0, 12))
+
+
+@given(names=st.tuples(_NAMES, _NAMES).filter(lambda names: names[0] != names[1]), ones=_WORKERS, others=_WORKERS)
+def test_no_two_jobs_want_the_same_names(names: tuple[str, str], ones: WorkerId, others: WorkerId) -> None:
+    first, second = names
+    assert ones.pod_name(first) != others.pod_name(second)
+    assert config_map_name(first, ones.attempt) != config_map_name(second, others.attempt)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "a-1"), ("a", "a-1-0"), ("a-1", "a-1-1"), ("a-0-0", "a")])
+def test_a_job_named_like_anothers_pod_is_no_danger(first: str, second: str) -> None:
+    layout = SliceLayout(shapes_of_type("v4-128")[0], 2)
+    everyone = [*workers(layout, 1), *workers(layout, 11)]
+    assert {w.pod_name(first) for w in everyone} & {w.pod_name(second) for w in everyone} == set()
+
+
+def test_a_slice_of_another_attempt_or_job_is_another_slice() -> None:
+    here = WorkerId(1, 0, 0)
+    ids = [slice_id(UID, here), slice_id(UID, WorkerId(2, 0, 0)), slice_id(UID, WorkerId(1, 1, 0))]
+    ids.append(slice_id(UID.replace("8", "9"), here))
+    assert len(set(ids)) == 4
+    assert slice_id(UID, here) == slice_id(UID, WorkerId(1, 0, 3))

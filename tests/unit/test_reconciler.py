@@ -1,0 +1,196 @@
+"""The order of a pass, and how it ends when the cluster says no. The rest of the reconciler is tested on clusters."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.jobs import job_body
+from tests.unit.pods import NOON, pod
+from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.runtime.cluster import (
+    JOBS,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Object,
+    Unavailable,
+)
+from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+
+KEY = JobKey("default", "digits")
+
+
+class Recorded(Store):
+    """A store that writes down what it is asked, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.refuses: dict[str, ApiError] = {}
+        self.hides_pods = False
+        self.while_listing: Callable[[], Awaitable[None]] | None = None
+
+    async def get(self, *arguments: Any) -> Object:
+        self.asked.append(f"get {arguments[0].kind}")
+        return await super().get(*arguments)
+
+    async def list(self, *arguments: Any) -> list[Object]:
+        self.asked.append(f"list {arguments[0].kind}")
+        if self.while_listing:
+            await self.while_listing()
+        return [] if self.hides_pods else await super().list(*arguments)
+
+    async def create(self, body: Object) -> Object:
+        self.asked.append(f"create {body['kind']}")
+        if refusal := self.refuses.get(body["kind"]):
+            raise refusal
+        return await super().create(body)
+
+    async def update_status(self, body: Object) -> Object:
+        self.asked.append("write status")
+        return await super().update_status(body)
+
+
+@pytest.fixture
+async def store() -> Recorded:
+    store = Recorded()
+    await store.create(job_body())
+    store.asked.clear()
+    return store
+
+
+@pytest.fixture
+def reconciler(store: Recorded) -> Reconciler:
+    return Reconciler(store, lambda: NOON)
+
+
+async def status_of(store: Recorded) -> Status:
+    return Status.model_validate((await store.get(JOBS, "default", "digits")).get("status"))
+
+
+async def test_the_job_is_read_before_its_pods(store: Recorded, reconciler: Reconciler) -> None:
+    """Pods read first could lack the workers of an attempt that the job, read later, has left behind."""
+    await reconciler.reconcile(KEY)
+    assert store.asked[:2] == ["get TPUTrainingJob", "list Pod"]
+
+
+async def test_an_attempt_is_begun_in_a_pass_of_its_own(store: Recorded, reconciler: Reconciler) -> None:
+    await reconciler.reconcile(KEY)
+    assert store.asked[2:] == ["write status", "create Event"]
+
+
+async def test_what_workers_share_is_created_before_them(store: Recorded, reconciler: Reconciler) -> None:
+    await reconciler.reconcile(KEY)
+    store.asked.clear()
+    await reconciler.reconcile(KEY)
+    created = [asked for asked in store.asked if asked.startswith("create")]
+    assert sorted(created[:2]) == ["create ConfigMap", "create Service"]
+    assert created[2:] == ["create Pod"] * 4
+
+
+async def test_a_pass_that_changes_nothing_writes_nothing(store: Recorded, reconciler: Reconciler) -> None:
+    await reconciler.reconcile(KEY)
+    await reconciler.reconcile(KEY)
+    store.asked.clear()
+    await reconciler.reconcile(KEY)
+    assert store.asked == ["get TPUTrainingJob", "list Pod"]
+
+
+async def test_a_job_that_is_gone_needs_nothing(store: Recorded, reconciler: Reconciler) -> None:
+    assert await reconciler.reconcile(JobKey("default", "another")) is None
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (Forbidden(403, "Forbidden", "exceeded quota: tpu"), "Forbidden"),
+        (Invalid(422, "Invalid", "spec.containers[0].image: Required value " + "x" * 10_000), "Rejected"),
+    ],
+)
+async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
+    store: Recorded, reconciler: Reconciler, refusal: ApiError, reason: str
+) -> None:
+    store.refuses = {"Pod": refusal}
+    await reconciler.reconcile(KEY)
+    again = await reconciler.reconcile(KEY)
+    status = await status_of(store)
+    stalled = find(status.conditions, ConditionType.STALLED)
+    assert stalled is not None
+    assert again is not None
+    assert (status.state, stalled.reason) == (State.BLOCKED, reason)
+    assert str(refusal)[:60] in stalled.message
+
+
+async def test_a_refusal_that_was_told_is_not_told_again(store: Recorded, reconciler: Reconciler) -> None:
+    store.refuses = {"Pod": Forbidden(403, "Forbidden", "exceeded quota: tpu")}
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    store.asked.clear()
+    await reconciler.reconcile(KEY)
+    assert "write status" not in store.asked
+    assert "create Event" not in store.asked
+
+
+async def test_an_event_that_cannot_be_sent_stops_nothing(store: Recorded, reconciler: Reconciler) -> None:
+    store.refuses = {"Event": Forbidden(403, "Forbidden", "no events")}
+    await reconciler.reconcile(KEY)
+    assert (await status_of(store)).attempt == 1
+
+
+async def test_a_cluster_that_does_not_answer_is_the_queues_business(store: Recorded, reconciler: Reconciler) -> None:
+    await reconciler.reconcile(KEY)
+    store.refuses = {"Pod": Unavailable(503, "", "overloaded")}
+    before = await status_of(store)
+    with pytest.raises(Unavailable):
+        await reconciler.reconcile(KEY)
+    assert await status_of(store) == before
+
+
+async def test_a_refusal_is_told_even_where_others_only_went_unanswered(
+    store: Recorded, reconciler: Reconciler
+) -> None:
+    await reconciler.reconcile(KEY)
+    store.refuses = {
+        "Service": Unavailable(503, "", "overloaded"),
+        "ConfigMap": Forbidden(403, "Forbidden", "exceeded quota: configmaps"),
+    }
+    await reconciler.reconcile(KEY)
+    assert (await status_of(store)).state == State.BLOCKED
+
+
+async def test_a_worker_that_an_earlier_pass_has_created_is_no_conflict(
+    store: Recorded, reconciler: Reconciler
+) -> None:
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    store.hides_pods = True
+    await reconciler.reconcile(KEY)
+    assert (await status_of(store)).state == State.STARTING
+
+
+async def test_a_pod_of_somebody_else_under_a_workers_name_is_one(store: Recorded, reconciler: Reconciler) -> None:
+    stranger = pod(2)
+    del stranger["metadata"]["ownerReferences"]
+    await store.create(stranger)
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    stalled = find((await status_of(store)).conditions, ConditionType.STALLED)
+    assert stalled is not None
+    assert stalled.reason == "NameConflict"
+    assert "Pod digits-1-0-2 exists and belongs to somebody else" in stalled.message
+
+
+async def test_a_job_that_changes_between_reading_and_writing_is_a_conflict(
+    store: Recorded, reconciler: Reconciler
+) -> None:
+    async def change() -> None:
+        job = await store.get(JOBS, "default", "digits")
+        await store.update_status({**job, "status": {"state": "Suspended"}})
+
+    store.while_listing = change
+    with pytest.raises(Conflict):
+        await reconciler.reconcile(KEY)

@@ -1,0 +1,209 @@
+"""The recipe on another slice: the numbers of the published examples, and what holds for every recipe."""
+
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.unit.jobs import ABSENT, spec
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.scaling import ScaledRecipe, plain, scale
+
+
+def recipe(**changes: Any) -> Recipe:
+    names = {"batch": "globalBatchSize", "steps": "trainSteps", "warmup": "warmupSteps", "dataset": "datasetSize"}
+    if "epochs" in changes:
+        changes["steps"] = ABSENT
+    return spec({f"recipe.{names.get(name, name)}": value for name, value in changes.items()}).recipe
+
+
+SGD, ADAMW = {"name": "sgd", "learningRate": "0.1"}, {"name": "adamw", "learningRate": "3e-4"}
+
+
+@pytest.mark.parametrize(
+    ("tuned", "replicas", "before", "batch", "steps"),
+    [
+        # Google's example: v2-8 to v2-32.
+        (8, 32, {"batch": 1024, "steps": 1000}, 4096, 250),
+        (8, 32, {"batch": 1000, "steps": 100}, 4000, 25),
+        # 101 x 1000 examples are 25.25 steps of 4000: one more step rather than fewer examples.
+        (8, 32, {"batch": 1000, "steps": 101}, 4000, 26),
+        (32, 8, {"batch": 4096, "steps": 250}, 1024, 1000),
+        (8, 8, {"batch": 1024, "steps": 1000}, 1024, 1000),
+        (8, 12, {"batch": 1024, "steps": 1000}, 1536, 667),
+        (1, 2048, {"batch": 1, "steps": 1}, 2048, 1),
+        # ImageNet: epochs stay, the steps of an epoch are whole batches.
+        (8, 256, {"batch": 256, "epochs": 90, "dataset": 1_281_167}, 8192, 90 * 156),
+        (8, 8, {"batch": 256, "epochs": 90, "dataset": 1_281_167}, 256, 90 * 5004),
+    ],
+)
+def test_every_replica_keeps_its_batch_and_the_same_examples_are_seen(
+    tuned: int, replicas: int, before: dict[str, int], batch: int, steps: int
+) -> None:
+    scaled = scale(recipe(**before), tuned, replicas)
+    assert (scaled.global_batch_size, scaled.train_steps) == (batch, steps)
+    assert scaled.per_replica_batch_size == before["batch"] // tuned
+
+
+@pytest.mark.parametrize(
+    ("tuned", "replicas", "before", "rate"),
+    [
+        (8, 256, {"batch": 256, "optimizer": SGD}, "3.2"),
+        (8, 4, {"batch": 256, "optimizer": SGD}, "0.05"),
+        (8, 32, {"batch": 256, "optimizer": ADAMW}, "0.0006"),
+        (8, 32, {"batch": 256, "optimizer": {"name": "AdamW", "learningRate": "0.0003"}}, "0.0006"),
+        (8, 32, {"batch": 256, "optimizer": {"name": "sophia", "learningRate": "0.1"}}, "0.1"),
+        (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "SquareRoot"}}, "0.2"),
+        (8, 32, {"batch": 256, "optimizer": ADAMW, "scaling": {"learningRate": "Linear"}}, "0.0012"),
+        (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "None"}}, "0.1"),
+        (8, 256, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "1.6"}}, "1.6"),
+        (8, 8, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "1.6"}}, "0.1"),
+        # Unscaled it is the user's own number, to the last digit.
+        (8, 8, {"batch": 256, "optimizer": {"name": "sgd", "learningRate": "0.0031622776601683795"}}, None),
+    ],
+)
+def test_the_learning_rate_follows_the_rule_of_its_optimizer(
+    tuned: int, replicas: int, before: dict[str, Any], rate: str | None
+) -> None:
+    scaled = scale(recipe(**before), tuned, replicas)
+    assert plain(scaled.learning_rate) == (rate or before["optimizer"]["learningRate"])
+
+
+@pytest.mark.parametrize(
+    ("tuned", "replicas", "before", "warmup"),
+    [
+        # Goyal et al. warm up over five epochs: 25 000 steps of 256, 782 steps of 8192.
+        (8, 256, {"batch": 256, "steps": 450_000, "warmup": 25_000}, 782),
+        (8, 32, {"batch": 1024, "steps": 1000, "warmup": 100}, 25),
+        (8, 32, {"batch": 1024, "steps": 1000, "warmup": 1}, 1),
+        (8, 32, {"batch": 1024, "steps": 1000, "warmup": 0}, 0),
+        (32, 8, {"batch": 1024, "steps": 1000, "warmup": 10}, 40),
+    ],
+)
+def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict[str, int], warmup: int) -> None:
+    assert scale(recipe(**before), tuned, replicas).warmup_steps == warmup
+
+
+@pytest.mark.parametrize(
+    ("replicas", "before", "warning"),
+    [
+        (8, {"optimizer": SGD}, None),
+        (64, {"optimizer": SGD}, None),
+        (72, {"optimizer": SGD}, "the learning rate grows 9-fold without warm-up"),
+        (72, {"optimizer": SGD, "warmup": 10}, None),
+        (72, {"optimizer": ADAMW}, None),
+        (8, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, None),
+        (16, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, "no scaling rule is known for optimizer"),
+        (8, {"epochs": 1, "dataset": 128 * 100 + 127}, None),
+        (8, {"epochs": 1, "dataset": 128 * 10 + 127}, "every epoch drops 127 of 1407 examples (9.0%)"),
+        (8, {"steps": 10, "warmup": 11}, "warm-up takes 11 steps, but the training ends after 10"),
+    ],
+)  # fmt: skip
+def test_what_deserves_a_second_look_is_warned_of(replicas: int, before: dict[str, Any], warning: str | None) -> None:
+    warnings = scale(recipe(batch=128, **before), 8, replicas).warnings
+    assert [text for text in warnings if warning and text.startswith(warning)] == warnings
+    assert len(warnings) == (warning is not None)
+
+
+@pytest.mark.parametrize(
+    ("before", "field", "what", "way_out"),
+    [
+        ({"batch": 100}, "globalBatchSize", "100 does not divide over the 8 replicas", "nearest: 96 or 104"),
+        ({"batch": 5}, "globalBatchSize", "5 does not divide over the 8 replicas", "nearest: 8"),
+        (
+            {"batch": 128, "epochs": 3, "dataset": 511},
+            "datasetSize",
+            "511 examples are fewer than",
+            "use a smaller slice",
+        ),
+    ],
+)
+def test_what_cannot_be_scaled_is_a_problem_with_a_way_out(
+    before: dict[str, Any], field: str, what: str, way_out: str
+) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        scale(recipe(**before), 8, 32)
+    [problem] = caught.value.problems
+    assert problem.field == f"spec.recipe.{field}"
+    assert problem.message.startswith(what)
+    assert way_out in problem.message
+
+
+def test_every_number_comes_with_its_rule() -> None:
+    notes = scale(recipe(batch=1024, steps=1000, warmup=100), 8, 32).notes
+    assert [note.partition(":")[0] for note in notes] == [
+        "globalBatchSize",
+        "trainSteps",
+        "warmupSteps",
+        "learningRate",
+    ]
+    assert notes[0].startswith("globalBatchSize: 128 per replica x 32 replicas = 4096")
+    assert notes[1] == "trainSteps: 1000 x 1024 / 4096 = 250 (1024000 examples, as in the recipe)"
+    assert notes[2] == "warmupSteps: 100 x 1/4 = 25 (the same examples, rounded up)"
+    assert notes[3] == "learningRate: 0.1 x 4 = 0.4 (linear rule, the usual one for sgd)"
+
+
+def test_a_recipe_without_tuned_on_is_used_as_it_stands() -> None:
+    scaled = resolve(spec({"slice.acceleratorType": "v4-128", "recipe.globalBatchSize": 640})).recipe
+    assert (scaled.factor, scaled.global_batch_size, scaled.train_steps) == (Fraction(1), 640, 300)
+    assert scaled.learning_rate == Decimal("0.1")
+
+
+_REPLICAS = st.integers(1, 4096)
+_PER_REPLICA = st.integers(1, 1024)
+_STEPS = st.integers(1, 10**7)
+
+
+def _scaled(per_replica: int, steps: int, tuned: int, replicas: int, warmup: int = 0) -> ScaledRecipe:
+    return scale(recipe(batch=per_replica * tuned, steps=steps, warmup=warmup), tuned, replicas)
+
+
+@given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS)
+def test_the_examples_are_those_of_the_recipe_and_less_than_a_batch_more(
+    per_replica: int, steps: int, tuned: int, replicas: int
+) -> None:
+    scaled = _scaled(per_replica, steps, tuned, replicas)
+    more = scaled.train_steps * scaled.global_batch_size - steps * per_replica * tuned
+    assert 0 <= more < scaled.global_batch_size
+
+
+@given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS)
+def test_the_global_batch_is_the_replicas_batches(per_replica: int, steps: int, tuned: int, replicas: int) -> None:
+    scaled = _scaled(per_replica, steps, tuned, replicas)
+    assert scaled.per_replica_batch_size == per_replica
+    assert scaled.global_batch_size == replicas * per_replica
+
+
+@given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS, warmup=st.integers(0, 10**6))
+def test_scaling_there_and_back_is_the_identity_where_whole_numbers_allow(
+    per_replica: int, steps: int, tuned: int, replicas: int, warmup: int
+) -> None:
+    assume(Fraction(steps * tuned, replicas).denominator == 1)
+    assume(Fraction(warmup * tuned, replicas).denominator == 1)
+    there = _scaled(per_replica, steps, tuned, replicas, warmup)
+    back = _scaled(there.per_replica_batch_size, there.train_steps, replicas, tuned, there.warmup_steps)
+    assert (back.global_batch_size, back.train_steps, back.warmup_steps) == (per_replica * tuned, steps, warmup)
+
+
+@given(
+    mantissa=st.integers(1, 9999),
+    exponent=st.integers(-60, 20),
+    tuned=_REPLICAS,
+    replicas=_REPLICAS,
+    name=st.sampled_from(["sgd", "adam", "sophia"]),
+)
+def test_the_learning_rate_is_positive_and_grows_as_its_rule_says(
+    mantissa: int, exponent: int, tuned: int, replicas: int, name: str
+) -> None:
+    given_rate = f"{mantissa}e{exponent}"
+    rate = scale(
+        recipe(batch=tuned, optimizer={"name": name, "learningRate": given_rate}), tuned, replicas
+    ).learning_rate
+    power = {"sgd": 1.0, "adam": 0.5, "sophia": 0.0}[name]
+    assert float(rate) == pytest.approx(float(given_rate) * (replicas / tuned) ** power, rel=1e-8)
+    assert Decimal(plain(rate)) == rate > 0

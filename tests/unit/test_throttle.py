@@ -1,0 +1,51 @@
+"""The token bucket, on a clock that the test holds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpu_training_operator.runtime.throttle import Throttle
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_burst_goes_through_at_once_and_the_rest_takes_turns() -> None:
+    throttle = Throttle(per_second=10, burst=3, clock=Clock())
+    assert [throttle.take() for _ in range(6)] == [0, 0, 0, 0.1, 0.2, 0.3]
+
+
+def test_tokens_come_back_with_time_up_to_the_burst() -> None:
+    clock = Clock()
+    throttle = Throttle(per_second=10, burst=3, clock=clock)
+    for _ in range(3):
+        throttle.take()
+    clock.now = 0.1
+    assert [throttle.take(), throttle.take()] == [0, 0.1]
+    clock.now = 1000.0
+    assert [throttle.take() for _ in range(4)] == [0, 0, 0, 0.1]
+
+
+async def test_whoever_has_a_token_does_not_wait() -> None:
+    await Throttle(per_second=0.001, burst=1, clock=Clock()).wait()
+
+
+@given(
+    gaps=st.lists(st.floats(0, 2), min_size=1, max_size=60), per_second=st.floats(0.5, 100), burst=st.integers(1, 20)
+)
+def test_no_stretch_of_time_sees_more_requests_than_burst_and_rate_allow(
+    gaps: list[float], per_second: float, burst: int
+) -> None:
+    clock = Clock()
+    throttle = Throttle(per_second, burst, clock)
+    sent = []
+    for gap in gaps:
+        clock.now += gap
+        sent.append(clock.now + throttle.take())
+    for first in range(len(sent)):
+        for last in range(first, len(sent)):
+            stretch = sent[last] - sent[first]
+            assert last - first + 1 <= burst + per_second * stretch + 1e-6

@@ -1,0 +1,122 @@
+"""What is refused, where, and in which words. The same words reach people through `tpujob` and through the status."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.bad_jobs import BAD_JOBS
+from tests.unit.jobs import ABSENT, job_body
+from tpu_training_operator.api.constants import RESERVED_ENV
+from tpu_training_operator.api.slice import V2_NEEDS_CPU
+from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
+
+
+def problems(body: dict[str, Any]) -> list[Problem]:
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(body)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(("changes", "field", "fragment"), BAD_JOBS)
+def test_a_wrong_field_is_named_with_what_would_be_right(changes: dict[str, Any], field: str, fragment: str) -> None:
+    found = problems(job_body(changes))
+    assert any(problem.field == field and fragment in problem.message for problem in found), found
+
+
+def test_every_problem_is_one_line() -> None:
+    every = [str(problem) for changes, _, _ in BAD_JOBS for problem in problems(job_body(changes))]
+    assert [text for text in every if "\n" in text] == []
+
+
+@pytest.mark.parametrize("name", [*RESERVED_ENV, "TPUJOB_", "TPUJOB_ANYTHING"])
+def test_what_operator_torch_xla_and_libtpu_set_is_not_for_users_to_set(name: str) -> None:
+    [problem] = problems(job_body({"spec.trainer.env": [{"name": name, "value": "x"}]}))
+    assert problem == Problem("spec.trainer.env", f"reserved for the operator, torch_xla or libtpu: {name}")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    changes = {"spec.slice.count": 0, "spec.trainer.image": ABSENT, "spec.recipe.optimizer.learningRate": "x"}
+    assert {problem.field for problem in problems(job_body(changes))} == {
+        "spec.slice.count",
+        "spec.trainer.image",
+        "spec.recipe.optimizer.learningRate",
+    }
+
+
+_NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
+_OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
+        {"spec.slice.acceleratorType": "v2-8", "spec.slice.hardware": "CPU"},
+        {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
+        {"spec.trainer.backend": "Torch", "spec.slice.hardware": "CPU"},
+        _OWN_LOOP | {"spec.trainer.args": ["--fast"]},
+        {"spec.trainer.env": [{"name": "MY_TPUJOB_", "value": ""}, {"name": "POD", "valueFrom": {"fieldRef": {}}}]},
+        {"spec.trainer.resources": {"requests": {"cpu": 4, "memory": "16Gi"}}},
+        {"spec.trainer.volumes": [{"name": "data", "emptyDir": {}}]},
+        {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1_281_167},
+        {"spec.recipe.trainSteps": 2**53},
+        {"spec.recipe.optimizer": {"name": "adamw", "learningRate": "3e-4", "beta1": "0.9", "weightDecay": "0"}},
+        {"spec.recipe.optimizer.learningRate": "0001.50E+02"},
+        {"spec.data": {"uri": "gs://bucket/path"}},
+        {"spec.runPolicy": {"suspend": True, "restart": {"limits": {"Preemption": -1, "UserError": 2}}}},
+        {"metadata.name": "a"},
+        {"metadata.name": "a" * 48},
+        {"metadata.labels": {"team": "vision"}, "metadata.annotations": {"note": "x"}, "status": {"whatever": 1}},
+    ],
+)
+def test_what_is_right_is_accepted(changes: dict[str, Any]) -> None:
+    assert parse_job(job_body(changes)).kind == "TPUTrainingJob"
+
+
+def test_a_job_on_v2_can_be_read_where_no_cluster_has_to_take_it() -> None:
+    body = job_body({"spec.slice.acceleratorType": "v2-8"})
+    assert parse_job(body, except_rules=(V2_NEEDS_CPU,)).spec.slice.accelerator_type == "v2-8"
+
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = (
+    "apiVersion",
+    "metadata",
+    "metadata.name",
+    "spec",
+    "spec.slice",
+    "spec.slice.acceleratorType",
+    "spec.trainer.env",
+    "spec.trainer.resources",
+    "spec.trainer.volumes",
+    "spec.recipe.tunedOn",
+    "spec.recipe.optimizer.learningRate",
+    "spec.recipe.parameters",
+    "spec.runPolicy",
+    "spec.surprise",
+)
+
+
+@given(field=st.sampled_from(_FIELDS), value=_ANYTHING)
+def test_any_value_anywhere_is_accepted_or_refused_as_invalid(field: str, value: object) -> None:
+    with contextlib.suppress(InvalidJob):
+        parse_job(job_body({field: value}))
+
+
+@given(prefix=st.sampled_from(["v4-", "v5litepod-", "v9-", ""]), rest=st.text(max_size=8))
+def test_any_accelerator_type_is_accepted_or_refused_with_others_to_choose_from(prefix: str, rest: str) -> None:
+    try:
+        parse_job(job_body({"spec.slice.acceleratorType": prefix + rest}))
+    except InvalidJob as invalid:
+        told = str(invalid)
+    else:
+        told = "nearest: none is needed"
+    assert "nearest: " in told

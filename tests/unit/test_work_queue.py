@@ -1,0 +1,168 @@
+"""The queue's promises: hints collapse, one key is in one pair of hands, failures wait longer each time.
+
+Time is the event loop's own, and the tests turn it.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tpu_training_operator.runtime.work_queue import WorkQueue
+
+SETTLE = 0.1
+
+
+class Time:
+    """The running loop's clock, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self._now)
+
+    async def pass_by(self, seconds: float) -> None:
+        self._now += seconds
+        # Once round for the timers that are due, once for those whom they wake, once for good measure of gather.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+@pytest.fixture
+def queue() -> Iterator[WorkQueue[str]]:
+    queue: WorkQueue[str] = WorkQueue(SETTLE)
+    yield queue
+    queue.close()
+
+
+class Worker:
+    """Somebody waiting for the next key."""
+
+    def __init__(self, queue: WorkQueue[str]) -> None:
+        self._task = asyncio.ensure_future(queue.get())
+
+    @property
+    def key(self) -> str | None:
+        return self._task.result() if self._task.done() else None
+
+    def leave(self) -> None:
+        self._task.cancel()
+
+
+async def test_a_hint_is_worked_on_when_it_has_settled(time: Time, queue: WorkQueue[str]) -> None:
+    worker = Worker(queue)
+    queue.hint("a")
+    await time.pass_by(SETTLE / 2)
+    assert worker.key is None
+    await time.pass_by(SETTLE)
+    assert worker.key == "a"
+
+
+async def test_many_hints_are_one_piece_of_work(time: Time, queue: WorkQueue[str]) -> None:
+    for _ in range(100):
+        queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    assert await queue.get() == "a"
+    queue.done("a")
+    another = Worker(queue)
+    await time.pass_by(10)
+    assert another.key is None
+    another.leave()
+
+
+async def test_a_stream_of_hints_puts_nothing_off(time: Time, queue: WorkQueue[str]) -> None:
+    worker = Worker(queue)
+    for _ in range(3):
+        queue.hint("a")
+        await time.pass_by(SETTLE / 2)
+    assert worker.key == "a"
+
+
+async def test_keys_come_in_the_order_of_their_hints(time: Time, queue: WorkQueue[str]) -> None:
+    for key in ("b", "a", "c"):
+        queue.hint(key)
+        await time.pass_by(0.001)
+    await time.pass_by(SETTLE)
+    assert [await queue.get() for _ in range(3)] == ["b", "a", "c"]
+
+
+async def test_a_key_in_work_is_given_to_nobody_else(time: Time, queue: WorkQueue[str]) -> None:
+    queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    assert await queue.get() == "a"
+    another = Worker(queue)
+    queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    assert another.key is None
+    another.leave()
+
+
+async def test_a_key_hinted_while_in_work_comes_once_more_afterwards(time: Time, queue: WorkQueue[str]) -> None:
+    queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    assert await queue.get() == "a"
+    another = Worker(queue)
+    queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    queue.done("a")
+    await time.pass_by(0)
+    assert another.key == "a"
+
+
+async def test_several_waiting_workers_get_a_key_each(time: Time, queue: WorkQueue[str]) -> None:
+    workers = [Worker(queue) for _ in range(3)]
+    for key in ("a", "b", "c"):
+        queue.hint(key)
+    await time.pass_by(SETTLE * 2)
+    assert {worker.key for worker in workers} == {"a", "b", "c"}
+
+
+async def test_work_that_fails_waits_longer_every_time(time: Time, queue: WorkQueue[str]) -> None:
+    waits = []
+    for _ in range(14):
+        worker = Worker(queue)
+        queue.retry("a")
+        waited = 0.0
+        while worker.key is None:
+            await time.pass_by(0.05)
+            waited += 0.05
+        queue.done("a")
+        waits.append(round(waited, 2))
+    assert waits[:5] == [0.05, 0.1, 0.2, 0.4, 0.8]
+    assert waits[-1] == pytest.approx(60, abs=0.1)
+
+
+async def test_after_a_success_the_next_failure_is_the_first_again(time: Time, queue: WorkQueue[str]) -> None:
+    for _ in range(10):
+        queue.retry("a")
+    queue.forget("a")
+    await time.pass_by(60)
+    queue.done(await queue.get())
+    worker = Worker(queue)
+    queue.retry("a")
+    await time.pass_by(0.06)
+    assert worker.key == "a"
+
+
+async def test_the_sooner_of_two_times_counts(time: Time, queue: WorkQueue[str]) -> None:
+    worker = Worker(queue)
+    queue.add_after("a", 30)
+    queue.hint("a")
+    queue.add_after("a", 60)
+    await time.pass_by(SETTLE * 2)
+    assert worker.key == "a"
+
+
+async def test_nothing_comes_after_the_queue_was_closed(time: Time, queue: WorkQueue[str]) -> None:
+    worker = Worker(queue)
+    queue.hint("a")
+    queue.close()
+    await time.pass_by(60)
+    assert worker.key is None
+    worker.leave()
