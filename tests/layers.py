@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.cluster import packages
+
 
 def _nothing() -> str | None:
     return None
@@ -21,6 +23,10 @@ def _control_plane() -> str | None:
         return "the test cluster needs Linux"
     missing = [tool for tool in ("go", "openssl") if shutil.which(tool) is None]
     return f"no {' and no '.join(missing)} on PATH, to build and run Kubernetes with" if missing else None
+
+
+def _real_nodes() -> str | None:
+    return _torch_xla() or _control_plane() or packages.missing()
 
 
 @dataclass(frozen=True)
@@ -40,4 +46,5 @@ LAYERS = (
     Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
     Layer("controlplane", "a real API server, controllers and scheduler", _control_plane),
     Layer("chart", "the chart, as helm renders it and an API server takes it", _control_plane),
+    Layer("e2e", "training on real nodes, installed with the chart", _real_nodes),
 )

@@ -1,9 +1,9 @@
 """Builds the programs of the test cluster from pinned, checksummed Go modules, once per machine and version.
 
-Called by `control_plane` and `kwok` through `ensure`, and as `python -m tests.cluster.binaries`, which builds
-all and prints their versions, so that the minutes a first build takes are seen and are not a test's. The
-versions stand in go/MODULE/go.mod only. Binaries are kept under `directories.cache_root()`, outside the
-checkout, in a folder named after everything that decides what is built.
+Called by `control_plane`, `kwok` and `nodes` through `ensure`, and as `python -m tests.cluster.binaries [NAME...]`,
+which builds these, or all that this machine can use, and prints their versions, so that the minutes a first build
+takes are seen and are not a test's. The versions stand in go/MODULE/go.mod only. Binaries are kept under
+`directories.cache_root()`, outside the checkout, in a folder named after everything that decides what is built.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import directories, processes, toolchain
+from tests.cluster import directories, packages, processes, toolchain
 
 GO_MODULES = Path(__file__).with_name("go")
 
@@ -28,7 +28,9 @@ class BuildError(Exception):
 class Binary:
     """One program: `package` is built in the module go/`folder`, which pins it through `requirement`.
 
+    `requirement`: empty for a program of this repository itself, which has no version.
     `first_build`: what to tell a person who waits, measured on 2 cores with an empty cache.
+    `version_command`: its arguments to say its version; empty for a program that has none.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Binary:
 
     @property
     def version(self) -> str:
+        if not self.requirement:
+            return ""
         text = (GO_MODULES / self.folder / "go.mod").read_text()
         found = re.search(rf"^(?:require )?\s*{re.escape(self.requirement)} (v\S+)$", text, re.MULTILINE)
         assert found is not None, f"go/{self.folder}/go.mod requires {self.requirement}"
@@ -59,9 +63,19 @@ BINARIES = {
         _kubernetes("kube-controller-manager", "1 min"),
         _kubernetes("kube-scheduler", "5 s"),
         _kubernetes("kubectl", "20 s", ("version", "--client")),
+        _kubernetes("kubelet", "15 s"),
+        _kubernetes("kube-proxy", "5 s"),
+        Binary("coredns", "coredns", "github.com/coredns/coredns", ".", "40 s", ("-version",)),
+        Binary("helm", "helm", "helm.sh/helm/v4", "helm.sh/helm/v4/cmd/helm", "100 s", ("version", "--short")),
+        Binary("pause", "pause", "", ".", "1 s", ()),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),
     )
 }
+
+
+CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+# Of use only where real nodes can run.
+NODE_PROGRAMS = ("pause", "kubelet", "kube-proxy", "coredns")
 
 
 def ensure(*names: str) -> dict[str, Path]:
@@ -78,7 +92,7 @@ def _ensure_one(go: str, binary: Binary) -> Path:
     target = folder / binary.name
     if target.exists():
         return target
-    label = f"{binary.name} {binary.version}"
+    label = f"{binary.name} {binary.version}".strip()
     with directories.locked(folder / "lock", waiting=f"waiting: another process builds for {label}"):
         if not target.exists():
             _build(go, binary, target, label)
@@ -140,18 +154,32 @@ def _go(go: str, binary: Binary, *arguments: str) -> str:
     return done.stdout
 
 
-def main() -> int:
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(BINARIES))
+    if unknown:
+        print(f"no such program: {', '.join(unknown)}; there are {', '.join(BINARIES)}", file=sys.stderr)
+        return 2
     try:
-        paths = ensure(*BINARIES)
+        paths = ensure(*(names or _of_use_here()))
     except (toolchain.ToolchainMissing, BuildError) as error:
         print(error, file=sys.stderr)
         return 1
     for name, path in paths.items():
-        command = [str(path), *BINARIES[name].version_command]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True)
-        print(f"{name:24} {shown.stdout.splitlines()[0]:36} {path}")
+        print(f"{name:24} {_says_its_version(path, BINARIES[name]):36} {path}")
     return 0
 
 
+def _of_use_here() -> list[str]:
+    without = NODE_PROGRAMS if packages.missing() else ()
+    return [name for name in BINARIES if name not in without]
+
+
+def _says_its_version(path: Path, binary: Binary) -> str:
+    if not binary.version_command:
+        return ""
+    shown = subprocess.run([str(path), *binary.version_command], capture_output=True, text=True, check=True)
+    return shown.stdout.splitlines()[0]
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

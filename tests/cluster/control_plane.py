@@ -1,28 +1,34 @@
-"""A real Kubernetes control plane on 127.0.0.1: etcd, API server, controller manager, scheduler.
+"""A real Kubernetes control plane on this machine: etcd, API server, controller manager, scheduler.
 
 Called by the tests' fixtures, and by anyone at a prompt: `with ControlPlane() as cluster: ...`. It has no
-nodes; `kwok` adds simulated ones.
+nodes; `kwok` adds simulated ones, and `nodes` builds a cluster with real ones around it.
 """
 
 import json
 import os
 import secrets
 import subprocess
+from collections.abc import Mapping
 from functools import partial
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Self
 
-from tests.cluster import binaries, directories, pki
+from tests.cluster import binaries, directories, packages, pki
 from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import Child, Children, wait_until
 
 SERVICE_CIDR = "10.96.0.0/16"
+# The API server's own Service, `kubernetes`, gets the first address.
+API_SERVICE_ADDRESS = str(IPv4Network(SERVICE_CIDR)[1])
 START_SECONDS = 60.0
 # With clients connected, an API server takes 60 s to end after SIGTERM. Its state is in etcd, so a kill loses
 # nothing.
 STOP_GRACE_SECONDS = 1.0
 TOKEN_SECONDS = 24 * 3600
+
+API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
 # user name -> groups; each gets a token of its own in the API server's token file.
 USERS = {
@@ -38,9 +44,26 @@ class KubectlError(Exception):
 
 
 class ControlPlane:
-    """start() returns when the API server is ready and the default service account exists."""
+    """start() returns when the API server is ready and the default service account exists.
 
-    def __init__(self) -> None:
+    directory: from `directories.create_cluster_directory`; by default one of its own. stop() removes it.
+    address: where the API server listens, of this machine. Pods reach it there if it is not loopback.
+    users: further users with a token each: name -> groups.
+    controller_manager_flags: further flags of the controller manager.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path | None = None,
+        address: str = LOOPBACK,
+        users: Mapping[str, str] | None = None,
+        controller_manager_flags: tuple[str, ...] = (),
+    ) -> None:
+        self._own_directory = directory
+        self._address = address
+        self._users = USERS | dict(users or {})
+        self._controller_manager_flags = controller_manager_flags
         self.children: Children
         self.directory: Path
         self.server: str
@@ -61,12 +84,10 @@ class ControlPlane:
 
     def start(self) -> None:
         """Raises ToolchainMissing or BuildError before anything runs, then ProcessError with a log's tail."""
-        self._programs = binaries.ensure(
-            "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"
-        )
-        self.directory = directories.create_cluster_directory()
+        self._programs = binaries.ensure(*binaries.CONTROL_PLANE_PROGRAMS)
+        self.directory = self._own_directory or directories.create_cluster_directory()
         # Settings of the machine (ETCD_*, KUBECONFIG, ~/.kwok) must not reach the cluster.
-        environment = {"PATH": os.defpath, "HOME": str(self.directory)}
+        environment = {"PATH": packages.PATH, "HOME": str(self.directory)}
         self.children = Children(self.directory, environment)
         try:
             self._write_credentials()
@@ -112,16 +133,18 @@ class ControlPlane:
         return self._write_kubeconfig(f"{namespace}.{name}", answer["status"]["token"])
 
     def user_kubeconfig(self, user: str) -> Path:
-        """The kubeconfig of one of USERS."""
+        """The kubeconfig of one of USERS or of the further ones."""
         return self._write_kubeconfig(user, self._tokens[user])
 
     def _write_credentials(self) -> None:
-        self._keys = pki.issue(self.directory, names=(f"IP:{LOOPBACK}", "DNS:localhost"))
-        self._tokens = {user: secrets.token_hex(16) for user in USERS}
-        lines = [f'{self._tokens[user]},{user},{user},"{groups}"\n' for user, groups in USERS.items()]
+        addresses = sorted({LOOPBACK, self._address, API_SERVICE_ADDRESS})
+        names = (*(f"IP:{address}" for address in addresses), *(f"DNS:{name}" for name in API_SERVER_NAMES))
+        self._keys = pki.issue(self.directory, names=names)
+        self._tokens = {user: secrets.token_hex(16) for user in self._users}
+        lines = [f'{self._tokens[user]},{user},{user},"{groups}"\n' for user, groups in self._users.items()]
         (self.directory / "tokens.csv").write_text("".join(lines))
         self.ca_file = self._keys.ca
-        self.server = f"https://{LOOPBACK}:{free_port()}"
+        self.server = f"https://{self._address}:{free_port()}"
         self.kubeconfig = self.user_kubeconfig("admin")
         self.api = ApiClient(self.server, self.ca_file, self._tokens["admin"])
 
@@ -152,6 +175,7 @@ class ControlPlane:
                 "--use-service-account-credentials",
                 f"--service-account-private-key-file={self._keys.service_account_key}",
                 f"--root-ca-file={self.ca_file}",
+                *self._controller_manager_flags,
             ),
             self._start_client("kube-scheduler"),
         )
@@ -186,11 +210,14 @@ class ControlPlane:
             "kube-apiserver",
             self._programs["kube-apiserver"],
             f"--etcd-servers={self._etcd}",
-            f"--bind-address={LOOPBACK}",
+            f"--bind-address={self._address}",
             f"--secure-port={port}",
-            # No pod connects here: the Service `kubernetes` needs no endpoint, which could not be 127.0.0.1.
-            f"--advertise-address={LOOPBACK}",
-            "--endpoint-reconciler-type=none",
+            f"--advertise-address={self._address}",
+            # The endpoint of the Service `kubernetes`. It cannot be 127.0.0.1; then there are no real pods either.
+            f"--endpoint-reconciler-type={'none' if self._address == LOOPBACK else 'lease'}",
+            "--kubelet-preferred-address-types=InternalIP",
+            # What a pod may do is for its namespace's Pod Security level to say.
+            "--allow-privileged=true",
             f"--service-cluster-ip-range={SERVICE_CIDR}",
             f"--tls-cert-file={self._keys.serving_certificate}",
             f"--tls-private-key-file={self._keys.serving_key}",

@@ -1,9 +1,9 @@
 """Where a test cluster keeps its files, and what becomes of the directory of a run that was killed.
 
-Called by `control_plane` and `binaries`. Each cluster has a directory of its own under `clusters_root()`,
-with the record of the process that owns it. The next run removes directories whose owner is gone, and stops
-what still runs from them. A process is stopped only if its pid file describes it exactly: a foreign process
-with a recycled pid is left alone.
+Called by `control_plane`, `nodes`, `images`, `binaries` and `__main__`. Each cluster has a directory of its own under
+`clusters_root()`, with the record of the process that owns it. The next run removes directories whose owner is
+gone, and stops what still runs from them. A process is stopped only if its pid file describes it exactly: a foreign
+process with a recycled pid is left alone.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster import cgroups, network
 from tests.cluster.processes import ProcessRecord, start_ticks
 
 OWNER_FILE = "owner"
@@ -54,19 +55,22 @@ def create_cluster_directory() -> Path:
     with locked(root / "lock"):
         _sweep(root)
         directory = Path(tempfile.mkdtemp(dir=root))
-        _own_record().write(directory / OWNER_FILE)
+        ProcessRecord.own().write(directory / OWNER_FILE)
     return directory
 
 
 def remove_cluster_directory(directory: Path) -> None:
+    """With what the cluster's nodes have on the machine outside of it; its processes have been stopped before."""
+    cgroups.remove(cgroups.cluster_group(directory))
+    network.remove(network.bridge_name(directory))
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _own_record() -> ProcessRecord:
-    command = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
-    ticks = start_ticks(os.getpid())
-    assert ticks is not None, "a running process has a start time"
-    return ProcessRecord(os.getpid(), ticks, tuple(os.fsdecode(word) for word in command))
+def sweep() -> None:
+    """Removes what killed runs left."""
+    root = clusters_root()
+    with locked(root / "lock"):
+        _sweep(root)
 
 
 def _sweep(root: Path) -> None:

@@ -43,6 +43,14 @@ class ProcessRecord:
     argv: tuple[str, ...]
 
     @classmethod
+    def own(cls) -> "ProcessRecord":
+        """The record of the process that asks."""
+        command = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+        ticks = start_ticks(os.getpid())
+        assert ticks is not None, "a running process has a start time"
+        return cls(os.getpid(), ticks, tuple(os.fsdecode(word) for word in command))
+
+    @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
         """The record in a pid file; None for one that a killed process left half written or never wrote."""
         try:
@@ -68,6 +76,10 @@ class ProcessRecord:
 
     def kill(self) -> None:
         """SIGKILL to exactly this process, if it still runs; returns when it has ended."""
+        self.end(signal.SIGKILL)
+
+    def end(self, with_signal: signal.Signals) -> None:
+        """Sends exactly this process a signal that ends it, if it still runs; returns when it has ended."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -75,7 +87,7 @@ class ProcessRecord:
         try:
             # The handle stays with one process: the pid cannot pass to another between look and signal.
             if self.is_running():
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                signal.pidfd_send_signal(handle, with_signal)
                 select.select([handle], [], [])
         finally:
             os.close(handle)

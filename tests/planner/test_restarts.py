@@ -10,6 +10,7 @@ from tests.planner.story import (
     fails,
     given_a_created_gang,
     given_a_running_gang,
+    look,
     reason,
     until_running,
 )

@@ -150,13 +150,14 @@ async def test_a_cluster_that_does_not_answer_is_the_queues_business(store: Reco
     assert await status_of(store) == before
 
 
-async def test_a_refusal_is_told_even_where_others_only_went_unanswered(
-    store: Recorded, reconciler: Reconciler
+@pytest.mark.parametrize(("refused", "unanswered"), [("Service", "ConfigMap"), ("ConfigMap", "Service")])
+async def test_a_refusal_is_told_even_where_other_requests_went_unanswered(
+    store: Recorded, reconciler: Reconciler, refused: str, unanswered: str
 ) -> None:
     await reconciler.reconcile(KEY)
     store.refuses = {
-        "Service": Unavailable(503, "", "overloaded"),
-        "ConfigMap": Forbidden(403, "Forbidden", "exceeded quota: configmaps"),
+        refused: Forbidden(403, "Forbidden", "exceeded quota"),
+        unanswered: Unavailable(503, "", "overloaded"),
     }
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).state == State.BLOCKED

@@ -75,6 +75,8 @@ async def run_job(
     try:
         cancelled = await _first_of(watch.until_finished(), interrupts.get())
         if cancelled:
+            # Before the job is gone: the last look may be older than the attempt that is being stopped.
+            await watch.read_status()
             await _stop(store, created, kubelet, interrupts)
         watch.look()
         return watch.outcome(cancelled, pods_directory)
@@ -129,8 +131,7 @@ class _Watch:
 
     async def until_finished(self) -> None:
         while True:
-            job = await self._store.get(JOBS, self._key.namespace, self._key.name)
-            self._status = Status.model_validate(job.get("status") or {})
+            await self.read_status()
             self.look()
             if is_true(self._status.conditions, ConditionType.FAILED):
                 # The other workers are being stopped; their last words are worth the wait.
@@ -139,6 +140,10 @@ class _Watch:
             if any(is_true(self._status.conditions, kind) for kind in _ENDS):
                 return
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def read_status(self) -> None:
+        job = await self._store.get(JOBS, self._key.namespace, self._key.name)
+        self._status = Status.model_validate(job.get("status") or {})
 
     def look(self) -> None:
         reports = self._new_reports()

@@ -1,0 +1,105 @@
+"""A real cluster for a person: `python -m tests.cluster up [--nodes N]` and `down`. Called by `make cluster-up`.
+
+In tests the cluster ends with the test run. Here a process in the background takes the test run's place and keeps it
+until `down`. There is one such cluster at a time; test runs have their own beside it.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tests.cluster import binaries, directories, network, packages, toolchain
+from tests.cluster.binaries import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS
+from tests.cluster.nodes import RealCluster
+from tests.cluster.processes import ProcessError, ProcessRecord, wait_until
+
+START_SECONDS = 300.0
+LOG_LINES = 30
+
+# What keeps a cluster from starting and is for a person to put right.
+REFUSALS = (
+    packages.MachineUnfit,
+    toolchain.ToolchainMissing,
+    binaries.BuildError,
+    network.NetworkError,
+    ProcessError,
+)
+
+
+def folder() -> Path:
+    """Holds `keeper`, the record of the background process, `kubeconfig`, a link that says it is up, and `log`."""
+    return directories.cache_root() / "detached"
+
+
+def up(nodes: int) -> int:
+    """Prints `export KUBECONFIG=...` when the cluster is up; the rest goes to stderr."""
+    packages.require()
+    programs = binaries.ensure(*CONTROL_PLANE_PROGRAMS, *NODE_PROGRAMS)
+    record = ProcessRecord.read(folder() / "keeper")
+    if record is not None and record.is_running():
+        print("the cluster is up already; `down` takes it down", file=sys.stderr)
+        return 1
+    folder().mkdir(parents=True, exist_ok=True)
+    (folder() / "kubeconfig").unlink(missing_ok=True)
+    with (folder() / "log").open("w") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster", "keep", "--nodes", str(nodes)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    wait_until(
+        lambda: (folder() / "kubeconfig").exists() or keeper.poll() is not None,
+        timeout=START_SECONDS,
+        what=f"the cluster is up; see {folder() / 'log'}",
+    )
+    if keeper.returncode is not None:
+        print("\n".join((folder() / "log").read_text().splitlines()[-LOG_LINES:]), file=sys.stderr)
+        return 1
+    print(f"kubectl is {programs['kubectl']}", file=sys.stderr)
+    print(f"export KUBECONFIG={(folder() / 'kubeconfig').resolve()}")
+    return 0
+
+
+def down() -> int:
+    """Also removes what killed test runs left."""
+    record = ProcessRecord.read(folder() / "keeper")
+    if record is not None:
+        record.end(signal.SIGTERM)
+    directories.sweep()
+    return 0
+
+
+def keep(nodes: int) -> NoReturn:
+    """The background process: holds the cluster until SIGTERM."""
+    # As an exception, so that it stops a cluster that still starts, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    ProcessRecord.own().write(folder() / "keeper")
+    with RealCluster(nodes) as cluster:
+        (folder() / "kubeconfig").symlink_to(cluster.kubeconfig)
+        while True:
+            signal.pause()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real cluster on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("up", "start a cluster that stays"), ("keep", "hold a cluster until SIGTERM")):
+        commands.add_parser(name, help=text).add_argument("--nodes", type=int, default=2)
+    commands.add_parser("down", help="take it down")
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "down":
+            return down()
+        return up(arguments.nodes) if arguments.command == "up" else keep(arguments.nodes)
+    except REFUSALS as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The control groups of a cluster's nodes: one folder for the cluster, in it one for each node's kubelet.
+
+Called by `nodes`, and by `directories` to remove those of a killed run. Kubelets that share a root delete each
+other's pods, so each gets a root of its own. cgroup v1 (a hierarchy for each controller) and v2 (one for all).
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+REMOVE_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+
+class CgroupsInUse(Exception):
+    """Processes still run in the groups; the message names them."""
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """One mounted cgroup file system; `v2`: type cgroup2, where a parent hands controllers to its children."""
+
+    root: Path
+    v2: bool
+
+
+def hierarchies(mountinfo: str) -> list[Hierarchy]:
+    """Reads the text of /proc/self/mountinfo (proc_pid_mountinfo(5)): the type stands after the lone hyphen."""
+    found = []
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(" - ")
+        kind = source.split()[0]
+        if kind in ("cgroup", "cgroup2"):
+            found.append(Hierarchy(Path(mount.split()[4]), kind == "cgroup2"))
+    return found
+
+
+def cluster_group(cluster_directory: Path) -> str:
+    return f"tpu-training-operator-{cluster_directory.name}"
+
+
+def create(group: str) -> None:
+    """Makes the group, for example "cluster/node-0", in every hierarchy, with all that its parent may use."""
+    for hierarchy in _mounted():
+        folder = hierarchy.root
+        for name in Path(group).parts:
+            if hierarchy.v2:
+                _hand_down(folder)
+            folder = folder / name
+            folder.mkdir(exist_ok=True)
+            if not hierarchy.v2:
+                _inherit_cpuset(folder)
+
+
+def remove(group: str) -> None:
+    """Removes the group and those below it, waiting for killed processes to leave them. Raises CgroupsInUse."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    for hierarchy in _mounted():
+        while not _removed(hierarchy.root / group):
+            if time.monotonic() > deadline:
+                raise CgroupsInUse(f"processes {_processes(hierarchy.root / group)} are still in {group}")
+            time.sleep(POLL_SECONDS)
+
+
+def _mounted() -> list[Hierarchy]:
+    return hierarchies(Path("/proc/self/mountinfo").read_text())
+
+
+def _hand_down(folder: Path) -> None:
+    """v2: the children of `folder` get each controller that it has itself."""
+    controllers = (folder / "cgroup.controllers").read_text().split()
+    if controllers:
+        (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
+
+
+def _inherit_cpuset(folder: Path) -> None:
+    """v1: a new cpuset is empty, and no process may enter it before it has CPUs and memory nodes."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file = folder / name
+        if file.exists() and not file.read_text().strip():
+            file.write_text((folder.parent / name).read_text())
+
+
+def _removed(folder: Path) -> bool:
+    """Tries to remove the folder and those below it, deepest first; whether that succeeded."""
+    if not folder.exists():
+        return True
+    for path in sorted((folder, *(path for path in folder.rglob("*") if path.is_dir())), reverse=True):
+        try:
+            path.rmdir()
+        except OSError:
+            return False
+    return True
+
+
+def _processes(folder: Path) -> list[int]:
+    return sorted({int(pid) for file in folder.rglob("cgroup.procs") for pid in file.read_text().split()})

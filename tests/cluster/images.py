@@ -1,0 +1,143 @@
+"""Images for real nodes, from this machine alone: a base image by debootstrap, and Dockerfiles built on it.
+
+Called by the end-to-end tests, and as `python -m tests.cluster.images`, which makes the base image, so that its minute
+is seen and is not a test's. No daemon and no image registry: the base comes from Debian's package archive once and is
+cached; buildah works in a storage of its own that is removed again.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import directories, oci, packages
+from tests.cluster.processes import launched
+
+SUITE = "bookworm"
+# What the project's Dockerfiles take for granted of python:3.11-slim.
+CONTENTS = ("python3", "python3-venv", "ca-certificates")
+# What only apt needs, and the devices that the container runtime makes.
+LEFT_OUT = ("./var/cache/apt/*", "./var/lib/apt/lists/*", "./dev/*", "./proc/*", "./sys/*")
+
+# The first of these that is set names the certificates that this machine trusts, where they are not the usual ones.
+CERTIFICATE_SETTINGS = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+
+# Everything that these programs mount or start ends with them, however they end.
+ISOLATED = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+class ImageBuildError(Exception):
+    """debootstrap or buildah refused; the message ends with what it said last."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """`name`: for a pod's spec, once the OCI `archive` is loaded into the nodes."""
+
+    name: str
+    archive: Path
+
+
+def base_image() -> Image:
+    """Debian with Python, made if the cache does not hold it. Raises MachineUnfit, ImageBuildError."""
+    # debootstrap sets packages up in the new root, so what it makes follows from these alone.
+    key = hashlib.sha256("\0".join((SUITE, *CONTENTS, *LEFT_OUT)).encode()).hexdigest()[:12]
+    folder = directories.cache_root() / "images"
+    image = Image(f"tpu-operator.dev/python:{key}", folder / f"python-{key}.tar")
+    if not image.archive.exists():
+        with directories.locked(folder / "lock", waiting="waiting: another process makes the base image"):
+            if not image.archive.exists():
+                _bootstrap(image)
+    return image
+
+
+def build_image(dockerfile: Path, context: Path, tag: str, build_args: Mapping[str, str], into: Path) -> Image:
+    """Builds a Dockerfile whose base is ${BASE_IMAGE} on `base_image`, and writes the archive into folder `into`.
+
+    tag: the image's name, with registry ("localhost/operator:test"). Raises MachineUnfit, ImageBuildError.
+    """
+    base = base_image()
+    archive = into / f"{hashlib.sha256(tag.encode()).hexdigest()[:12]}.tar"
+    scratch = directories.create_cluster_directory()
+    arguments = {"BASE_IMAGE": f"oci-archive:{base.archive}", **build_args}
+    try:
+        _buildah(
+            scratch,
+            "bud",
+            "--isolation=chroot",
+            "--layers=false",
+            f"--file={dockerfile}",
+            f"--tag={tag}",
+            *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+            *_trusted_certificates(),
+            str(context),
+        )
+        archive.unlink(missing_ok=True)
+        _buildah(scratch, "push", "--disable-compression", tag, f"oci-archive:{archive}:{tag}")
+    finally:
+        directories.remove_cluster_directory(scratch)
+    return Image(tag, archive)
+
+
+def _bootstrap(image: Image) -> None:
+    print("making the base image (about 1 min, once)", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    scratch = directories.create_cluster_directory()
+    root, layer, archive = scratch / "root", scratch / "layer.tar", scratch / "image.tar"
+    debootstrap = str(packages.find("debootstrap"))
+    try:
+        _run(scratch, (debootstrap, "--variant=minbase", f"--include={','.join(CONTENTS)}", SUITE, str(root)))
+        excluded = [f"--exclude={pattern}" for pattern in LEFT_OUT]
+        _run(scratch, ("/usr/bin/tar", "--create", f"--file={layer}", f"--directory={root}", *excluded, "."))
+        oci.write_image(archive, image.name, layer, ())
+        archive.rename(image.archive)
+    finally:
+        directories.remove_cluster_directory(scratch)
+    print(f"made {image.name} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _trusted_certificates() -> list[str]:
+    """The flags that let a build step trust what this machine trusts, where its environment says what that is."""
+    named = [os.environ[name] for name in CERTIFICATE_SETTINGS if os.environ.get(name)]
+    return [f"--volume={named[0]}:{CERTIFICATES}:ro"] if named else []
+
+
+def _buildah(scratch: Path, *arguments: str) -> None:
+    places = (f"--root={scratch / 'storage'}", f"--runroot={scratch / 'run'}", "--storage-driver=vfs")
+    _run(scratch, (str(packages.find("buildah")), *places, *arguments))
+
+
+def _run(scratch: Path, command: tuple[str, ...]) -> None:
+    """Runs a program that keeps its temporary files in `scratch`. Raises ImageBuildError."""
+    environment = os.environ | {"PATH": packages.PATH, "TMPDIR": str(scratch)}
+    done = subprocess.run(
+        launched((*ISOLATED, *command)),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = "\n".join(done.stdout.splitlines()[-30:])
+        raise ImageBuildError(f"{Path(command[0]).name} ended with {done.returncode}:\n{last}")
+
+
+def main() -> int:
+    try:
+        image = base_image()
+    except (packages.MachineUnfit, ImageBuildError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{image.name:60} {image.archive}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

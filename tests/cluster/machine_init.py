@@ -1,0 +1,65 @@
+"""The first process of a simulated machine. Started by `machine` in fresh pid, mount and network namespaces.
+
+Run as a script, by path: `python -I -S machine_init.py FOLDER`. It hides what the programs of a node would write to
+this machine at fixed paths, says so in FOLDER/ready, and then collects the processes that others leave behind.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+# Fixed paths of kubelet (device plugins, links to logs) and of the CNI library; /run holds containerd's state, whose
+# sockets have fixed names too.
+PRIVATE_FOLDERS = ("/var/lib/kubelet", "/var/log/containers", "/var/lib/cni")
+FRESH_AT_EVERY_START = "/run"
+
+# kubelet sets these where they differ, and they are of the whole machine. It finds what it wants to see instead.
+KUBELET_SETTINGS = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+
+
+def main(folder: Path) -> None:
+    _mount("--make-rshared", "/")
+    for path in PRIVATE_FOLDERS:
+        own = folder / path.strip("/").replace("/", ".")
+        own.mkdir(parents=True, exist_ok=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
+        _mount("--bind", str(own), path)
+    _mount("-t", "tmpfs", "-o", "mode=755", "run", FRESH_AT_EVERY_START)
+    for name, value in KUBELET_SETTINGS.items():
+        own = folder / name.replace("/", ".")
+        own.write_text(f"{value}\n")
+        _mount("--bind", str(own), f"/proc/sys/{name}")
+    # A setting of the network namespace, which is this machine's own.
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
+    (folder / "ready").touch()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while True:
+        _collect_ended()
+        signal.sigwait({signal.SIGCHLD})
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def _collect_ended() -> None:
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
