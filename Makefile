@@ -1,11 +1,15 @@
 # The two commands that always work: `make demo` trains an example, `make test` runs every layer of tests.
-.PHONY: demo test check format crds lock clean
+.PHONY: demo test check format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
 
+# The programs of the test clusters are built first, where their minutes are seen. Where they cannot be built the tests
+# say why and leave those layers out.
 test: .setup check
-	@command -v go >/dev/null && .venv/bin/python -m tests.cluster.binaries || true
+	-@command -v go >/dev/null && .venv/bin/python -m tests.cluster.binaries
+	-@.venv/bin/python -c 'from tests.cluster import packages; raise SystemExit(packages.missing() is not None)' \
+	    && .venv/bin/python -m tests.cluster.images
 	.venv/bin/python -m pytest
 
 check: .setup
@@ -22,9 +26,30 @@ crds: .setup
 lock: .setup
 	scripts/lock
 
+REGISTRY ?= localhost
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))) docker)
+BUILD_FLAGS ?=
+
+# Both images; the trainer's takes ten minutes and 8 GB.
+images:
+	$(BUILDER) build $(BUILD_FLAGS) -f operator/Dockerfile -t $(REGISTRY)/tpu-training-operator:$(VERSION) .
+	$(BUILDER) build $(BUILD_FLAGS) -f trainer_image/Dockerfile -t $(REGISTRY)/tpu-trainer:$(VERSION) .
+
+# A real cluster on this machine without Docker (root, Linux); prints the KUBECONFIG to export.
+NODES ?= 2
+cluster-up: .setup
+	@.venv/bin/python -m tests.cluster up --nodes $(NODES)
+
+cluster-down: .setup
+	@.venv/bin/python -m tests.cluster down
+
+# The same where Docker and kind are; CI does not run this one.
+kind-up:
+	kind create cluster --name tpu-training-operator
+
 clean:
 	rm -rf .venv runs .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
-.PHONY: .setup
 .setup:
 	@scripts/setup

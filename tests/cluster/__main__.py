@@ -26,6 +26,7 @@ REFUSALS = (
     binaries.BuildError,
     network.NetworkError,
     ProcessError,
+    TimeoutError,
 )
 
 
@@ -71,6 +72,7 @@ def down() -> int:
     if record is not None:
         record.end(signal.SIGTERM)
     directories.sweep()
+    print("the cluster is down", file=sys.stderr)
     return 0
 
 
@@ -89,7 +91,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real cluster on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("up", "start a cluster that stays"), ("keep", "hold a cluster until SIGTERM")):
-        commands.add_parser(name, help=text).add_argument("--nodes", type=int, default=2)
+        commands.add_parser(name, help=text).add_argument(
+            "--nodes", type=int, default=2, choices=range(1, network.MAX_NODES + 1), metavar="N"
+        )
     commands.add_parser("down", help="take it down")
     arguments = parser.parse_args()
     try:

@@ -65,7 +65,7 @@ BINARIES = {
         _kubernetes("kubectl", "20 s", ("version", "--client")),
         _kubernetes("kubelet", "15 s"),
         _kubernetes("kube-proxy", "5 s"),
-        Binary("coredns", "coredns", "github.com/coredns/coredns", ".", "40 s", ("-version",)),
+        Binary("coredns", "coredns", "github.com/coredns/coredns", ".", "90 s", ("-version",)),
         Binary("helm", "helm", "helm.sh/helm/v4", "helm.sh/helm/v4/cmd/helm", "100 s", ("version", "--short")),
         Binary("pause", "pause", "", ".", "1 s", ()),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),

@@ -14,6 +14,10 @@ from tests.cluster.processes import Child, launched
 
 START_SECONDS = 30.0
 
+# containerd opens a second socket beside its first, with this at the end of its name.
+TTRPC = ".ttrpc"
+SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, without its end mark
+
 # The namespace of containerd that the CRI plugin, and so kubelet, sees.
 KUBERNETES_NAMESPACE = "k8s.io"
 
@@ -52,6 +56,11 @@ class Containerd:
     def configure(self, nodes: Network, index: int, sandbox_image: str, shared: tuple[Path, ...]) -> None:
         """`shared`: folders of this machine that every container sees at the same path, read-only, as a node's own
         files would be: what is too large to be copied into an image."""
+        """Raises MachineUnfit when the directory's path is too long for a socket."""
+        if len(f"{self.socket}{TTRPC}") > SOCKET_PATH_LIMIT:
+            raise packages.MachineUnfit(
+                f"{self.socket} is too long a path for a socket; set XDG_CACHE_HOME to a folder with a shorter one"
+            )
         cni_config = self._directory / "cni"
         cni_config.mkdir(parents=True)
         (cni_config / "pods.conflist").write_text(json.dumps(network.pod_network(nodes, index)))

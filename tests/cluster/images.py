@@ -78,7 +78,7 @@ def build_image(dockerfile: Path, context: Path, tag: str, build_args: Mapping[s
             str(context),
         )
         archive.unlink(missing_ok=True)
-        _buildah(scratch, "push", "--disable-compression", tag, f"oci-archive:{archive}:{tag}")
+        _buildah(scratch, "push", tag, f"oci-archive:{archive}:{tag}")
     finally:
         directories.remove_cluster_directory(scratch)
     return Image(tag, archive)

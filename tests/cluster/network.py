@@ -95,9 +95,14 @@ def connect(network: Network, index: int, count: int, pid: int) -> None:
 
 
 def remove(bridge: str) -> None:
-    """Deletes the bridge with its routes, if it exists; the cables have gone with their nodes."""
-    if Path("/sys/class/net", bridge).exists():
-        _ip(f"link delete {bridge}")
+    """Deletes the bridge with its routes, and cables of killed nodes that the kernel has not got round to yet."""
+    interfaces = Path("/sys/class/net")
+    for name in sorted(path.name for path in (*interfaces.glob(bridge), *interfaces.glob(f"{bridge}-*"))):
+        try:
+            _ip(f"link delete {name}")
+        except NetworkError:
+            if (interfaces / name).exists():
+                raise
 
 
 def pod_network(network: Network, index: int) -> dict[str, object]:

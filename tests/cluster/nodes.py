@@ -36,6 +36,8 @@ class RealCluster:
     nodes: the names, "node-0" and so on. shared: folders of this machine that every container sees, read-only.
     """
 
+    owns_nodes = True
+
     def __init__(self, nodes: int = 2, shared: tuple[Path, ...] = ()) -> None:
         if not 1 <= nodes <= network.MAX_NODES:
             raise ValueError(f"nodes: {nodes}; a cluster has 1 to {network.MAX_NODES}")
@@ -78,13 +80,7 @@ class RealCluster:
 
     def helm(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Runs helm as admin, with settings and caches of this cluster's own. Raises HelmError."""
-        program = binaries.ensure("helm")["helm"]
-        home = self.control_plane.directory / "helm"
-        environment = {"PATH": os.defpath, "HOME": str(home), "KUBECONFIG": str(self.kubeconfig)}
-        done = subprocess.run([str(program), *args], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise HelmError(f"helm {' '.join(args)}: {done.stderr.strip()}")
-        return done
+        return run_helm(self.kubeconfig, self.directory / "helm", *args)
 
     def start(self) -> None:
         """Raises MachineUnfit, ToolchainMissing or BuildError before anything runs, then NetworkError, ProcessError."""
@@ -223,6 +219,16 @@ class RealCluster:
     def _kill_machines(self) -> None:
         for node in self._by_name.values():
             node.machine.kill()
+
+
+def run_helm(kubeconfig: Path, home: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Runs helm with its settings and caches in `home`. Raises HelmError."""
+    program = binaries.ensure("helm")["helm"]
+    environment = {"PATH": os.defpath, "HOME": str(home), "KUBECONFIG": str(kubeconfig)}
+    done = subprocess.run([str(program), *args], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise HelmError(f"helm {' '.join(args)}: {done.stderr.strip()}")
+    return done
 
 
 def _user(node: str) -> str:

@@ -1,13 +1,16 @@
 """A real cluster for the tests of this folder: one of two nodes for the session, a namespace for each test."""
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import existing as existing_cluster
 from tests.cluster.api import ApiError
+from tests.cluster.existing import ExistingCluster
 from tests.cluster.images import Image, base_image, build_image
 from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
@@ -18,15 +21,25 @@ SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[RealCluster]:
-    """Two real nodes, node-0 and node-1, with DNS and Services."""
-    with RealCluster(nodes=2, shared=SHARED) as real:
-        yield real
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | ExistingCluster]:
+    """Two real nodes, node-0 and node-1, with DNS and Services; or the cluster in TEST_KUBECONFIG."""
+    existing = os.environ.get(existing_cluster.SETTING)
+    if existing:
+        with ExistingCluster(Path(existing), tmp_path_factory.mktemp("existing")) as found:
+            yield found
+    else:
+        with RealCluster(nodes=2, shared=SHARED) as real:
+            yield real
 
 
 @pytest.fixture(scope="session")
 def images(cluster: RealCluster) -> None:
-    """The operator's image, built from its Dockerfile, and the digits image, in both nodes under their usual names."""
+    """The operator's image, built from its Dockerfile, and the digits image, in both nodes under their usual names.
+
+    An existing cluster must have them already.
+    """
+    if not cluster.owns_nodes:
+        return
     version = importlib.metadata.version("tpu-training-operator")
     environment = {"ENVIRONMENT": sys.prefix, "REPOSITORY": str(REPOSITORY)}
     built = (
@@ -42,6 +55,8 @@ def images(cluster: RealCluster) -> None:
 @pytest.fixture(scope="session")
 def python_image(cluster: RealCluster) -> Image:
     """Debian with Python, in both nodes."""
+    if not cluster.owns_nodes:
+        pytest.skip("needs nodes that the tests start, stop and load images into")
     image = base_image()
     cluster.load_image(image.archive)
     return image

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 from datetime import datetime
@@ -23,13 +24,13 @@ from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.local.run import Outcome, run_job
 
 _INTERRUPTED = 130
-_LOCAL_VOLUMES = ("config_map", "empty_dir")
+_LOCAL_VOLUMES = ("empty_dir",)
 
 
 @click.command()
 @filename_option
 @click.option(
-    "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME."
+    "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME-PID."
 )
 def run(filename: Path, output_dir: Path | None) -> None:
     """Train a job on this machine, without a cluster."""
@@ -38,7 +39,8 @@ def run(filename: Path, output_dir: Path | None) -> None:
     problem = find_problem(file.job.spec.trainer, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
-    directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    # With the process in it: two runs may begin in one second.
+    directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     _make(directory)
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path))

@@ -91,7 +91,8 @@ def _failure(pod: WorkerPod, attempt: int, now: datetime) -> Failure:
         exit_code=pod.exit_code,
         failure_class=cause.failure_class,
         reason=cause.reason,
-        message=cause.message[:_LONGEST_MESSAGE],
+        # The end: that is where a traceback says what was wrong.
+        message=cause.message[-_LONGEST_MESSAGE:],
         time=format_time(min(_failed_at(pod, now), now)),
     )
 

@@ -1,0 +1,65 @@
+"""`python -m tests.cluster up` and `down`: a cluster for a person, which outlives the command that started it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import binaries, directories
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cache() -> Iterator[Path]:
+    """A cache folder of the test's own that has the programs, so that a person's own cluster is left alone.
+
+    Not `tmp_path`: containerd's socket would have too long a path there.
+    """
+    programs = directories.cache_root() / "binaries"
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / directories.cache_root().name
+        own.mkdir()
+        (own / "binaries").symlink_to(programs)
+        yield Path(folder)
+        command(Path(folder), "down")
+
+
+def command(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cluster", *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_cluster_stays_up_until_it_is_taken_down(cache: Path) -> None:
+    kubectl = binaries.ensure("kubectl")["kubectl"]
+    up = command(cache, "up", "--nodes", "1")
+    assert up.returncode == 0, up.stderr
+    variable, _, kubeconfig = up.stdout.strip().removeprefix("export ").partition("=")
+    assert variable == "KUBECONFIG"
+    nodes = [str(kubectl), f"--kubeconfig={kubeconfig}", "get", "nodes", "--output=name"]
+    assert subprocess.check_output(nodes, text=True) == "node/node-0\n"
+    again = command(cache, "up")
+    assert (again.returncode, again.stderr) == (1, "the cluster is up already; `down` takes it down\n")
+    assert command(cache, "down").returncode == 0
+    assert not Path(kubeconfig).exists()
+
+
+def test_taking_down_what_is_not_up_is_no_error(cache: Path) -> None:
+    assert command(cache, "down").returncode == 0
+
+
+@pytest.mark.parametrize("nodes", ["0", "101", "two"])
+def test_a_number_of_nodes_that_cannot_be_is_refused(cache: Path, nodes: str) -> None:
+    refused = command(cache, "up", "--nodes", nodes)
+    assert refused.returncode == 2
+    assert "--nodes" in refused.stderr.splitlines()[-1]
