@@ -87,13 +87,17 @@ def keep(nodes: int) -> NoReturn:
             signal.pause()
 
 
+def _count(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= network.MAX_NODES):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {network.MAX_NODES}")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real cluster on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("up", "start a cluster that stays"), ("keep", "hold a cluster until SIGTERM")):
-        commands.add_parser(name, help=text).add_argument(
-            "--nodes", type=int, default=2, choices=range(1, network.MAX_NODES + 1), metavar="N"
-        )
+        commands.add_parser(name, help=text).add_argument("--nodes", type=_count, default=2, metavar="N")
     commands.add_parser("down", help="take it down")
     arguments = parser.parse_args()
     try:

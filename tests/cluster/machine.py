@@ -11,6 +11,8 @@ from pathlib import Path
 from tests.cluster.processes import Child, Children, ProcessRecord, start_ticks
 
 START_SECONDS = 20.0
+# What is stopped has lost its other half inside and ends by itself.
+STOP_SECONDS = 10.0
 
 _FIRST_PROCESS = str(Path(__file__).with_name("machine_init.py"))
 _ENTER = str(Path(__file__).with_name("machine_enter.py"))
@@ -76,6 +78,6 @@ class Machine:
             return
         self._first.kill()
         for name in (*self._programs, self.name):
-            self._children.stop(name, grace=START_SECONDS)
+            self._children.stop(name, grace=STOP_SECONDS)
         self._programs.clear()
         self._first = None
