@@ -9,7 +9,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -40,17 +40,31 @@ class Shape:
     default: bool
     verified: bool
 
+    @property
+    def host_bounds(self) -> tuple[int, int, int]:
+        """Hosts along each axis, as GKE's device plugin tells libtpu in TPU_HOST_BOUNDS."""
+        sides = [*(int(side) for side in self.topology.split("x")), 1][:3]
+        block = HOST_BLOCKS.get(self.chips_per_host, (1, 1, 1))
+        return (max(1, sides[0] // block[0]), max(1, sides[1] // block[1]), max(1, sides[2] // block[2]))
+
 
 @dataclass(frozen=True)
 class Generation:
-    """A TPU generation. Memory and peak speed are per chip (GiB, bf16 TFLOP/s)."""
+    """A TPU generation. Memory and peak speed are per chip (GiB, bf16 TFLOP/s).
+
+    Slices of three dimensions above one cube (4x4x4) are `max_cubes` cubes at most; 0 for two dimensions.
+    torch_xla starts `processes_per_chip` per chip: on v2 and v3 one process drives both devices of a chip, on tpu7x
+    each device is a PCI function, and so a process, of its own.
+    """
 
     name: str
     on_gke: bool
     name_prefix: str
     devices_per_chip: int
+    processes_per_chip: int
     hbm_gib_per_chip: int
     bf16_tflops_per_chip: int
+    max_cubes: int
     shapes: tuple[Shape, ...]
 
     @property
@@ -61,6 +75,12 @@ class Generation:
     def topologies(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(shape.topology for shape in self.shapes))
 
+
+CUBE_SIDE = 4
+LONGEST_SIDE = 256
+
+# Chips of one host along each axis, by their number (TPU_CHIPS_PER_HOST_BOUNDS).
+HOST_BLOCKS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
 # v2 has no GKE machine type; its TPU VMs hold four chips like every multi-host machine since.
 _CHIPS_PER_VM_WITHOUT_MACHINE_TYPE = 4
@@ -83,8 +103,10 @@ def _generation(name: str, row: dict[str, Any]) -> Generation:
         on_gke=row["onGke"],
         name_prefix=row["namePrefix"],
         devices_per_chip=row["devicesPerChip"],
+        processes_per_chip=row["processesPerChip"],
         hbm_gib_per_chip=row["hbmGibPerChip"],
         bf16_tflops_per_chip=row["bf16TflopsPerChip"],
+        max_cubes=row.get("maxCubes", 0),
         shapes=tuple(_shape(name, row, shape, machine_types) for shape in row["shapes"]),
     )
 
@@ -117,8 +139,43 @@ def shapes_of_type(accelerator_type: str) -> tuple[Shape, ...]:
 def shapes_of_topology(generation: str, topology: str) -> tuple[Shape, ...]:
     """The shapes with this topology, the default first; empty when the generation has none."""
     known = generations().get(generation)
-    found = [shape for shape in known.shapes if shape.topology == topology] if known else []
+    if known is None:
+        return ()
+    found = [shape for shape in known.shapes if shape.topology == topology]
+    if not found and follows_cube_rule(known, topology):
+        return (_unlisted(known, topology),)
     return tuple(sorted(found, key=lambda shape: not shape.default))
+
+
+def follows_cube_rule(generation: Generation, topology: str) -> bool:
+    """Whether whole cubes make up this topology: three sides in ascending order, each a multiple of 4 up to 256.
+
+    The rule is that of GKE's documentation and of KubeRay's validator. Most such shapes are listed by no source.
+    """
+    sides = [int(side) for side in topology.split("x")]
+    return (
+        len(sides) == 3
+        and all(side % CUBE_SIDE == 0 and side <= LONGEST_SIDE for side in sides)
+        and sides == sorted(sides)
+        and math.prod(sides) <= generation.max_cubes * CUBE_SIDE**3
+    )
+
+
+def _unlisted(generation: Generation, topology: str) -> Shape:
+    """A shape by the cube rule, on the machine type of the generation's other large slices."""
+    largest = generation.shapes[-1]
+    chips = math.prod(int(side) for side in topology.split("x"))
+    size_in_name = chips * int(largest.accelerator_type.rpartition("-")[2]) // largest.chips
+    return replace(
+        largest,
+        topology=topology,
+        accelerator_type=f"{generation.name_prefix}-{size_in_name}",
+        chips=chips,
+        hosts=chips // largest.chips_per_host,
+        devices=chips * generation.devices_per_chip,
+        default=False,
+        verified=False,
+    )
 
 
 def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:

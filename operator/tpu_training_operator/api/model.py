@@ -62,6 +62,7 @@ _POSITIVE = r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)" + _EXPONENT
 _NON_NEGATIVE = r"^[0-9]+(\.[0-9]+)?" + _EXPONENT
 _FRACTION = r"^0(\.[0-9]+)?$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
@@ -75,6 +76,7 @@ PATTERN_MEANINGS = {
     _NON_NEGATIVE: 'a number of 0 or more such as "0.01" or "1e-4"',
     _FRACTION: 'a number from 0 to below 1 such as "0.9"',
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
+    TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
 

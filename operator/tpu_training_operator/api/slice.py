@@ -1,16 +1,21 @@
 """`spec.slice` and `recipe.tunedOn`: which TPU slice. Both name it by accelerator type or by topology."""
 
+import re
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from tpu_training_operator.api import catalogue
-from tpu_training_operator.api.model import ApiModel, Rule, ShortText
+from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Rule, ShortText
 
 AcceleratorType = Annotated[str, Field(max_length=32)]
-Topology = Annotated[str, Field(max_length=32)]
-GenerationName = Literal["v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x"]
+Topology = Annotated[str, Field(max_length=32, pattern=TOPOLOGY_PATTERN)]
+GenerationName = Annotated[str, Field(max_length=16)]
+
+_KNOWN = tuple(catalogue.generations())
+# From tpu7x on GKE's node label is the generation's own name, so a newer one can be used before this catalogue has it.
+_NEWER = re.compile(r"tpu[0-9]+[a-z]?")
 
 
 class Hardware(StrEnum):
@@ -47,6 +52,34 @@ _ONE_FORM = Rule(
 )
 
 
+def _is_newer(value: "SliceRef") -> bool:
+    return value.generation not in _KNOWN and _NEWER.fullmatch(value.generation or "") is not None
+
+
+_GENERATIONS_MESSAGE = f"known generations are {', '.join(_KNOWN)}; a newer one (like tpu8t) needs chipsPerHost as well"
+
+_KNOWN_GENERATION = Rule(
+    cel=f"!has(self.generation) || self.generation in {_cel_list(_KNOWN)}"
+    f" || (self.generation.matches('^{_NEWER.pattern}$') && has(self.chipsPerHost))",
+    message=_GENERATIONS_MESSAGE,
+    holds=lambda value: (
+        value.generation is None
+        or value.generation in _KNOWN
+        or (_is_newer(value) and value.chips_per_host is not None)
+    ),
+    field="generation",
+    explain=lambda value: f"{value.generation!r} is not known; {_GENERATIONS_MESSAGE}",
+)
+
+_CATALOGUE_KNOWS_CHIPS = Rule(
+    cel="(!has(self.chipsPerHost) && !has(self.devicesPerChip))"
+    f" || (has(self.generation) && !(self.generation in {_cel_list(_KNOWN)}))",
+    message="chipsPerHost and devicesPerChip are only for generations newer than the catalogue; leave them out",
+    holds=lambda value: (value.chips_per_host is None and value.devices_per_chip is None) or _is_newer(value),
+    field="chipsPerHost",
+)
+
+
 def _accelerator_type_rule(generation: catalogue.Generation) -> Rule:
     prefix = generation.name_prefix + "-"
     return Rule(
@@ -60,6 +93,29 @@ def _accelerator_type_rule(generation: catalogue.Generation) -> Rule:
         ),
         field="acceleratorType",
         explain=_explain_accelerator_type,
+    )
+
+
+def _cel_cube_rule(generation: catalogue.Generation) -> str:
+    """`catalogue.follows_cube_rule` in CEL, as one more alternative; the list of one stands in for a variable."""
+    if not generation.max_cubes:
+        return ""
+    side, longest = catalogue.CUBE_SIDE, catalogue.LONGEST_SIDE
+    chips = generation.max_cubes * side**3
+    return (
+        " || [self.topology.split('x').map(side, int(side))].exists(t, t.size() == 3"
+        f" && t.all(side, side % {side} == 0 && side <= {longest})"
+        f" && t[0] <= t[1] && t[1] <= t[2] && t[0] * t[1] * t[2] <= {chips})"
+    )
+
+
+def _topologies_message(generation: catalogue.Generation) -> str:
+    if not generation.max_cubes:
+        return f"unknown topology; valid for {generation.name}: " + ", ".join(generation.topologies)
+    small = [t for t in generation.topologies if not catalogue.follows_cube_rule(generation, t)]
+    return (
+        f"unknown topology; valid for {generation.name}: {', '.join(small)}, and AxBxC with A <= B <= C, all multiples"
+        f" of {catalogue.CUBE_SIDE}, of at most {generation.max_cubes} cubes (64 chips each)"
     )
 
 
@@ -92,6 +148,8 @@ _KNOWN_PREFIX = Rule(
 
 _SLICE_RULES = (
     _ONE_FORM,
+    _KNOWN_GENERATION,
+    _CATALOGUE_KNOWS_CHIPS,
     _KNOWN_PREFIX,
     *(_accelerator_type_rule(g) for g in catalogue.generations().values()),
     *(_topology_rule(g) for g in catalogue.generations().values()),
@@ -108,6 +166,12 @@ class SliceRef(ApiModel):
     )
     generation: GenerationName | None = Field(None, description="TPU generation; goes with topology.")
     topology: Topology | None = Field(None, description="Chips along each axis, for example 4x4; goes with generation.")
+    chips_per_host: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="Chips of one host; only for a generation that the catalogue does not have yet."
+    )
+    devices_per_chip: Annotated[int, Field(ge=1, le=8)] | None = Field(
+        None, description="XLA devices per chip; goes with chipsPerHost, default 1."
+    )
     machine_type: ShortText | None = Field(
         None, description="GKE machine type, where a shape exists on two (2x4 on v5e and v6e)."
     )
@@ -116,22 +180,68 @@ class SliceRef(ApiModel):
     )
 
 
+def _generation_is(names: tuple[str, ...]) -> str:
+    by_type = " || ".join(
+        f"self.acceleratorType.startsWith('{catalogue.generations()[name].name_prefix}-')" for name in names
+    )
+    return (
+        f"((has(self.acceleratorType) && ({by_type}))"
+        f" || (has(self.generation) && self.generation in {_cel_list(names)}))"
+    )
+
+
+def _is_generation(value: SliceRef, names: tuple[str, ...]) -> bool:
+    prefixes = tuple(catalogue.generations()[name].name_prefix + "-" for name in names)
+    return value.generation in names or (value.accelerator_type or "").startswith(prefixes)
+
+
 V2_NEEDS_CPU = Rule(
-    cel="self.hardware == 'CPU' || !((has(self.acceleratorType) && self.acceleratorType.startsWith('v2-'))"
-    " || (has(self.generation) && self.generation == 'v2'))",
+    cel=f"self.hardware == 'CPU' || !{_generation_is(('v2',))}",
     message="GKE has no v2 nodes: use v3, the nearest generation with two cores per chip, or hardware: CPU",
-    holds=lambda value: (
-        value.hardware is Hardware.CPU
-        or not ((value.accelerator_type or "").startswith("v2-") or value.generation == "v2")
-    ),
+    holds=lambda value: value.hardware is Hardware.CPU or not _is_generation(value, ("v2",)),
     field="hardware",
+)
+
+
+class Provisioning(ApiModel):
+    """How the chips are paid for; none of these is on demand."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="[has(self.spot) && self.spot, has(self.reservation), has(self.flexStart) && self.flexStart,"
+            " has(self.queued) && self.queued].filter(given, given).size() <= 1",
+            message="give at most one of spot, reservation, flexStart and queued",
+            holds=lambda way: sum(map(bool, (way.spot, way.reservation, way.flex_start, way.queued))) <= 1,
+        ),
+    )
+
+    spot: bool = Field(False, description="Spot VMs: cheap, may be taken back at any time with 30 s notice.")
+    reservation: ShortText | None = Field(None, description="Name of the reservation to draw from.")
+    flex_start: bool = Field(False, description="Flex-start VMs: started when there is room, for 7 days at most.")
+    queued: bool = Field(False, description="Queued provisioning, through Kueue's ProvisioningRequest.")
+
+
+# GKE's autoscaler has flex-start disabled on these generations' machine types.
+_NO_FLEX_START = ("v3", "v4")
+
+
+_FLEX_START_EXISTS = Rule(
+    cel="!has(self.provisioning) || !has(self.provisioning.flexStart) || !self.provisioning.flexStart"
+    f" || !{_generation_is(_NO_FLEX_START)}",
+    message=f"{' and '.join(_NO_FLEX_START)} have no flex-start; use spot, a reservation or on demand",
+    holds=lambda value: (
+        value.provisioning is None or not value.provisioning.flex_start or not _is_generation(value, _NO_FLEX_START)
+    ),
+    field="provisioning",
 )
 
 
 class Slice(SliceRef):
     """`spec.slice`: what the job runs on."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*_SLICE_RULES, V2_NEEDS_CPU)
+    rules: ClassVar[tuple[Rule, ...]] = (*_SLICE_RULES, V2_NEEDS_CPU, _FLEX_START_EXISTS)
+
+    provisioning: Provisioning | None = None
 
     hardware: Hardware = Field(
         Hardware.TPU,

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import click
 
-_COMMANDS = ("crd", "plan", "run", "validate")
+_COMMANDS = ("crd", "plan", "run", "topologies", "validate")
 
 
 class _Commands(click.Group):

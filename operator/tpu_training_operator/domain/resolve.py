@@ -25,7 +25,7 @@ class Resolution:
             accelerator_type=shape.accelerator_type,
             generation=shape.generation,
             topology=shape.topology,
-            machine_type=shape.machine_type.name if shape.machine_type else None,
+            machine_type=(shape.machine_type.name or None) if shape.machine_type else None,
             slices=layout.slices,
             hosts_per_slice=layout.hosts_per_slice,
             hosts=layout.hosts,

@@ -1,8 +1,9 @@
 """From a slice's name to its arithmetic: hosts, chips, replicas. Called by `domain.resolve`."""
 
+import math
 from dataclasses import dataclass
 
-from tpu_training_operator.api.catalogue import Shape, shapes_of_topology, shapes_of_type
+from tpu_training_operator.api.catalogue import MachineType, Shape, shapes_of_topology, shapes_of_type
 from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, Problem
 
@@ -42,6 +43,8 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
     """The layout that `ref`, found at path `field`, names. Raises InvalidJob where the catalogue has none."""
     if ref.accelerator_type is not None:
         shapes = shapes_of_type(ref.accelerator_type)
+    elif ref.chips_per_host is not None:
+        shapes = (_declared_shape(ref, field, ref.chips_per_host),)
     else:
         shapes = shapes_of_topology(ref.generation or "", ref.topology or "")
     if ref.machine_type is not None:
@@ -52,6 +55,28 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
                 [Problem(f"{field}.machineType", f"{ref.machine_type!r} has no such slice; {_offer(offered)}")]
             )
     return SliceLayout(shapes[0], ref.count)
+
+
+def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
+    """A shape of a generation newer than the catalogue, as the user describes it."""
+    generation, topology = ref.generation or "", ref.topology or ""
+    chips = math.prod(int(side) for side in topology.split("x"))
+    if chips % chips_per_host and chips > chips_per_host:
+        message = f"{chips} chips ({topology}) do not make whole hosts of {chips_per_host}"
+        raise InvalidJob([Problem(f"{field}.chipsPerHost", message)])
+    return Shape(
+        generation=generation,
+        topology=topology,
+        # Since tpu7x the node label is the generation's name.
+        machine_type=MachineType("", chips_per_host, generation, multi_host=chips > chips_per_host),
+        accelerator_type=f"{generation}-{topology}",
+        chips=chips,
+        chips_per_host=chips_per_host,
+        hosts=max(1, chips // chips_per_host),
+        devices=chips * (ref.devices_per_chip or 1),
+        default=True,
+        verified=False,
+    )
 
 
 def _offer(machine_types: list[str]) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.slice import Hardware, Provisioning
 from tpu_training_operator.api.trainer import Trainer
 from tpu_training_operator.domain.gang import metadata
 from tpu_training_operator.domain.naming import (
@@ -112,8 +112,22 @@ def _node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str
             constants.NODE_LABEL_TOPOLOGY: shape.topology,
             # Two hosts of 4 chips and one of 8 carry the same two labels above (2x4 on v5e and v6e).
             constants.NODE_LABEL_CHIPS_PER_HOST: str(shape.chips_per_host),
+            **_capacity(job.spec.slice.provisioning),
         }
     return selector
+
+
+def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
+    """GKE's node labels for the way the chips are paid for; its autoscaler makes such nodes for pods that ask."""
+    if provisioning is None:
+        return {}
+    labels = {
+        constants.NODE_LABEL_SPOT: "true" if provisioning.spot else None,
+        constants.NODE_LABEL_RESERVATION: provisioning.reservation,
+        constants.NODE_LABEL_FLEX_START: "true" if provisioning.flex_start else None,
+        constants.NODE_LABEL_QUEUED: "true" if provisioning.queued else None,
+    }
+    return {label: value for label, value in labels.items() if value is not None}
 
 
 def _affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
@@ -155,4 +169,12 @@ def _tolerations(job: TPUTrainingJob) -> list[Object]:
         for state in ("not-ready", "unreachable")
     ]
     tpu = [{"key": constants.TPU_RESOURCE, "operator": "Equal", "value": "present", "effect": "NoSchedule"}]
-    return [*given, *(tpu if job.spec.slice.hardware is Hardware.TPU else []), *lost]
+    if job.spec.slice.hardware is Hardware.CPU:
+        return [*given, *lost]
+    # GKE taints these nodes with their own label.
+    capacity = [
+        {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+        for label, value in _capacity(job.spec.slice.provisioning).items()
+        if label != constants.NODE_LABEL_RESERVATION
+    ]
+    return [*given, *tpu, *capacity, *lost]
