@@ -1,0 +1,115 @@
+"""The pods' environment, plus what GKE's device plugin adds, through torch_xla's own topology code.
+
+No TPU is needed for that: `configure_topology` is arithmetic over environment variables. For every shape that GKE
+has, the processes it would start must agree with each other and with `status.resolved`.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from torch_xla._internal import tpu
+
+from tpu_training_operator.api.catalogue import HOST_BLOCKS, Generation, Shape, generations
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.resolve import Resolution, resolve
+from tpu_training_operator.domain.worker_pod import worker_pod
+
+# torch_xla 2.9 has no bounds for v3-16.
+UNKNOWN_TO_TORCH_XLA = ("v3-16",)
+# All workers of a small slice; of a large one the first, the middle and the last, since each lists every address.
+SMALL = 64
+
+SHAPES = [
+    pytest.param(generation, shape, id=f"{shape.generation}-{shape.topology}-{shape.chips_per_host}t")
+    for generation in generations().values()
+    if generation.on_gke
+    for shape in generation.shapes
+    if shape.accelerator_type not in UNKNOWN_TO_TORCH_XLA
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def job_on(shape: Shape) -> TPUTrainingJob:
+    assert shape.machine_type is not None
+    where = {"generation": shape.generation, "topology": shape.topology, "machineType": shape.machine_type.name}
+    recipe = {"globalBatchSize": shape.devices, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": "0.1"}}
+    return parse_job(
+        {
+            "apiVersion": "tpu-operator.dev/v1alpha1",
+            "kind": "TPUTrainingJob",
+            "metadata": {"name": "shape", "namespace": "default", "uid": "0"},
+            "spec": {"slice": where, "trainer": {"image": "i", "entrypoint": "m:f"}, "recipe": recipe},
+        }
+    )
+
+
+def device_plugin(shape: Shape) -> dict[str, str]:
+    """What GKE's plugin sets in every container with google.com/tpu; no bounds under the old `-device` labels."""
+    assert shape.machine_type is not None
+    values = {
+        "TPU_SKIP_MDS_QUERY": "true",
+        "TPU_TOPOLOGY": shape.topology,
+        "TPU_ACCELERATOR_TYPE": shape.accelerator_type,
+    }
+    if not shape.machine_type.label.endswith("-device"):
+        values["TPU_HOST_BOUNDS"] = ",".join(map(str, shape.host_bounds))
+        values["TPU_CHIPS_PER_HOST_BOUNDS"] = ",".join(map(str, HOST_BLOCKS[shape.chips_per_host]))
+    return values
+
+
+def pod_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, data: Mapping[str, str]) -> dict[str, str]:
+    """The container's variables as its kubelet would resolve them."""
+    variables: list[dict[str, Any]] = worker_pod(job, resolution, worker)["spec"]["containers"][0]["env"]
+    return {
+        variable["name"]: variable["value"]
+        if "value" in variable
+        else data[variable["valueFrom"]["configMapKeyRef"]["key"]]
+        for variable in variables
+    }
+
+
+def process_env(env: Mapping[str, str], local_rank: int, processes: int) -> dict[str, str]:
+    """What torch_xla makes of the host's variables for one of its processes."""
+    os.environ.clear()
+    os.environ.update(env)
+    tpu.configure_topology(local_rank, processes)
+    return dict(os.environ)
+
+
+@pytest.mark.parametrize(("generation", "shape"), SHAPES)
+def test_torch_xla_sees_the_slice_that_was_resolved(generation: Generation, shape: Shape) -> None:
+    job = job_on(shape)
+    resolution = resolve(job.spec)
+    data = config_map(job, resolution, 1)["data"]
+    hosts = workers(resolution.layout, 1)
+    looked_at = hosts if len(hosts) <= SMALL else [hosts[0], hosts[len(hosts) // 2], hosts[-1]]
+    processes = shape.chips_per_host * generation.processes_per_chip
+    world = len(hosts) * processes
+    devices_per_process = generation.devices_per_chip // generation.processes_per_chip
+    assert world * devices_per_process == resolution.resolved.replicas
+
+    for worker in looked_at:
+        env = pod_env(job, resolution, worker, data) | device_plugin(shape)
+        host = env["TPU_WORKER_HOSTNAMES"].split(",")[worker.host] if len(hosts) > 1 else "localhost"
+        for local_rank in range(processes):
+            process = process_env(env, local_rank, processes)
+            addresses = process["TPU_PROCESS_ADDRESSES"].split(",")
+            task = int(process["CLOUD_TPU_TASK_ID"])
+            assert math.prod(int(side) for side in process["TPU_PROCESS_BOUNDS"].split(",")) == world
+            assert len(addresses) == world
+            assert task == worker.host * processes + local_rank
+            assert addresses[task] == f"{host}:{process['TPU_PROCESS_PORT']}"
+            assert process["TPU_VISIBLE_CHIPS"] == str(local_rank)

@@ -1,0 +1,58 @@
+"""Every slice shape, as the API server sees it: the job is admitted, and so is each kind of object made for it."""
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+from tests.controlplane.jobs import digits
+from tpu_training_operator.api.catalogue import Generation, Shape, generations
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.gang import config_map, service
+from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.worker_pod import worker_pod
+
+Object = dict[str, Any]
+
+ON_GKE = [generation for generation in generations().values() if generation.on_gke]
+
+
+def jobs_on(shape: Shape) -> list[Object]:
+    """The shape by topology, and by accelerator type where that means this shape."""
+    assert shape.machine_type is not None
+    by_topology = {"generation": shape.generation, "topology": shape.topology, "machineType": shape.machine_type.name}
+    ways: list[Object] = [by_topology, {"acceleratorType": shape.accelerator_type}] if shape.default else [by_topology]
+    jobs = [digits(recipe={"globalBatchSize": shape.devices, "tunedOn": way}) for way in ways]
+    for job, way in zip(jobs, ways, strict=True):
+        job["spec"]["slice"] = way
+    return jobs
+
+
+@pytest.mark.parametrize("generation", ON_GKE, ids=lambda g: g.name)
+def test_every_shape_is_admitted_with_its_objects(
+    control_plane: ControlPlane, job_definition: None, namespace: str, generation: Generation
+) -> None:
+    def dry_run(path: str, body: Object) -> None:
+        control_plane.api.call("POST", f"{path}/namespaces/{namespace}/{_plural(body)}?dryRun=All", body)
+
+    for shape in generation.shapes:
+        for job in jobs_on(shape):
+            job["metadata"] |= {"namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
+            parsed = parse_job(job)
+            resolution = resolve(parsed.spec)
+            last = workers(resolution.layout, 1)[-1]
+
+            dry_run("/apis/tpu-operator.dev/v1alpha1", {**job, "metadata": {"name": "digits"}})
+            for body in (service(parsed), config_map(parsed, resolution, 1), worker_pod(parsed, resolution, last)):
+                dry_run("/api/v1", body)
+            assert resolution.resolved.hosts == shape.hosts
+
+
+def _plural(body: Object) -> str:
+    return {
+        "TPUTrainingJob": "tputrainingjobs",
+        "Service": "services",
+        "ConfigMap": "configmaps",
+        "Pod": "pods",
+    }[body["kind"]]
