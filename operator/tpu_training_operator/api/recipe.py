@@ -23,6 +23,14 @@ from tpu_training_operator.api.slice import SliceRef
 
 class BatchScaling(StrEnum):
     PER_CORE_CONSTANT = "PerCoreConstant"
+    GLOBAL_CONSTANT = "GlobalConstant"
+
+
+class ScheduleName(StrEnum):
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+    STEP = "Step"
 
 
 class LearningRateScaling(StrEnum):
@@ -44,15 +52,41 @@ class Optimizer(ApiModel):
     epsilon: PositiveDecimal | None = None
 
 
+class Schedule(ApiModel):
+    """The learning rate after warm-up: Linear and Cosine fall to `factor` of it by the end of the training, Step
+    multiplies it by `factor` at every milestone."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.milestones) == (self.name == 'Step')",
+            message="milestones go with name Step, and Step with milestones",
+            holds=lambda schedule: (schedule.milestones is not None) == (schedule.name is ScheduleName.STEP),
+            field="milestones",
+        ),
+    )
+
+    name: ScheduleName = ScheduleName.CONSTANT
+    milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
+        None, description="Steps on tunedOn at which Step multiplies the learning rate."
+    )
+    factor: NonNegativeDecimal | None = Field(None, description="Default 0 for Linear and Cosine, 0.1 for Step.")
+
+
 class Scaling(ApiModel):
     batch: BatchScaling = Field(
         BatchScaling.PER_CORE_CONSTANT,
-        description="PerCoreConstant: every replica keeps its batch, the global batch grows with the slice.",
+        description="PerCoreConstant: every replica keeps its batch, the global batch grows with the slice."
+        " GlobalConstant: the global batch is kept, on a smaller slice by accumulating gradients.",
     )
     learning_rate: LearningRateScaling = Field(
         LearningRateScaling.AUTO, description="Auto picks Linear or SquareRoot by the optimizer's name."
     )
     max_learning_rate: PositiveDecimal | None = None
+    betas: bool = Field(
+        False, description="Raise beta1 and beta2 to the power of the factor (their memory in examples is kept)."
+    )
+    weight_decay: bool = Field(False, description="Keep AdamW's time scale 1/(rate x decay), in epochs.")
+    ema: bool = Field(False, description="Raise emaDecay to the power of the factor.")
 
 
 class Recipe(ApiModel):
@@ -78,7 +112,21 @@ class Recipe(ApiModel):
     epochs: Count | None = None
     dataset_size: LargeCount | None = None
     optimizer: Optimizer
-    warmup_steps: CountOrZero = Field(0, description="Steps on tunedOn over which the learning rate rises linearly.")
+    warmup_steps: CountOrZero | None = Field(
+        None,
+        description="Steps on tunedOn over which the learning rate rises linearly. Left out, a larger batch gets one of"
+        " 5 % of the training, or of 5 epochs if that is less; 0 means none.",
+    )
+    schedule: Schedule = Field(default_factory=Schedule)
+    evaluate_every_steps: LargeCount | None = Field(
+        None, description="Steps on tunedOn between evaluations; left out, there is one at the end."
+    )
+    ema_decay: FractionDecimal | None = Field(
+        None, description="Decay per step of an average of the weights; handed to the task."
+    )
+    gradient_noise_scale: PositiveDecimal | None = Field(
+        None, description="Examples, as measured in an earlier run; a larger batch than this buys little."
+    )
     scaling: Scaling = Field(default_factory=Scaling)
     seed: CountOrZero = Field(0, description="Seed of the initial weights and of the data order.")
     parameters: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=128)] | None = Field(

@@ -44,10 +44,17 @@ class Resolved(StatusModel):
     chips: int
     replicas: int
     per_replica_batch_size: int
+    accumulation_steps: int = 1
     global_batch_size: int
     train_steps: int
     warmup_steps: int
+    milestones: Annotated[list[int], Field(max_length=32)] | None = None
+    evaluate_every_steps: int | None = None
     learning_rate: str
+    weight_decay: str | None = None
+    beta1: str | None = None
+    beta2: str | None = None
+    ema_decay: str | None = None
     scale_factor: str = Field(description="Global batch over the recipe's global batch.")
     notes: Annotated[list[_Text], Field(max_length=32)] = Field(default_factory=list)
 

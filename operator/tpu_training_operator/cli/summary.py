@@ -1,12 +1,13 @@
 """The table of a job before it runs: tuned on, runs on, and the rule between them. Used by `plan` and `run`."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.cli.job_file import JobFile
-from tpu_training_operator.domain.scaling import plain
 
 _NARROWEST = 100
 
@@ -41,15 +42,34 @@ def _table(file: JobFile) -> Table:
     row("hosts", tuned.hosts, layout.hosts, f"{layout.shape.chips_per_host} chips each")
     row("chips", tuned.chips, layout.chips)
     row("replicas", tuned.replicas, layout.replicas, "one per XLA device")
-    row("batch per replica", scaled.per_replica_batch_size, scaled.per_replica_batch_size, "kept")
-    row("global batch", recipe.global_batch_size, scaled.global_batch_size, rules.get("globalBatchSize", ""))
+    row("batch per replica", recipe.global_batch_size // tuned.replicas, scaled.batch.per_replica)
+    if scaled.batch.accumulation > 1:
+        row("accumulation", 1, scaled.batch.accumulation, "passes before a step")
+    row("global batch", recipe.global_batch_size, scaled.batch.total, rules.get("globalBatchSize", ""))
     row("train steps", recipe.train_steps or "-", scaled.train_steps, rules.get("trainSteps", ""))
-    row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
-    row("learning rate", recipe.optimizer.learning_rate, plain(scaled.learning_rate), rules.get("learningRate", ""))
+    row("warm-up steps", _given(recipe.warmup_steps), scaled.warmup_steps, rules.get("warmupSteps", ""))
+    row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
+    optional = (
+        ("milestones", recipe.schedule.milestones, list(scaled.milestones) or None, "milestones"),
+        ("evaluate every", recipe.evaluate_every_steps, scaled.evaluate_every_steps, "evaluateEverySteps"),
+        ("weight decay", recipe.optimizer.weight_decay, scaled.weight_decay, "weightDecay"),
+        ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
+        ("beta2", recipe.optimizer.beta2, scaled.betas.get("beta2"), "beta2"),
+        ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
+    )
+    for name, before, now, field in optional:
+        if now is not None:
+            row(name, _given(before), _given(now), rules.get(field, "as in the recipe"))
     return table
 
 
-def _rules(notes: list[str]) -> dict[str, str]:
+def _given(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "-" if value is None else str(value)
+
+
+def _rules(notes: Sequence[str]) -> dict[str, str]:
     """The notes by the field that they begin with; several about one field stand together."""
     rules: dict[str, str] = {}
     for note in notes:

@@ -1,11 +1,11 @@
 """Everything derived from a spec, in one value. Called by the planner and by `tpujob plan`."""
 
 from dataclasses import dataclass
-from decimal import Decimal
 
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.status import Resolved
-from tpu_training_operator.domain.scaling import ScaledRecipe, plain, scale
+from tpu_training_operator.domain.scaling import ScaledRecipe, scale
+from tpu_training_operator.domain.scaling.numbers import decimal, plain
 from tpu_training_operator.domain.topology import SliceLayout, layout_of
 
 
@@ -32,12 +32,19 @@ class Resolution:
             chips_per_host=shape.chips_per_host,
             chips=layout.chips,
             replicas=layout.replicas,
-            per_replica_batch_size=recipe.per_replica_batch_size,
-            global_batch_size=recipe.global_batch_size,
+            per_replica_batch_size=recipe.batch.per_replica,
+            accumulation_steps=recipe.batch.accumulation,
+            global_batch_size=recipe.batch.total,
             train_steps=recipe.train_steps,
             warmup_steps=recipe.warmup_steps,
-            learning_rate=plain(recipe.learning_rate),
-            scale_factor=_ratio(recipe),
+            milestones=list(recipe.milestones) or None,
+            evaluate_every_steps=recipe.evaluate_every_steps,
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            beta1=recipe.betas.get("beta1"),
+            beta2=recipe.betas.get("beta2"),
+            ema_decay=recipe.ema_decay,
+            scale_factor=plain(round(decimal(recipe.factor), 6)),
             notes=[*recipe.notes, *(f"warning: {warning}" for warning in self.warnings)],
         )
 
@@ -51,8 +58,3 @@ def resolve(spec: Spec) -> Resolution:
     if not layout.shape.verified:
         warnings.append(f"{layout.shape.topology} on {layout.shape.generation} is listed by one source only")
     return Resolution(layout, tuned_on, recipe, tuple(warnings))
-
-
-def _ratio(recipe: ScaledRecipe) -> str:
-    factor = recipe.factor
-    return plain(round(Decimal(factor.numerator) / Decimal(factor.denominator), 6))

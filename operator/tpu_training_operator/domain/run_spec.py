@@ -6,9 +6,9 @@ Called by `domain.gang` for the ConfigMap of an attempt; the contract tests hold
 from typing import Any
 
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.recipe import Optimizer
+from tpu_training_operator.api.recipe import Optimizer, Schedule
 from tpu_training_operator.domain.resolve import Resolution
-from tpu_training_operator.domain.scaling import plain
+from tpu_training_operator.domain.scaling import ScaledRecipe
 
 SCHEMA = "runspec/v1"
 
@@ -29,18 +29,35 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
             "hosts": layout.hosts,
             "replicas": layout.replicas,
         },
-        "batch": {"global": recipe.global_batch_size, "perReplica": recipe.per_replica_batch_size},
+        "batch": {
+            "global": recipe.batch.total,
+            "perReplica": recipe.batch.per_replica,
+            "accumulation": recipe.batch.accumulation,
+        },
         "trainSteps": recipe.train_steps,
         "warmupSteps": recipe.warmup_steps,
+        "schedule": _schedule(spec.recipe.schedule, recipe),
         "seed": spec.recipe.seed,
-        "optimizer": _optimizer(spec.recipe.optimizer, plain(recipe.learning_rate)),
+        "optimizer": _optimizer(spec.recipe.optimizer, recipe),
         "parameters": dict(sorted((spec.recipe.parameters or {}).items())),
     }
+    if recipe.evaluate_every_steps is not None:
+        document["evaluateEverySteps"] = recipe.evaluate_every_steps
+    if recipe.ema_decay is not None:
+        document["emaDecay"] = recipe.ema_decay
     if spec.data is not None:
         document["dataUri"] = spec.data.uri
     return document
 
 
-def _optimizer(optimizer: Optimizer, learning_rate: str) -> dict[str, str]:
+def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
+    scaled = {"learningRate": recipe.learning_rate, "weightDecay": recipe.weight_decay, **recipe.betas}
     given = optimizer.model_dump(by_alias=True, exclude_none=True)
-    return given | {"learningRate": learning_rate}
+    return given | {name: value for name, value in scaled.items() if value is not None}
+
+
+def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
+    document: dict[str, Any] = {"name": schedule.name.value, "milestones": list(recipe.milestones)}
+    if schedule.factor is not None:
+        document["factor"] = schedule.factor
+    return document

@@ -13,7 +13,6 @@ from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.gang import hosts_key
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_name
 from tpu_training_operator.domain.resolve import Resolution
-from tpu_training_operator.domain.scaling import plain
 
 EnvVar = dict[str, Any]
 
@@ -61,10 +60,11 @@ def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
 def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
     recipe = resolution.recipe
     values = {
-        "TPUJOB_GLOBAL_BATCH_SIZE": str(recipe.global_batch_size),
-        "TPUJOB_PER_REPLICA_BATCH_SIZE": str(recipe.per_replica_batch_size),
+        "TPUJOB_GLOBAL_BATCH_SIZE": str(recipe.batch.total),
+        "TPUJOB_PER_REPLICA_BATCH_SIZE": str(recipe.batch.per_replica),
+        "TPUJOB_ACCUMULATION_STEPS": str(recipe.batch.accumulation),
         "TPUJOB_TRAIN_STEPS": str(recipe.train_steps),
-        "TPUJOB_LEARNING_RATE": plain(recipe.learning_rate),
+        "TPUJOB_LEARNING_RATE": recipe.learning_rate,
         "TPUJOB_WARMUP_STEPS": str(recipe.warmup_steps),
     }
     if job.spec.data is not None:
