@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
+from tpu_training_operator.cli.compare import as_json, columns, print_comparison
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.summary import print_summary
+from tpu_training_operator.domain.cost import cost_of
 from tpu_training_operator.domain.gang import config_map, service
 from tpu_training_operator.domain.naming import workers
 from tpu_training_operator.domain.worker_pod import worker_pod
@@ -21,22 +23,39 @@ _FIRST_ATTEMPT = 1
 @click.command()
 @filename_option
 @click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
-def plan(filename: Path, output: str) -> None:
+@click.option("--compare", metavar="TYPE,TYPE,...", help="The same recipe on these accelerator types, side by side.")
+@click.option(
+    "--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Measured step time, for chip-hours."
+)
+def plan(filename: Path, output: str, compare: str | None, step_seconds: float | None) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
     file = load(filename, except_rules=(V2_NEEDS_CPU,))
+    if compare is None:
+        _plan(file, output, step_seconds)
+        return
+    found = columns(file, [name.strip() for name in compare.split(",")], step_seconds)
+    if output == "table":
+        print_comparison(file, found)
+    else:
+        click.echo(_as_text(as_json(found), output))
+
+
+def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
     warnings = list(file.resolution.warnings)
     on_gke = V2_NEEDS_CPU.holds is None or V2_NEEDS_CPU.holds(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
+    cost = cost_of(file.resolution, step_seconds)
     if output == "table":
-        print_summary(file, warnings)
+        print_summary(file, warnings, cost)
         return
     document = {
         "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
         "warnings": warnings,
+        "cost": cost.as_json(),
         "objects": _objects(file) if on_gke else [],
     }
-    click.echo(_as_yaml(document) if output == "yaml" else json.dumps(document, indent=2))
+    click.echo(_as_text(document, output))
 
 
 def _objects(file: JobFile) -> list[dict[str, Any]]:
@@ -46,7 +65,9 @@ def _objects(file: JobFile) -> list[dict[str, Any]]:
     return [service(job), config_map(job, file.resolution, _FIRST_ATTEMPT), *pods]
 
 
-def _as_yaml(document: dict[str, Any]) -> str:
+def _as_text(document: Any, output: str) -> str:
+    if output == "json":
+        return json.dumps(document, indent=2)
     import yaml
 
     return yaml.safe_dump(document, sort_keys=False, width=120)

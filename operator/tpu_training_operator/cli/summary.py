@@ -8,22 +8,23 @@ from rich.table import Table
 
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.cli.job_file import JobFile
+from tpu_training_operator.domain.cost import Cost
 
 _NARROWEST = 100
 
 
-def print_summary(file: JobFile, warnings: list[str]) -> None:
+def print_summary(file: JobFile, warnings: list[str], cost: Cost | None = None) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         # A pipe has no width; the default of 80 would break the rules over many lines.
         console = Console(highlight=False, width=_NARROWEST + 40)
-    console.print(_table(file))
+    console.print(_table(file, cost))
     for warning in warnings:
         # One line, however long: a terminal wraps it by itself, and a pipe can be searched.
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
-def _table(file: JobFile) -> Table:
+def _table(file: JobFile, cost: Cost | None) -> Table:
     resolution, recipe = file.resolution, file.job.spec.recipe
     layout, tuned, scaled = resolution.layout, resolution.tuned_on, resolution.recipe
     hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
@@ -60,6 +61,8 @@ def _table(file: JobFile) -> Table:
     for name, before, now, field in optional:
         if now is not None:
             row(name, _given(before), _given(now), rules.get(field, "as in the recipe"))
+    for name, value in (cost.lines() if cost else {}).items():
+        row(name, "", value, "one training without interruptions")
     return table
 
 
