@@ -29,6 +29,16 @@ def test_the_ranks_of_any_world_together_see_the_slice_of_the_permutation(
     assert {len(part) for part in seen} == {rows}
 
 
+@given(rows=st.integers(1, 6), passes=st.integers(1, 4), world=worlds, step=st.integers(0, 20))
+def test_the_passes_of_a_step_together_are_the_step(rows: int, passes: int, world: int, step: int) -> None:
+    batch = rows * passes * world
+    share = Share(world - 1, world)
+    whole = next(islice(TrainSampler(3 * batch, batch, 0, share), step, None))
+    parts = list(islice(TrainSampler(3 * batch, batch, 0, share, passes), step * passes, (step + 1) * passes))
+    assert [row for part in parts for row in part] == whole
+    assert {len(part) for part in parts} == {rows}
+
+
 @given(size=st.integers(0, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
 def test_an_epoch_orders_every_example_once(size: int, seed: int, epoch: int) -> None:
     assert sorted(permutation(size, seed, epoch).tolist()) == list(range(size))

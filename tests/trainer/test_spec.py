@@ -55,7 +55,7 @@ WRONG = [
     ("slice.hosts", 0, "slice.hosts: expected an integer of at least 1, got 0"),
     ("batch.global", "16", "batch.global: expected an integer of at least 1, got '16'"),
     ("batch.perReplica", True, "batch.perReplica: expected an integer of at least 1, got True"),
-    ("batch.size", 1, "batch.size: unknown field; known here: global, perReplica"),
+    ("batch.size", 1, "batch.size: unknown field; known here: global, perReplica, accumulation"),
     ("seed", -1, "seed: expected an integer of at least 0 and at most 4294967295, got -1"),
     ("seed", 2**32, "seed: expected an integer of at least 0 and at most 4294967295, got 4294967296"),
     ("optimizer.learningRate", 0.1, 'optimizer.learningRate: expected a decimal string such as "0.1" or "1e-4"'),

@@ -15,7 +15,7 @@ from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.data import Share, train_batches
 from tpu_trainer.entrypoint import load_task
 from tpu_trainer.errors import UserCodeError
-from tpu_trainer.optimizers import WarmUp, build_optimizer
+from tpu_trainer.optimizers import build_optimizer
 from tpu_trainer.outcome import outcome_of
 from tpu_trainer.spec import parse_run_spec
 
@@ -114,17 +114,3 @@ def test_a_tasks_own_optimizer_goes_before_the_recipes_name() -> None:
     hp = recipe(name="lamb")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.Rprop(p, lr=hp.learning_rate))
     assert isinstance(build_optimizer(task, hp), torch.optim.Rprop)
-
-
-@pytest.mark.parametrize(
-    ("warmup", "expected"), [(0, [1.0, 1.0, 1.0]), (1, [1.0, 1.0, 1.0]), (4, [0.25, 0.5, 0.75, 1.0, 1.0])]
-)
-def test_warm_up_rises_linearly_to_each_groups_own_rate(warmup: int, expected: list[float]) -> None:
-    fast, slow = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    optimizer = torch.optim.SGD([{"params": [fast], "lr": 0.4}, {"params": [slow], "lr": 0.04}])
-    warm_up = WarmUp(optimizer, warmup)
-    rates = []
-    for step in range(len(expected)):
-        warm_up.set(step)
-        rates.append(tuple(group["lr"] for group in optimizer.param_groups))
-    assert rates == [pytest.approx((0.4 * factor, 0.04 * factor)) for factor in expected]

@@ -27,6 +27,22 @@ def test_losses_equal_plain_pytorch_on_the_whole_batch(
     assert_follows_reference(gang, optimizer)
 
 
+@pytest.mark.parametrize(("backend", "hosts"), [("torch", 1), ("torch", 2), ("xla", 2)])
+def test_accumulated_batches_make_the_steps_of_whole_ones(launcher: Launcher, backend: str, hosts: int) -> None:
+    batch = {"global": 16, "perReplica": 2, "accumulation": 2}
+    gang = launcher.start(run_spec(backend=backend, hosts=hosts, replicas=4, optimizer="adamw", batch=batch))
+    assert_follows_reference(gang, "adamw")
+
+
+def test_evaluations_on_the_way_do_not_change_the_training(launcher: Launcher) -> None:
+    recipe = {"entrypoint": "tests.trainer.tasks:counted", "hosts": 2}
+    plain, evaluated = (launcher.start(run_spec(**recipe, **more)) for more in ({}, {"evaluateEverySteps": 10}))
+    assert {*plain.wait(), *evaluated.wait()} == {0}, evaluated.output()
+    assert evaluated.losses() == plain.losses()
+    steps = [record["evaluation"]["step"] for record in evaluated.progress() if "evaluation" in record]
+    assert steps == [10, 20, 24]
+
+
 @pytest.mark.parametrize("backend", ["torch", "xla"])
 def test_all_hosts_start_from_host_0s_weights(launcher: Launcher, backend: str) -> None:
     gang = launcher.start(run_spec(backend=backend, hosts=2, entrypoint="tests.trainer.tasks:uneven_start"))
@@ -42,6 +58,7 @@ def test_progress_tells_the_phases_and_every_loss_once(launcher: Launcher) -> No
         ("training", 10, 10),
         ("training", 20, 10),
         ("training", 24, 4),
+        ("evaluating", 24, 0),
         ("evaluating", 24, 0),
         ("done", 24, 0),
     ]

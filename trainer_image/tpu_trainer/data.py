@@ -38,15 +38,17 @@ class Share:
 
 
 class TrainSampler:
-    """Yields for every step the example indices of this process's rows; endless, remainders of epochs dropped.
+    """Yields for every pass the example indices of this process's rows; endless, remainders of epochs dropped.
 
-    `global_batch` is a multiple of `share.world`, and at most `size`.
+    A step has `passes` passes, equal parts of the process's part. `global_batch` is a multiple of world x passes, and
+    at most `size`.
     """
 
-    def __init__(self, size: int, global_batch: int, seed: int, share: Share) -> None:
+    def __init__(self, size: int, global_batch: int, seed: int, share: Share, passes: int = 1) -> None:
         self._size, self._global_batch, self._seed = size, global_batch, seed
         rows = global_batch // share.world
         self._own = slice(share.rank * rows, (share.rank + 1) * rows)
+        self._at_once = rows // passes
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch = 0
@@ -54,12 +56,14 @@ class TrainSampler:
             order = permutation(self._size, self._seed, epoch)
             for batch in range(self._size // self._global_batch):
                 whole = order[batch * self._global_batch : (batch + 1) * self._global_batch]
-                yield whole[self._own].tolist()
+                own = whole[self._own].tolist()
+                for start in range(0, len(own), self._at_once):
+                    yield own[start : start + self._at_once]
             epoch += 1
 
 
-def train_batches(task: Task, global_batch: int, seed: int, share: Share) -> Iterator[Batch]:
-    """This process's part of every global batch, on the CPU, without end.
+def train_batches(task: Task, global_batch: int, seed: int, share: Share, passes: int = 1) -> Iterator[Batch]:
+    """This process's part of every global batch, in `passes` equal parts, on the CPU, without end.
 
     Raises:
         UserCodeError: the dataset is shorter than one global batch, or raised.
@@ -70,7 +74,7 @@ def train_batches(task: Task, global_batch: int, seed: int, share: Share) -> Ite
             f"the task's train dataset has {size} examples, fewer than one global batch of {global_batch}; "
             "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
         )
-    return _load(task, task.train, TrainSampler(size, global_batch, seed, share))
+    return _load(task, task.train, TrainSampler(size, global_batch, seed, share, passes))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,13 @@ class Fields:
             raise self.wrong(name, f"an integer of at least {minimum}{upper}")
         return value
 
+    def integers(self, name: str, minimum: int) -> tuple[int, ...]:
+        value = self._required(name)
+        whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+        if not whole or any(one < minimum for one in value):
+            raise self.wrong(name, f"a list of integers of at least {minimum}")
+        return tuple(value)
+
     def decimal(self, name: str) -> float:
         """A non-negative real number written as a string, as Kubernetes objects carry them."""
         value = self._required(name)

@@ -54,22 +54,3 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
         )
     with user_code(f"optimizer {hp.optimizer}"):
         return builder(parameters, hp)
-
-
-class WarmUp:
-    """Linear warm-up to each parameter group's own rate, then constant.
-
-    In step k, counted from 0, the rate is rate x (k + 1) / warmup while k < warmup (gradual warm-up, Goyal et
-    al. 2017). It starts above zero on purpose: a rate of exactly 0 would cost XLA a compilation of its own.
-    """
-
-    def __init__(self, optimizer: Optimizer, warmup_steps: int) -> None:
-        self._groups = optimizer.param_groups
-        self._rates = [group["lr"] for group in self._groups]
-        self._steps = warmup_steps
-
-    def set(self, step: int) -> None:
-        """Sets the rates for step `step`, counted from 0."""
-        factor = min(1.0, (step + 1) / self._steps) if self._steps else 1.0
-        for group, rate in zip(self._groups, self._rates, strict=True):
-            group["lr"] = rate * factor

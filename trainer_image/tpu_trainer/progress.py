@@ -7,7 +7,7 @@ the step.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,8 +39,17 @@ class Progress:
         self._append("training", losses)
 
     def evaluating(self, examples: int) -> None:
-        self._say(f"evaluating on {examples} examples")
-        self._append("evaluating", [])
+        """Nothing is said where there is nothing to evaluate on."""
+        if examples:
+            self._say(f"evaluating on {examples} examples")
+            self._append("evaluating", [])
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics after `step` steps; nothing is said where the task has none."""
+        if metrics:
+            values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+            self._say(f"step {step}/{self._total}: {values}")
+            self._append("evaluating", [], evaluation={"step": step, **{k: finite(v) for k, v in metrics.items()}})
 
     def done(self) -> None:
         """The line for people is the outcome itself, which `entry` prints on every host."""
@@ -50,7 +59,7 @@ class Progress:
         if not self._silent:
             print(line, flush=True)
 
-    def _append(self, phase: Phase, losses: Sequence[float]) -> None:
+    def _append(self, phase: Phase, losses: Sequence[float], **more: object) -> None:
         if self._file is None:
             return
         record = {
@@ -60,6 +69,7 @@ class Progress:
             "loss": finite(self._loss),
             "losses": [finite(loss) for loss in losses],
             "examplesPerSecond": self._rate,
+            **more,
         }
         # Opened per line: reports are seconds apart, and a closed file is a flushed one.
         with self._file.open("a", encoding="utf-8") as lines:

@@ -54,13 +54,20 @@ def _run(spec: RunSpec, backend: Backend, progress: Progress, stop: StopFlag) ->
     backend.place(task.model)
     optimizer = build_optimizer(task, hp)
     share = Share(backend.rank, backend.world)
-    examples = train_batches(task, hp.global_batch_size, hp.seed, share)
-    with backend.feed(islice(examples, hp.train_steps)) as batches:
-        trained = train(task, hp, optimizer, batches, backend, progress, stop)
+
+    def evaluate_now(step: int) -> None:
+        progress.evaluated(step, _evaluate(task, hp, backend, share))
+
+    passes = hp.accumulation_steps
+    examples = train_batches(task, hp.global_batch_size, hp.seed, share, passes)
+    with backend.feed(islice(examples, hp.train_steps * passes)) as batches:
+        trained = train(task, hp, optimizer, batches, backend, progress, stop, evaluate_now)
     if trained.stopped:
         metrics, code, ending = {"loss": trained.loss}, ExitCode.Preempted, "stopped on request after"
     else:
-        evaluated = _evaluate(task, hp, backend, progress, share)
+        progress.evaluating(evaluation_size(task))
+        evaluated = _evaluate(task, hp, backend, share)
+        progress.evaluated(trained.step, evaluated)
         metrics, code, ending = {"loss": trained.loss, **evaluated}, ExitCode.Succeeded, "trained"
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
     line = f"{ending} {trained.step} steps{values}"
@@ -78,12 +85,12 @@ def _start(entrypoint: str, hp: Hyperparameters, backend: Backend) -> Task:
     return task
 
 
-def _evaluate(task: Task, hp: Hyperparameters, backend: Backend, progress: Progress, share: Share) -> dict[str, float]:
+def _evaluate(task: Task, hp: Hyperparameters, backend: Backend, share: Share) -> dict[str, float]:
     size = evaluation_size(task)
     if task.metrics is None or size == 0:
         return {}
-    progress.evaluating(size)
-    plan = evaluation_plan(size, hp.global_batch_size // share.world, share)
+    # As many rows at once as a training pass has: what fits there fits here.
+    plan = evaluation_plan(size, hp.global_batch_size // share.world // hp.accumulation_steps, share)
     return evaluate(task, task.metrics, evaluation_batches(task, plan), backend)
 
 

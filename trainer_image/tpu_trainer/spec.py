@@ -1,7 +1,7 @@
 """The run spec as the trainer holds it: read once at the start, never changed.
 
 `runspec-v1.schema.json` is the written form; a test keeps this parser and the schema in agreement. What a
-schema cannot say (replicas x perReplica = global) is checked here.
+schema cannot say (replicas x perReplica x accumulation = global) is checked here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from tpu_trainer.contract import RUN_SPEC_SCHEMA
 from tpu_trainer.errors import BadSpecError
 from tpu_trainer.fields import Fields
+
+SCHEDULES = ("Constant", "Linear", "Cosine", "Step")
 
 LARGEST_SEED = 2**32 - 1
 """What every random generator a user may draw from can be seeded with; numpy's global one sets the limit."""
@@ -42,10 +44,20 @@ class Slice:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples per step, for the job and for one replica."""
+    """Examples per step of the whole job; a replica takes `per_replica` of them at once, `accumulation` times."""
 
     total: int
     per_replica: int
+    accumulation: int
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """The learning rate after warm-up; `milestones` are steps, `factor` None where the recipe is silent."""
+
+    name: str
+    milestones: tuple[int, ...]
+    factor: float | None
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,9 @@ class RunSpec:
     batch: Batch
     train_steps: int
     warmup_steps: int
+    schedule: ScheduleSpec
+    evaluate_every_steps: int | None
+    ema_decay: float | None
     seed: int
     optimizer: OptimizerSpec
     parameters: Mapping[str, str]
@@ -117,9 +132,12 @@ def parse_run_spec(document: object) -> RunSpec:
         backend=root.choice("backend", ("xla", "torch")),
         hardware=root.choice("hardware", ("TPU", "CPU")),
         slice=_slice(root.child("slice", ("generation", "topology", "slices", "hosts", "replicas"))),
-        batch=_batch(root.child("batch", ("global", "perReplica"))),
+        batch=_batch(root.child("batch", ("global", "perReplica", "accumulation"))),
         train_steps=root.integer("trainSteps", minimum=1),
         warmup_steps=root.integer("warmupSteps", minimum=0),
+        schedule=_schedule(root.child("schedule", _SCHEDULE)) if root.has("schedule") else _CONSTANT,
+        evaluate_every_steps=root.integer("evaluateEverySteps", minimum=1) if root.has("evaluateEverySteps") else None,
+        ema_decay=root.decimal("emaDecay") if root.has("emaDecay") else None,
         seed=root.integer("seed", minimum=0, maximum=LARGEST_SEED),
         optimizer=_optimizer(root.child("optimizer", _OPTIMIZER)),
         parameters=root.strings("parameters") if root.has("parameters") else {},
@@ -139,11 +157,16 @@ _ROOT = (
     "batch",
     "trainSteps",
     "warmupSteps",
+    "schedule",
+    "evaluateEverySteps",
+    "emaDecay",
     "seed",
     "optimizer",
     "parameters",
     "dataUri",
 )
+_SCHEDULE = ("name", "milestones", "factor")
+_CONSTANT = ScheduleSpec("Constant", (), None)
 _OPTIMIZER = ("name", "learningRate", "momentum", "weightDecay", "beta1", "beta2", "epsilon")
 
 
@@ -167,7 +190,19 @@ def _slice(fields: Fields) -> Slice:
 
 
 def _batch(fields: Fields) -> Batch:
-    return Batch(total=fields.integer("global", minimum=1), per_replica=fields.integer("perReplica", minimum=1))
+    return Batch(
+        total=fields.integer("global", minimum=1),
+        per_replica=fields.integer("perReplica", minimum=1),
+        accumulation=fields.integer("accumulation", minimum=1) if fields.has("accumulation") else 1,
+    )
+
+
+def _schedule(fields: Fields) -> ScheduleSpec:
+    return ScheduleSpec(
+        name=fields.choice("name", SCHEDULES),
+        milestones=fields.integers("milestones", minimum=1) if fields.has("milestones") else (),
+        factor=fields.decimal("factor") if fields.has("factor") else None,
+    )
 
 
 def _optimizer(fields: Fields) -> OptimizerSpec:
@@ -191,10 +226,12 @@ def _check_arithmetic(spec: RunSpec) -> None:
         raise BadSpecError(f"slice.hosts: {hosts} hosts cannot be shared out evenly to {slices} slices")
     if replicas % hosts:
         raise BadSpecError(f"slice.replicas: {replicas} replicas cannot be shared out evenly to {hosts} hosts")
-    if replicas * spec.batch.per_replica != spec.batch.total:
+    made = replicas * spec.batch.per_replica * spec.batch.accumulation
+    if made != spec.batch.total:
+        times = f" x {spec.batch.accumulation} accumulated" if spec.batch.accumulation > 1 else ""
         raise BadSpecError(
-            f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica make "
-            f"{replicas * spec.batch.per_replica}, got {spec.batch.total}"
+            f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica{times} make {made}, "
+            f"got {spec.batch.total}"
         )
     if (spec.backend, spec.hardware) == ("torch", "TPU"):
         raise BadSpecError('backend: "torch" runs on hardware "CPU"; on "TPU" the backend is "xla"')

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from tpu_trainer.spec import RunSpec
+from tpu_trainer.spec import RunSpec, ScheduleSpec
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -28,8 +28,9 @@ Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 class Hyperparameters:
     """The resolved recipe. Values the recipe leaves out have torch's own defaults for that optimizer.
 
-    `learning_rate` is the one after warm-up; the loop itself applies the warm-up to every parameter group.
-    Batch sizes are in examples per step; `parameters` are the recipe's free-form strings.
+    `learning_rate` is the one after warm-up; the loop itself applies warm-up and schedule to every parameter group.
+    Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
+    `ema_decay` is for tasks that average their weights. `parameters` are the recipe's free-form strings.
     """
 
     optimizer: str
@@ -41,8 +42,12 @@ class Hyperparameters:
     epsilon: float
     global_batch_size: int
     per_replica_batch_size: int
+    accumulation_steps: int
     train_steps: int
     warmup_steps: int
+    schedule: ScheduleSpec
+    evaluate_every_steps: int | None
+    ema_decay: float | None
     seed: int
     data_uri: str | None
     parameters: Mapping[str, str]
@@ -65,8 +70,12 @@ class Hyperparameters:
             epsilon=given(recipe.epsilon, 1e-8),
             global_batch_size=spec.batch.total,
             per_replica_batch_size=spec.batch.per_replica,
+            accumulation_steps=spec.batch.accumulation,
             train_steps=spec.train_steps,
             warmup_steps=spec.warmup_steps,
+            schedule=spec.schedule,
+            evaluate_every_steps=spec.evaluate_every_steps,
+            ema_decay=spec.ema_decay,
             seed=spec.seed,
             data_uri=spec.data_uri,
             parameters=spec.parameters,
@@ -81,8 +90,9 @@ class Task:
     train: `len()` and `[i]`; at least one global batch long. What is left over at the end of an epoch is dropped.
     loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
-    evaluation, metrics: given together or not at all. The dataset is gone through once after training, every example
-        counted once; metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means.
+    evaluation, metrics: given together or not at all. The dataset is gone through once after training, and every
+        evaluate_every_steps if the recipe says so, every example counted once; metrics: (model, batch) -> {name: one
+        value per example, shape [b]}, reported as means.
     collate: a list of examples -> a batch; left out, torch's default_collate.
     """
 
