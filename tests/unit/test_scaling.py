@@ -12,7 +12,7 @@ from tests.unit.jobs import ABSENT, spec
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.scaling import ScaledRecipe, plain, scale
+from tpu_training_operator.domain.scaling import ScaledRecipe, scale
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -46,8 +46,8 @@ def test_every_replica_keeps_its_batch_and_the_same_examples_are_seen(
     tuned: int, replicas: int, before: dict[str, int], batch: int, steps: int
 ) -> None:
     scaled = scale(recipe(**before), tuned, replicas)
-    assert (scaled.global_batch_size, scaled.train_steps) == (batch, steps)
-    assert scaled.per_replica_batch_size == before["batch"] // tuned
+    assert (scaled.batch.total, scaled.train_steps) == (batch, steps)
+    assert scaled.batch.per_replica == before["batch"] // tuned
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_learning_rate_follows_the_rule_of_its_optimizer(
     tuned: int, replicas: int, before: dict[str, Any], rate: str | None
 ) -> None:
     scaled = scale(recipe(**before), tuned, replicas)
-    assert plain(scaled.learning_rate) == (rate or before["optimizer"]["learningRate"])
+    assert scaled.learning_rate == (rate or before["optimizer"]["learningRate"])
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,14 @@ def test_the_learning_rate_follows_the_rule_of_its_optimizer(
         (8, 32, {"batch": 1024, "steps": 1000, "warmup": 1}, 1),
         (8, 32, {"batch": 1024, "steps": 1000, "warmup": 0}, 0),
         (32, 8, {"batch": 1024, "steps": 1000, "warmup": 10}, 40),
+        # None given: a larger batch gets a twentieth of the training, or five epochs if they are less; a smaller none.
+        (8, 32, {"batch": 1024, "steps": 1000}, 13),
+        (8, 32, {"batch": 1024, "epochs": 1000, "dataset": 8192}, 10),
+        (32, 8, {"batch": 1024, "steps": 1000}, 0),
+        (8, 32, {"batch": 1024, "steps": 1000, "scaling": {"batch": "GlobalConstant"}}, 0),
     ],
 )
-def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict[str, int], warmup: int) -> None:
+def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict[str, Any], warmup: int) -> None:
     assert scale(recipe(**before), tuned, replicas).warmup_steps == warmup
 
 
@@ -94,26 +99,85 @@ def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict
     [
         (8, {"optimizer": SGD}, None),
         (64, {"optimizer": SGD}, None),
-        (72, {"optimizer": SGD}, "the learning rate grows 9-fold without warm-up"),
+        (72, {"optimizer": SGD, "warmup": 0}, "the learning rate grows 9-fold without warm-up"),
+        (72, {"optimizer": SGD, "steps": 1000}, None),
         (72, {"optimizer": SGD, "warmup": 10}, None),
         (72, {"optimizer": ADAMW}, None),
         (8, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, None),
         (16, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, "no scaling rule is known for optimizer"),
         (8, {"epochs": 1, "dataset": 128 * 100 + 127}, None),
         (8, {"epochs": 1, "dataset": 128 * 10 + 127}, "every epoch drops 127 of 1407 examples (9.0%)"),
+        (8, {"gradientNoiseScale": "128"}, None),
+        (16, {"gradientNoiseScale": "128"}, "the global batch of 256 is beyond the gradient noise scale of 128"),
+        (16, {"scaling": {"batch": "GlobalConstant"}}, None),
+        (32, {"scaling": {"batch": "GlobalConstant"}}, "4 examples per replica are no multiple of 8"),
         (8, {"steps": 10, "warmup": 11}, "warm-up takes 11 steps, but the training ends after 10"),
     ],
 )  # fmt: skip
 def test_what_deserves_a_second_look_is_warned_of(replicas: int, before: dict[str, Any], warning: str | None) -> None:
-    warnings = scale(recipe(batch=128, **before), 8, replicas).warnings
+    warnings = list(scale(recipe(batch=128, **before), 8, replicas).warnings)
     assert [text for text in warnings if warning and text.startswith(warning)] == warnings
     assert len(warnings) == (warning is not None)
+
+
+@pytest.mark.parametrize(
+    ("tuned", "replicas", "batch", "at_once", "accumulation"),
+    [
+        # The fewest passes whose part is no larger than the one a replica was tuned with.
+        (32, 8, 1024, 32, 4),
+        (32, 16, 96 * 32, 96, 2),
+        (8, 8, 1024, 128, 1),
+        (8, 64, 1024, 16, 1),
+        (6, 4, 60, 5, 3),
+    ],
+)
+def test_a_kept_global_batch_is_accumulated_on_a_smaller_slice(
+    tuned: int, replicas: int, batch: int, at_once: int, accumulation: int
+) -> None:
+    before = recipe(batch=batch, scaling={"batch": "GlobalConstant"})
+    scaled = scale(before, tuned, replicas)
+    assert scaled.batch.total == batch == replicas * scaled.batch.per_replica * scaled.batch.accumulation
+    assert (scaled.batch.per_replica, scaled.batch.accumulation) == (at_once, accumulation)
+    assert (scaled.factor, scaled.learning_rate) == (1, before.optimizer.learning_rate)
+
+
+def test_what_remembers_steps_is_scaled_on_request_to_remember_as_many_examples() -> None:
+    optimizer = {"name": "adamw", "learningRate": "3e-4", "beta2": "0.999", "weightDecay": "0.1"}
+    asked = {"betas": True, "weightDecay": True, "ema": True}
+    before = {"batch": 256, "optimizer": optimizer, "emaDecay": "0.9999"}
+
+    scaled = scale(recipe(**before, scaling=asked), 8, 32)
+    assert (scaled.betas["beta2"], scaled.weight_decay, scaled.ema_decay) == ("0.996005996", "0.2", "0.99960006")
+    assert scaled.betas["beta1"] == "0.6561"
+
+    kept = scale(recipe(**before), 8, 32)
+    assert (kept.betas, kept.weight_decay, kept.ema_decay) == ({"beta2": "0.999"}, "0.1", "0.9999")
+
+
+@pytest.mark.parametrize(("rule", "decay"), [("Linear", "0.1"), ("SquareRoot", "0.2"), ("None", "0.4")])
+def test_weight_decay_makes_up_for_what_the_learning_rate_lacks(rule: str, decay: str) -> None:
+    optimizer = {"name": "adamw", "learningRate": "3e-4", "weightDecay": "0.1"}
+    before = recipe(batch=256, optimizer=optimizer, scaling={"learningRate": rule, "weightDecay": True})
+    assert scale(before, 8, 32).weight_decay == decay
+
+
+def test_milestones_and_evaluations_are_numbers_of_examples() -> None:
+    schedule = {"name": "Step", "milestones": [30, 61]}
+    scaled = scale(recipe(batch=64, schedule=schedule, evaluateEverySteps=10), 8, 32)
+    assert (scaled.milestones, scaled.evaluate_every_steps) == ((8, 16), 2)
+    assert scale(recipe(batch=64, evaluateEverySteps=1), 8, 32).evaluate_every_steps == 1
 
 
 @pytest.mark.parametrize(
     ("before", "field", "what", "way_out"),
     [
         ({"batch": 100}, "globalBatchSize", "100 does not divide over the 8 replicas", "nearest: 96 or 104"),
+        (
+            {"batch": 104, "scaling": {"batch": "GlobalConstant"}},
+            "globalBatchSize",
+            "104 does not divide over the 32 replicas of this slice",
+            "nearest: 96 or 128",
+        ),
         ({"batch": 5}, "globalBatchSize", "5 does not divide over the 8 replicas", "nearest: 8"),
         (
             {"batch": 128, "epochs": 3, "dataset": 511},
@@ -150,8 +214,8 @@ def test_every_number_comes_with_its_rule() -> None:
 
 def test_a_recipe_without_tuned_on_is_used_as_it_stands() -> None:
     scaled = resolve(spec({"slice.acceleratorType": "v4-128", "recipe.globalBatchSize": 640})).recipe
-    assert (scaled.factor, scaled.global_batch_size, scaled.train_steps) == (Fraction(1), 640, 300)
-    assert scaled.learning_rate == Decimal("0.1")
+    assert (scaled.factor, scaled.batch.total, scaled.train_steps) == (Fraction(1), 640, 300)
+    assert scaled.learning_rate == "0.1"
 
 
 _REPLICAS = st.integers(1, 4096)
@@ -168,15 +232,15 @@ def test_the_examples_are_those_of_the_recipe_and_less_than_a_batch_more(
     per_replica: int, steps: int, tuned: int, replicas: int
 ) -> None:
     scaled = _scaled(per_replica, steps, tuned, replicas)
-    more = scaled.train_steps * scaled.global_batch_size - steps * per_replica * tuned
-    assert 0 <= more < scaled.global_batch_size
+    more = scaled.train_steps * scaled.batch.total - steps * per_replica * tuned
+    assert 0 <= more < scaled.batch.total
 
 
 @given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS)
 def test_the_global_batch_is_the_replicas_batches(per_replica: int, steps: int, tuned: int, replicas: int) -> None:
     scaled = _scaled(per_replica, steps, tuned, replicas)
-    assert scaled.per_replica_batch_size == per_replica
-    assert scaled.global_batch_size == replicas * per_replica
+    assert scaled.batch.per_replica == per_replica
+    assert scaled.batch.total == replicas * per_replica
 
 
 @given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS, warmup=st.integers(0, 10**6))
@@ -186,8 +250,8 @@ def test_scaling_there_and_back_is_the_identity_where_whole_numbers_allow(
     assume(Fraction(steps * tuned, replicas).denominator == 1)
     assume(Fraction(warmup * tuned, replicas).denominator == 1)
     there = _scaled(per_replica, steps, tuned, replicas, warmup)
-    back = _scaled(there.per_replica_batch_size, there.train_steps, replicas, tuned, there.warmup_steps)
-    assert (back.global_batch_size, back.train_steps, back.warmup_steps) == (per_replica * tuned, steps, warmup)
+    back = _scaled(there.batch.per_replica, there.train_steps, replicas, tuned, there.warmup_steps)
+    assert (back.batch.total, back.train_steps, back.warmup_steps) == (per_replica * tuned, steps, warmup)
 
 
 @given(
@@ -201,9 +265,8 @@ def test_the_learning_rate_is_positive_and_grows_as_its_rule_says(
     mantissa: int, exponent: int, tuned: int, replicas: int, name: str
 ) -> None:
     given_rate = f"{mantissa}e{exponent}"
-    rate = scale(
-        recipe(batch=tuned, optimizer={"name": name, "learningRate": given_rate}), tuned, replicas
-    ).learning_rate
+    before = recipe(batch=tuned, optimizer={"name": name, "learningRate": given_rate})
+    rate = Decimal(scale(before, tuned, replicas).learning_rate)
     power = {"sgd": 1.0, "adam": 0.5, "sophia": 0.0}[name]
     assert float(rate) == pytest.approx(float(given_rate) * (replicas / tuned) ** power, rel=1e-8)
-    assert Decimal(plain(rate)) == rate > 0
+    assert rate > 0
