@@ -74,6 +74,22 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "an optimizer of the task's own": {"recipe.optimizer.name": "Lion"},
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
+    "accumulation": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
+        "recipe.scaling": {"batch": "GlobalConstant"},
+    },
+    "schedule, evaluation and average": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "recipe.schedule": {"name": "Step", "milestones": [100, 200], "factor": "0.2"},
+        "recipe.evaluateEverySteps": 50,
+        "recipe.emaDecay": "0.999",
+    },
+    "every scaling rule": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "recipe.optimizer": EVERY_OPTIMIZER_FIELD,
+        "recipe.emaDecay": "0.999",
+        "recipe.scaling": {"betas": True, "weightDecay": True, "ema": True},
+    },
     "seed": {"recipe.seed": 2**31 - 1},
 }
 
@@ -95,6 +111,13 @@ _OPTIMIZERS = st.fixed_dictionaries(
     },
 )
 
+_SCHEDULES = st.fixed_dictionaries(
+    {"name": st.sampled_from(["Constant", "Linear", "Cosine"])}, optional={"factor": _NON_NEGATIVE}
+) | st.fixed_dictionaries(
+    {"name": st.just("Step"), "milestones": st.lists(st.integers(1, 2**53), min_size=1, max_size=32)},
+    optional={"factor": _NON_NEGATIVE},
+)
+
 _SLICES = st.sampled_from(["v2-8", "v3-32", "v4-16", "v5litepod-1", "v5litepod-16", "v5p-128", "v6e-8", "tpu7x-16"])
 _REPLICAS_OF_TUNED = {"v5litepod-1": 1, "v5litepod-4": 4, "v2-8": 8, "v5litepod-64": 64}
 
@@ -111,7 +134,15 @@ def any_recipe(draw: st.DrawFn) -> Object:
         "recipe.warmupSteps": draw(st.integers(0, 10**4)),
         "recipe.seed": draw(st.integers(0, 2**31 - 1)),
         "recipe.parameters": draw(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)),
-        "recipe.scaling": {"learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "None"]))},
+        "recipe.scaling": {
+            "learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "None"])),
+            "betas": draw(st.booleans()),
+            "weightDecay": draw(st.booleans()),
+            "ema": draw(st.booleans()),
+        },
+        "recipe.schedule": draw(_SCHEDULES),
+        "recipe.emaDecay": draw(_BELOW_ONE),
+        "recipe.evaluateEverySteps": draw(st.integers(1, 2**53)),
     }
     if draw(st.booleans()):
         # At least one global batch of the largest slice above.

@@ -28,6 +28,7 @@ ALWAYS = {
     "HOME",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "TPUJOB_ACCUMULATION_STEPS",
     "TPUJOB_ATTEMPT",
     "TPUJOB_GLOBAL_BATCH_SIZE",
     "TPUJOB_HOST_INDEX",
@@ -148,6 +149,7 @@ def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping
     assert {
         "GLOBAL_BATCH_SIZE": str(spec["batch"]["global"]),
         "PER_REPLICA_BATCH_SIZE": str(spec["batch"]["perReplica"]),
+        "ACCUMULATION_STEPS": str(spec["batch"]["accumulation"]),
         "TRAIN_STEPS": str(spec["trainSteps"]),
         "WARMUP_STEPS": str(spec["warmupSteps"]),
         "LEARNING_RATE": spec["optimizer"]["learningRate"],

@@ -45,17 +45,20 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         slice=trainer.Slice(
             layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas
         ),
-        batch=trainer.Batch(scaled.global_batch_size, scaled.per_replica_batch_size),
+        batch=trainer.Batch(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
         train_steps=scaled.train_steps,
         warmup_steps=scaled.warmup_steps,
+        schedule=trainer.ScheduleSpec(recipe.schedule.name, scaled.milestones, number(recipe.schedule.factor)),
+        evaluate_every_steps=scaled.evaluate_every_steps,
+        ema_decay=number(scaled.ema_decay),
         seed=recipe.seed,
         optimizer=trainer.OptimizerSpec(
             name=recipe.optimizer.name,
             learning_rate=float(scaled.learning_rate),
             momentum=number(recipe.optimizer.momentum),
-            weight_decay=number(recipe.optimizer.weight_decay),
-            beta1=number(recipe.optimizer.beta1),
-            beta2=number(recipe.optimizer.beta2),
+            weight_decay=number(scaled.weight_decay),
+            beta1=number(scaled.betas.get("beta1")),
+            beta2=number(scaled.betas.get("beta2")),
             epsilon=number(recipe.optimizer.epsilon),
         ),
         parameters=recipe.parameters or {},
@@ -86,6 +89,9 @@ def test_any_recipe_is_understood(changes: Mapping[str, Any]) -> None:
 
 RICHEST = {
     "recipe.optimizer": KINDS_OF_JOBS["every optimizer field"]["recipe.optimizer"],
+    "recipe.schedule": {"name": "Step", "milestones": [100], "factor": "0.1"},
+    "recipe.evaluateEverySteps": 100,
+    "recipe.emaDecay": "0.999",
     "recipe.parameters": {"hidden": "128"},
     "data": {"uri": "gs://bucket/digits"},
 }
@@ -129,12 +135,17 @@ def test_an_optional_field_may_be_absent(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path, _ in fields(SCHEMA)])
-@pytest.mark.parametrize("value", [None, True, 0.5, []], ids=["null", "boolean", "fraction", "list"])
+@pytest.mark.parametrize("value", [None, True, 0.5, [None]], ids=["null", "boolean", "fraction", "list"])
 def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) -> None:
     assert complaint(changed(path, value)).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("path", ["news", "job.news", "slice.news", "batch.news", "optimizer.news"])
+@pytest.mark.parametrize("milestone", [0, 0.5, True, "100"])
+def test_a_milestone_that_is_no_step_is_refused(milestone: object) -> None:
+    assert complaint(changed("schedule.milestones", [100, milestone])).startswith("schedule.milestones: ")
+
+
+@pytest.mark.parametrize("path", ["news", "job.news", "slice.news", "batch.news", "schedule.news", "optimizer.news"])
 def test_a_field_of_a_later_version_is_refused_by_name(path: str) -> None:
     assert complaint(changed(path, "1")).startswith(f"{path}: unknown field")
 
@@ -143,6 +154,6 @@ def test_another_schema_version_is_refused_by_name() -> None:
     assert complaint(changed("schema", "runspec/v2")) == "schema: this trainer reads \"runspec/v1\", got 'runspec/v2'"
 
 
-@pytest.mark.parametrize("path", ["batch.global", "batch.perReplica"])
+@pytest.mark.parametrize("path", ["batch.global", "batch.perReplica", "batch.accumulation"])
 def test_a_global_batch_that_is_not_replicas_times_per_replica_is_refused(path: str) -> None:
     assert complaint(changed(path, 127)).startswith("batch.global: 16 replicas x ")

@@ -55,13 +55,28 @@ def test_the_run_spec_in_full() -> None:
         "backend": "xla",
         "hardware": "TPU",
         "slice": {"generation": "v5e", "topology": "4x4", "slices": 1, "hosts": 4, "replicas": 16},
-        "batch": {"global": 512, "perReplica": 32},
+        "batch": {"global": 512, "perReplica": 32, "accumulation": 1},
         "trainSteps": 75,
         "warmupSteps": 5,
+        "schedule": {"name": "Constant", "milestones": []},
         "seed": 7,
         "optimizer": {"name": "sgd", "learningRate": "0.4", "momentum": "0.9", "weightDecay": "1e-4"},
         "parameters": {"hidden": "128", "width": "2"},
     }
+
+
+def test_the_run_spec_of_a_recipe_that_asks_for_everything() -> None:
+    changes = {
+        "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
+        "spec.recipe.scaling": {"batch": "GlobalConstant"},
+        "spec.recipe.schedule": {"name": "Step", "milestones": [100, 200], "factor": "0.2"},
+        "spec.recipe.evaluateEverySteps": 50,
+        "spec.recipe.emaDecay": "0.999",
+    }
+    found = run_spec(changes)
+    assert found["batch"] == {"global": 128, "perReplica": 2, "accumulation": 4}
+    assert found["schedule"] == {"name": "Step", "milestones": [100, 200], "factor": "0.2"}
+    assert (found["evaluateEverySteps"], found["emaDecay"]) == (50, "0.999")
 
 
 def test_the_data_is_named_in_the_run_spec() -> None:

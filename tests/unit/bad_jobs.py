@@ -12,6 +12,7 @@ Row = tuple[dict[str, Any], str, str]
 TYPE = "acceleratorType"
 NO_TYPE = {TYPE: ABSENT}
 V5E_4X4 = {"generation": "v5e", "topology": "4x4"}
+NEWER = NO_TYPE | {"generation": "tpu8t", "topology": "4x4", "chipsPerHost": 4}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
 
@@ -52,7 +53,28 @@ _SLICE: list[Row] = [
     (NO_TYPE | {"topology": "4x4"}, "", "give either acceleratorType"),
     (NO_TYPE | {"generation": "v5e", "topology": "4x4x4"}, "topology", "v5e has no topology '4x4x4'; nearest: "),
     (NO_TYPE | {"generation": "v4", "topology": "4x4"}, "topology", "v4 has no topology '4x4'; nearest: "),
-    (NO_TYPE | {"generation": "v5", "topology": "4x4"}, "generation", "'v5' is not one of v2, v3, v4, v5e"),
+    (
+        NO_TYPE | {"generation": "v5", "topology": "4x4"},
+        "generation",
+        "'v5' is not known; known generations are v2, v3, v4, v5e",
+    ),
+    (NO_TYPE | {"generation": "tpu8t", "topology": "4x4"}, "generation", "a newer one (like tpu8t) needs chipsPerHost"),
+    (V5E_4X4 | NO_TYPE | {"chipsPerHost": 4}, "chipsPerHost", "only for generations newer than the catalogue"),
+    (NEWER | {"chipsPerHost": 0}, "chipsPerHost", "0 is too small; the least is 1"),
+    (NEWER | {"chipsPerHost": "4"}, "chipsPerHost", "'4' is not a whole number"),
+    (NEWER | {"chipsPerHost": 65}, "chipsPerHost", "65 is too large; the most is 64"),
+    (NEWER | {"devicesPerChip": True}, "devicesPerChip", "True is not a whole number"),
+    (NEWER | {"devicesPerChip": 9}, "devicesPerChip", "9 is too large; the most is 8"),
+    (NO_TYPE | {"generation": "v4", "topology": "4x8x6"}, "topology", "v4 has no topology '4x8x6'; nearest: "),
+    (NO_TYPE | {"generation": "v4", "topology": "8x4x4"}, "topology", "v4 has no topology '8x4x4'; nearest: "),
+    (NO_TYPE | {"generation": "v4", "topology": "16x16x24"}, "topology", "v4 has no topology '16x16x24'; nearest: "),
+    ({"provisioning": {"spot": "yes"}}, "provisioning.spot", "boolean"),
+    ({"provisioning": {"flexStart": 1}}, "provisioning.flexStart", "boolean"),
+    ({"provisioning": {"reservation": ""}}, "provisioning.reservation", "at least 1 character"),
+    ({"provisioning": {"onDemand": True}}, "provisioning.onDemand", "is no field"),
+    ({"provisioning": {"spot": True, "queued": True}}, "provisioning", "give at most one of spot, reservation"),
+    ({"provisioning": {"spot": True, "reservation": "r"}}, "provisioning", "give at most one of spot, reservation"),
+    ({TYPE: "v4-16", "provisioning": {"flexStart": True}}, "provisioning", "v3 and v4 have no flex-start"),
     (NO_TYPE | {"generation": "v2", "topology": "2x2"}, "hardware", "GKE has no v2 nodes: use v3"),
     ({TYPE: "v2-8"}, "hardware", "GKE has no v2 nodes: use v3, the nearest"),
     ({"hardware": "cpu"}, "hardware", "'cpu' is not one of TPU, CPU"),
@@ -120,6 +142,19 @@ _RECIPE: list[Row] = [
     ({"optimizer.nesterov": True}, "optimizer.nesterov", "is no field"),
     ({"scaling": {"learningRate": "Sqrt"}}, "scaling.learningRate", "is not one of Auto, Linear, SquareRoot, None"),
     ({"scaling": {"learningRate": "linear"}}, "scaling.learningRate", "did you mean Linear?"),
+    ({"scaling": {"batch": "Constant"}}, "scaling.batch", "is not one of PerCoreConstant, GlobalConstant"),
+    ({"scaling": {"betas": "yes"}}, "scaling.betas", "boolean"),
+    ({"scaling": {"maxLearningRate": "0"}}, "scaling.maxLearningRate", "'0' is not a number above 0"),
+    ({"schedule": {"name": "Exponential"}}, "schedule.name", "is not one of Constant, Linear, Cosine, Step"),
+    ({"schedule": {"name": "Step"}}, "schedule.milestones", "milestones go with name Step, and Step with milestones"),
+    ({"schedule": {"milestones": [9]}}, "schedule.milestones", "milestones go with name Step"),
+    ({"schedule": {"name": "Step", "milestones": []}}, "schedule.milestones", "at least 1 item"),
+    ({"schedule": {"name": "Step", "milestones": [0]}}, "schedule.milestones[0]", "0 is too small; the least is 1"),
+    ({"schedule": {"name": "Step", "milestones": ["9"]}}, "schedule.milestones[0]", "'9' is not a whole number"),
+    ({"schedule": {"name": "Linear", "factor": "-1"}}, "schedule.factor", "'-1' is not a number of 0 or more"),
+    ({"evaluateEverySteps": 0}, "evaluateEverySteps", "0 is too small; the least is 1"),
+    ({"emaDecay": "1"}, "emaDecay", "'1' is not a number from 0 to below 1"),
+    ({"gradientNoiseScale": "0"}, "gradientNoiseScale", "'0' is not a number above 0"),
     ({"parameters": {"hidden": 128}}, "parameters.hidden", '128 is a number; write it as a string: "128"'),
     ({"lr": "0.1"}, "lr", "is no field"),
 ]

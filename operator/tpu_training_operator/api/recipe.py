@@ -10,6 +10,7 @@ from pydantic import Field
 
 from tpu_training_operator.api.model import (
     ApiModel,
+    Boolean,
     Count,
     CountOrZero,
     FractionDecimal,
@@ -82,11 +83,11 @@ class Scaling(ApiModel):
         LearningRateScaling.AUTO, description="Auto picks Linear or SquareRoot by the optimizer's name."
     )
     max_learning_rate: PositiveDecimal | None = None
-    betas: bool = Field(
+    betas: Boolean = Field(
         False, description="Raise beta1 and beta2 to the power of the factor (their memory in examples is kept)."
     )
-    weight_decay: bool = Field(False, description="Keep AdamW's time scale 1/(rate x decay), in epochs.")
-    ema: bool = Field(False, description="Raise emaDecay to the power of the factor.")
+    weight_decay: Boolean = Field(False, description="Keep AdamW's time scale 1/(rate x decay), in epochs.")
+    ema: Boolean = Field(False, description="Raise emaDecay to the power of the factor.")
 
 
 class Recipe(ApiModel):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tpu_training_operator.api import catalogue
-from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Rule, ShortText
+from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Boolean, Rule, ShortText
 
 AcceleratorType = Annotated[str, Field(max_length=32)]
 Topology = Annotated[str, Field(max_length=32, pattern=TOPOLOGY_PATTERN)]
@@ -122,10 +122,13 @@ def _topologies_message(generation: catalogue.Generation) -> str:
 def _topology_rule(generation: catalogue.Generation) -> Rule:
     return Rule(
         cel=f"!has(self.topology) || !has(self.generation) || self.generation != '{generation.name}'"
-        f" || self.topology in {_cel_list(generation.topologies)}",
-        message=f"unknown topology; valid for {generation.name}: " + ", ".join(generation.topologies),
+        f" || self.topology in {_cel_list(generation.topologies)}{_cel_cube_rule(generation)}",
+        message=_topologies_message(generation),
         holds=lambda value: (
-            value.topology is None or value.generation != generation.name or value.topology in generation.topologies
+            value.topology is None
+            or value.generation != generation.name
+            or value.topology in generation.topologies
+            or catalogue.follows_cube_rule(generation, value.topology)
         ),
         field="topology",
         explain=_explain_topology,
@@ -166,10 +169,10 @@ class SliceRef(ApiModel):
     )
     generation: GenerationName | None = Field(None, description="TPU generation; goes with topology.")
     topology: Topology | None = Field(None, description="Chips along each axis, for example 4x4; goes with generation.")
-    chips_per_host: Annotated[int, Field(ge=1, le=64)] | None = Field(
+    chips_per_host: Annotated[int, Field(strict=True, ge=1, le=64)] | None = Field(
         None, description="Chips of one host; only for a generation that the catalogue does not have yet."
     )
-    devices_per_chip: Annotated[int, Field(ge=1, le=8)] | None = Field(
+    devices_per_chip: Annotated[int, Field(strict=True, ge=1, le=8)] | None = Field(
         None, description="XLA devices per chip; goes with chipsPerHost, default 1."
     )
     machine_type: ShortText | None = Field(
@@ -215,10 +218,10 @@ class Provisioning(ApiModel):
         ),
     )
 
-    spot: bool = Field(False, description="Spot VMs: cheap, may be taken back at any time with 30 s notice.")
+    spot: Boolean = Field(False, description="Spot VMs: cheap, may be taken back at any time with 30 s notice.")
     reservation: ShortText | None = Field(None, description="Name of the reservation to draw from.")
-    flex_start: bool = Field(False, description="Flex-start VMs: started when there is room, for 7 days at most.")
-    queued: bool = Field(False, description="Queued provisioning, through Kueue's ProvisioningRequest.")
+    flex_start: Boolean = Field(False, description="Flex-start VMs: started when there is room, for 7 days at most.")
+    queued: Boolean = Field(False, description="Queued provisioning, through Kueue's ProvisioningRequest.")
 
 
 # GKE's autoscaler has flex-start disabled on these generations' machine types.

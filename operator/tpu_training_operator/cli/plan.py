@@ -24,9 +24,7 @@ _FIRST_ATTEMPT = 1
 @filename_option
 @click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
 @click.option("--compare", metavar="TYPE,TYPE,...", help="The same recipe on these accelerator types, side by side.")
-@click.option(
-    "--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Measured step time, for chip-hours."
-)
+@click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Measured step time, for chip-hours.")
 def plan(filename: Path, output: str, compare: str | None, step_seconds: float | None) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
     file = load(filename, except_rules=(V2_NEEDS_CPU,))
