@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpu_trainer.progress import Progress
-from tpu_training_operator.local.progress import ProgressFollower, Report
+from tpu_training_operator.local.progress import Evaluation, ProgressFollower, Report
 
 
 @pytest.fixture
@@ -38,6 +38,23 @@ def test_every_phase_of_a_training_is_read(worker: Progress, follower: ProgressF
         Report("evaluating", 40, 40, 0.25, (), 900.5),
         Report("done", 40, 40, 0.25, (), 900.5),
     ]
+
+
+def test_an_evaluation_is_read_with_its_own_step(worker: Progress, follower: ProgressFollower) -> None:
+    worker.training(20, [0.5], None)
+    worker.evaluated(25, {"accuracy": 0.75, "perplexity": math.inf})
+    evaluation = Evaluation(25, {"accuracy": 0.75, "perplexity": None})
+    assert follower.new_reports()[1:] == [Report("evaluating", 20, 40, 0.5, (), None, evaluation)]
+
+
+def test_a_metric_called_step_does_not_take_the_steps_place(worker: Progress, follower: ProgressFollower) -> None:
+    worker.evaluated(25, {"step": 0.5, "accuracy": 0.75})
+    assert [report.evaluation for report in follower.new_reports()] == [Evaluation(25, {"accuracy": 0.75})]
+
+
+def test_a_task_without_metrics_reports_no_evaluation(worker: Progress, follower: ProgressFollower) -> None:
+    worker.evaluated(25, {})
+    assert follower.new_reports() == []
 
 
 def test_a_report_is_read_once(worker: Progress, follower: ProgressFollower) -> None:

@@ -16,6 +16,11 @@ if HOST == 0:
         with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
             print(json.dumps(line | {"examplesPerSecond": 900.0}), file=file, flush=True)
 
+    def evaluated(step, **metrics):
+        line = {"phase": "evaluating", "step": step, "totalSteps": 300, "evaluation": {"step": step, **metrics}}
+        with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
+            print(json.dumps(line), file=file, flush=True)
+
     def last_words(**words):
         pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text(json.dumps(words))
 """
@@ -25,7 +30,9 @@ TRAIN = (
 if HOST == 0:
     report(2, [1.5, 1.25])
     report(3, [None])
+    evaluated(3, accuracy=0.5, perplexity=None)
     report(300, [0.25])
+    evaluated(300, accuracy=0.75, perplexity=1.5)
     last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
                examplesPerSecond=1000.5)
 """
@@ -61,6 +68,10 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
             {"step": 2, "loss": 1.25},
             {"step": 3, "loss": None},
             {"step": 300, "loss": 0.25},
+        ],
+        "evaluations": [
+            {"step": 3, "accuracy": 0.5, "perplexity": None},
+            {"step": 300, "accuracy": 0.75, "perplexity": 1.5},
         ],
         "restarts": {},
         "failure": None,
@@ -132,6 +143,18 @@ report(2, [1.0, 0.5])
     assert losses == [1.0, 0.5, 7.0]
 
 
+def test_the_evaluations_are_those_of_the_last_attempt_that_came_so_far(runs: Runs) -> None:
+    attempts = """
+if ATTEMPT == 1:
+    evaluated(1, accuracy=0.1)
+    evaluated(3, accuracy=0.3)
+    sys.exit(75)
+evaluated(1, accuracy=0.2)
+"""
+    result = succeeded(runs.start(REPORT + attempts, QUICK_RESTARTS))
+    assert result["evaluations"] == [{"step": 1, "accuracy": 0.2}, {"step": 3, "accuracy": 0.3}]
+
+
 def test_restarts_end_at_their_limit(runs: Runs) -> None:
     limits = {"runPolicy.restart.limits": {"Preemption": 1}}
     run = runs.start("sys.exit(75)", QUICK_RESTARTS | limits)
@@ -197,7 +220,9 @@ def test_plain_output_tells_the_course_of_the_run(runs: Runs) -> None:
     succeeded(run)
     lines = run.stdout.splitlines()
     course = [
+        "step 3/300  evaluated:  accuracy 0.5",
         "step 300/300  loss 0.25  900 examples/s",
+        "step 300/300  evaluated:  accuracy 0.75  perplexity 1.5",
         "  accuracy   0.75",
         "  logs       out/pods/*/log.txt",
         "  result     out/result.json",

@@ -11,7 +11,8 @@ from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.model import ApiModel, Rule
 from tpu_training_operator.api.recipe import Recipe
-from tpu_training_operator.api.slice import Slice, SliceRef
+from tpu_training_operator.api.slice import Slice
+from tpu_training_operator.api.slice_ref import SliceRef
 from tpu_training_operator.api.trainer import Trainer, Volume
 from tpu_training_operator.cli.crd import crd_text
 

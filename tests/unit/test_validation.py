@@ -59,6 +59,8 @@ _OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python
         {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
         _NO_TYPE | {"spec.slice.generation": "v4", "spec.slice.topology": "12x16x20"},
         _NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "4x4", "spec.slice.chipsPerHost": 4},
+        {"spec.slice.acceleratorType": "v5litepod-4", "spec.slice.count": 2, "spec.slice.hardware": "CPU"},
+        {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
         {"spec.slice.provisioning": {"flexStart": True, "spot": False}},
         {"spec.trainer.backend": "Torch", "spec.slice.hardware": "CPU"},
         {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},

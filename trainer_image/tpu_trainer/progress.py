@@ -49,7 +49,9 @@ class Progress:
         if metrics:
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             self._say(f"step {step}/{self._total}: {values}")
-            self._append("evaluating", [], evaluation={"step": step, **{k: finite(v) for k, v in metrics.items()}})
+            # The step last: a metric of that name must not take its place.
+            record = {name: finite(value) for name, value in metrics.items()} | {"step": step}
+            self._append("evaluating", [], evaluation=record)
 
     def done(self) -> None:
         """The line for people is the outcome itself, which `entry` prints on every host."""

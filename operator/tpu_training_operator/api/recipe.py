@@ -19,7 +19,7 @@ from tpu_training_operator.api.model import (
     PositiveDecimal,
     Rule,
 )
-from tpu_training_operator.api.slice import SliceRef
+from tpu_training_operator.api.slice_ref import SliceRef
 
 
 class BatchScaling(StrEnum):

@@ -103,6 +103,7 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
         "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.losses.items()],
+        "evaluations": [{"step": step, **metrics} for step, metrics in outcome.evaluations.items()],
         "restarts": status.restarts.by_class,
         "failure": status.last_failure.model_dump(by_alias=True, exclude_none=True, mode="json")
         if status.last_failure

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.local.progress import Report
+from tpu_training_operator.local.progress import Evaluation, Report
 from tpu_training_operator.local.run import Update
 
 # A line for about every twentieth of the training.
@@ -56,6 +56,8 @@ class PlainView:
             if report.phase == "training" and self._is_due(report):
                 self._last_step = report.step
                 self.say(f"step {report.step}/{report.total_steps}  {_numbers(report)}")
+            if report.evaluation is not None:
+                self.say(_evaluated(report.evaluation, report.total_steps))
 
     def say(self, text: str) -> None:
         click.echo(text)
@@ -80,6 +82,8 @@ class BarView:
             self._progress.update(self._task, state=update.status.state)
         for report in update.reports:
             self._progress.update(self._task, completed=report.step, total=report.total_steps, numbers=_numbers(report))
+            if report.evaluation is not None:
+                self.say(_evaluated(report.evaluation, report.total_steps))
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False)
@@ -89,6 +93,11 @@ def _message(status: Status) -> str:
     """The first line; a user's whole traceback is shown at the end."""
     ready = find(status.conditions, ConditionType.READY)
     return ready.message.partition("\n")[0] if ready else ""
+
+
+def _evaluated(evaluation: Evaluation, total_steps: int) -> str:
+    metrics = (f"{name} {value:.6g}" for name, value in evaluation.metrics.items() if value is not None)
+    return "  ".join((f"step {evaluation.step}/{total_steps}", "evaluated:", *metrics))
 
 
 def _numbers(report: Report) -> str:

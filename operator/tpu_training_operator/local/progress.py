@@ -7,9 +7,17 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """The metrics of the model after `step` steps; None where one was no finite number."""
+
+    step: int
+    metrics: dict[str, float | None]
+
+
+@dataclass(frozen=True)
 class Report:
     """One line of the progress file. `losses` are the global losses of the steps since the report before; None is a
-    loss that was no finite number."""
+    loss that was no finite number. `evaluation`: the step that was evaluated, and the metrics after it."""
 
     phase: str
     step: int
@@ -17,6 +25,7 @@ class Report:
     loss: float | None = None
     losses: tuple[float | None, ...] = ()
     examples_per_second: float | None = None
+    evaluation: Evaluation | None = None
 
 
 @dataclass
@@ -45,4 +54,11 @@ def _report(line: dict[str, Any]) -> Report:
         loss=line.get("loss"),
         losses=tuple(line.get("losses") or ()),
         examples_per_second=line.get("examplesPerSecond"),
+        evaluation=_evaluation(line.get("evaluation")),
     )
+
+
+def _evaluation(record: dict[str, Any] | None) -> Evaluation | None:
+    if record is None:
+        return None
+    return Evaluation(record["step"], {name: value for name, value in record.items() if name != "step"})

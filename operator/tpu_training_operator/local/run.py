@@ -36,11 +36,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the job ended. `losses` by step, of the last attempt that reached the step, None where the loss was no
-    finite number; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`."""
+    """How the job ended. `losses` and `evaluations` by step, of the last attempt that reached the step, None where a
+    number was not finite; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`."""
 
     status: Status
     losses: dict[int, float | None]
+    evaluations: dict[int, dict[str, float | None]]
     cancelled: bool
     seconds: float
     pods_directory: Path
@@ -127,6 +128,7 @@ class _Watch:
         self._started = asyncio.get_running_loop().time()
         self._followers: dict[int, ProgressFollower] = {}
         self._losses: dict[int, float | None] = {}
+        self._evaluations: dict[int, dict[str, float | None]] = {}
         self._status = Status()
 
     async def until_finished(self) -> None:
@@ -150,11 +152,20 @@ class _Watch:
         for report in reports:
             first = report.step - len(report.losses) + 1
             self._losses |= {first + index: loss for index, loss in enumerate(report.losses)}
+            if report.evaluation is not None:
+                self._evaluations[report.evaluation.step] = report.evaluation.metrics
         self._on_update(Update(self._status, tuple(reports)))
 
     def outcome(self, cancelled: bool, pods_directory: Path) -> Outcome:
         seconds = asyncio.get_running_loop().time() - self._started
-        return Outcome(self._status, dict(sorted(self._losses.items())), cancelled, seconds, pods_directory)
+        return Outcome(
+            status=self._status,
+            losses=dict(sorted(self._losses.items())),
+            evaluations=dict(sorted(self._evaluations.items())),
+            cancelled=cancelled,
+            seconds=seconds,
+            pods_directory=pods_directory,
+        )
 
     def _new_reports(self) -> list[Report]:
         # All attempts, the earlier ones first: what a worker reports just before its end is read when the next is due.
