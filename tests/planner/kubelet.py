@@ -8,17 +8,29 @@ from tpu_training_operator.domain.observed import format_time
 Object = dict[str, Any]
 
 
-def start(_: ModelCluster, pod: Object) -> None:
+def place(cluster: ModelCluster, pod: Object) -> None:
+    """The scheduler has found a node; nothing runs there yet."""
+    if "nodeName" not in pod["spec"]:
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(cluster.now)}
+        pod["spec"]["nodeName"] = "node-of-" + pod["metadata"]["name"]
+        pod["status"] = {"phase": "Pending", "conditions": [scheduled]}
+
+
+def start(cluster: ModelCluster, pod: Object) -> None:
     """Bound to a node and running; not ready yet."""
     if pod["status"]["phase"] == "Pending":
-        pod["spec"]["nodeName"] = "node-of-" + pod["metadata"]["name"]
-        pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}
+        place(cluster, pod)
+        pod["status"] |= {
+            "phase": "Running",
+            "conditions": [*pod["status"]["conditions"], {"type": "Ready", "status": "False"}],
+        }
 
 
 def make_ready(cluster: ModelCluster, pod: Object) -> None:
     start(cluster, pod)
     if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
-        pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+        others = [condition for condition in pod["status"]["conditions"] if condition["type"] != "Ready"]
+        pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True"}]
 
 
 def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str = "") -> None:

@@ -66,6 +66,7 @@ class ModelCluster:
         self._uids += 1
         body["metadata"]["uid"] = f"uid-{self._uids}"
         if place is self.pods:
+            body["metadata"]["creationTimestamp"] = format_time(self.now)
             body["status"] = {"phase": "Pending"}
         place[name] = body
 

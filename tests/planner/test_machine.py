@@ -44,6 +44,7 @@ Mishap = Callable[[ModelCluster, Object], None]
 MISHAPS: list[Mishap] = [
     *(partial(kubelet.end, code=code) for code in (0, 1, 3, 69, 69, 70, 75, 78, 137, 137, 137, 143)),
     partial(kubelet.end, code=137, reason="OOMKilled"),
+    kubelet.place,
     kubelet.start,
     kubelet.refuse,
     kubelet.delete_by_hand,
@@ -69,7 +70,8 @@ class Gang(RuleBasedStateMachine):
             {
                 "spec.slice.acceleratorType": "v5litepod-8",
                 "spec.slice.count": slices,
-                "spec.runPolicy": {"restart": {"limits": limits}},
+                # Short, so that hypothesis finds gangs that are held up.
+                "spec.runPolicy": {"startDeadlineSeconds": 60, "restart": {"limits": limits}},
             }
         )
         stranger = kubelet.stranger("digits-99-0-0", attempt=99)

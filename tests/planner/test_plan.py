@@ -68,6 +68,7 @@ def test_a_created_gang_is_waited_for() -> None:
 
 def test_a_gang_is_ready_when_all_of_it_is() -> None:
     cluster = given_a_created_gang()
+    kubelet.start(cluster, cluster.pods[WORKERS[0]])
     for name in WORKERS[1:]:
         kubelet.make_ready(cluster, cluster.pods[name])
     assert look(cluster) == Plan()
@@ -273,7 +274,7 @@ def test_a_name_that_somebody_else_holds_blocks_the_job_until_it_is_free() -> No
 
 def test_an_edit_that_changes_nothing_now_is_noted() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(restart={"limits": {"Infrastructure": 5}})
+    cluster.edit_run_policy(startDeadlineSeconds=60)
     assert kstatus(cluster.job) == "InProgress"
     assert actions(one_pass(cluster)) == []
     assert kstatus(cluster.job) == "Current"

@@ -12,17 +12,23 @@ Row = tuple[dict[str, Any], str, str]
 TYPE = "acceleratorType"
 NO_TYPE = {TYPE: ABSENT}
 V5E_4X4 = {"generation": "v5e", "topology": "4x4"}
+TWO_HOSTS_AND_A_BIT = {"generation": "tpu8t", "topology": "2x5", "chipsPerHost": 4}
+GLOBAL_CONSTANT = {"batch": "GlobalConstant"}
 NEWER = NO_TYPE | {"generation": "tpu8t", "topology": "4x4", "chipsPerHost": 4}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
 
-_OBJECT: list[Row] = [
+# Read before any schema: an API server refuses these, too, but in words of its own.
+_ENVELOPE: list[Row] = [
     ({"apiVersion": ABSENT}, "apiVersion", "is required"),
     ({"apiVersion": "tpu-operator.dev/v1"}, "apiVersion", "did you mean tpu-operator.dev/v1alpha1?"),
     ({"kind": ABSENT}, "kind", "is required"),
     ({"kind": "TPUTrainingJobs"}, "kind", "did you mean TPUTrainingJob?"),
     ({"metadata": ABSENT}, "metadata", "is required"),
     ({"metadata": "digits"}, "metadata", "must be a mapping of fields"),
+]
+
+_OBJECT: list[Row] = [
     ({"metadata.name": ABSENT}, "", "metadata.name must be"),
     ({"metadata.name": "a" * 49}, "", "metadata.name must be at most 48 characters"),
     ({"metadata.name": "Digits"}, "", "of a-z, 0-9 and '-'"),
@@ -167,6 +173,8 @@ _RECIPE: list[Row] = [
 
 _RUN_POLICY: list[Row] = [
     ({"suspend": "yes"}, "suspend", "boolean"),
+    ({"startDeadlineSeconds": 0}, "startDeadlineSeconds", "0 is too small; the least is 1"),
+    ({"startDeadlineSeconds": "60"}, "startDeadlineSeconds", "'60' is not a whole number"),
     ({"suspended": True}, "suspended", "is no field; nearest: suspend"),
     ({"restart": {"limits": {"Unknown": -2}}}, "restart.limits.Unknown", "-2 is too small; the least is -1"),
     ({"restart": {"limits": {"Hang": 3}}}, "restart.limits.Hang", "is no field; known: UserError, Infrastructure"),
@@ -181,7 +189,28 @@ def _under(section: str, rows: list[Row]) -> list[Row]:
     ]
 
 
-BAD_JOBS: list[Row] = [
+# What the arithmetic of catalogue and recipe rules out: CEL has no room for it, so the API server takes these jobs and
+# the operator stalls them. `tpujob` refuses both kinds alike.
+_ARITHMETIC: list[Row] = [
+    ({"slice.machineType": "ct5lp-hightpu-8t"}, "slice.machineType", "no such slice; it exists on ct5lp-hightpu-4t"),
+    ({"slice": TWO_HOSTS_AND_A_BIT}, "slice.chipsPerHost", "10 chips (2x5) do not make whole hosts of 4"),
+    ({"recipe.globalBatchSize": 100}, "recipe.globalBatchSize", "does not divide over the 16 replicas"),
+    (
+        {"recipe.tunedOn": {TYPE: "v5litepod-4"}, "recipe.globalBatchSize": 4, "recipe.scaling": GLOBAL_CONSTANT},
+        "recipe.globalBatchSize",
+        "4 does not divide over the 16 replicas of this slice; nearest: 16",
+    ),
+    (
+        {"recipe.trainSteps": ABSENT, "recipe.epochs": 3, "recipe.datasetSize": 127},
+        "recipe.datasetSize",
+        "127 examples are fewer than one global batch of 128",
+    ),
+]
+
+UNDECODABLE_JOBS = _ENVELOPE
+IMPOSSIBLE_JOBS = _under("spec", _ARITHMETIC)
+
+REFUSED_JOBS: list[Row] = [
     *_OBJECT,
     *_under("spec", _SPEC),
     *_under("spec.slice", _SLICE),
@@ -189,3 +218,5 @@ BAD_JOBS: list[Row] = [
     *_under("spec.recipe", _RECIPE),
     *_under("spec.runPolicy", _RUN_POLICY),
 ]
+
+BAD_JOBS: list[Row] = [*UNDECODABLE_JOBS, *REFUSED_JOBS]

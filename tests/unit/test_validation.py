@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.bad_jobs import BAD_JOBS
+from tests.unit.bad_jobs import BAD_JOBS, IMPOSSIBLE_JOBS
+from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
+from tpu_training_operator.domain.resolve import resolve
 
 
 def problems(body: dict[str, Any]) -> list[Problem]:
@@ -24,6 +26,15 @@ def problems(body: dict[str, Any]) -> list[Problem]:
 def test_a_wrong_field_is_named_with_what_would_be_right(changes: dict[str, Any], field: str, fragment: str) -> None:
     found = problems(job_body(changes))
     assert any(problem.field == field and fragment in problem.message for problem in found), found
+
+
+@pytest.mark.parametrize(("changes", "field", "fragment"), IMPOSSIBLE_JOBS)
+def test_what_cannot_be_computed_is_named_in_the_same_way(changes: dict[str, Any], field: str, fragment: str) -> None:
+    valid = parse_job(job_body(changes))
+    with pytest.raises(InvalidJob) as caught:
+        resolve(valid.spec)
+    assert [problem.field for problem in caught.value.problems] == [field]
+    assert fragment in str(caught.value)
 
 
 def test_every_problem_is_one_line() -> None:
@@ -46,39 +57,7 @@ def test_all_problems_are_told_at_once() -> None:
     }
 
 
-_NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
-_OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
-        {"spec.slice.acceleratorType": "v2-8", "spec.slice.hardware": "CPU"},
-        {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
-        _NO_TYPE | {"spec.slice.generation": "v4", "spec.slice.topology": "12x16x20"},
-        _NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "4x4", "spec.slice.chipsPerHost": 4},
-        {"spec.slice.acceleratorType": "v5litepod-4", "spec.slice.count": 2, "spec.slice.hardware": "CPU"},
-        {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
-        {"spec.slice.provisioning": {"flexStart": True, "spot": False}},
-        {"spec.trainer.backend": "Torch", "spec.slice.hardware": "CPU"},
-        {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},
-        _OWN_LOOP | {"spec.trainer.args": ["--fast"]},
-        {"spec.trainer.env": [{"name": "MY_TPUJOB_", "value": ""}, {"name": "POD", "valueFrom": {"fieldRef": {}}}]},
-        {"spec.trainer.resources": {"requests": {"cpu": 4, "memory": "16Gi"}}},
-        {"spec.trainer.volumes": [{"name": "data", "emptyDir": {}}]},
-        {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1_281_167},
-        {"spec.recipe.trainSteps": 2**53},
-        {"spec.recipe.optimizer": {"name": "adamw", "learningRate": "3e-4", "beta1": "0.9", "weightDecay": "0"}},
-        {"spec.recipe.optimizer.learningRate": "0001.50E+02"},
-        {"spec.data": {"uri": "gs://bucket/path"}},
-        {"spec.runPolicy": {"suspend": True, "restart": {"limits": {"Preemption": -1, "UserError": 2}}}},
-        {"metadata.name": "a"},
-        {"metadata.name": "a" * 48},
-        {"metadata.labels": {"team": "vision"}, "metadata.annotations": {"note": "x"}, "status": {"whatever": 1}},
-    ],
-)
+@pytest.mark.parametrize("changes", GOOD_JOBS)
 def test_what_is_right_is_accepted(changes: dict[str, Any]) -> None:
     assert parse_job(job_body(changes)).kind == "TPUTrainingJob"
 

@@ -44,6 +44,7 @@ class Spec(ApiModel):
         _immutable("trainer"),
         _immutable("recipe"),
         _immutable("data", optional=True),
+        _immutable("runPolicy.restart"),
     )
 
     slice: Slice

@@ -1,4 +1,4 @@
-"""`spec.runPolicy`: suspend, and how often which class of failure may restart the gang."""
+"""`spec.runPolicy`: suspend, the start deadline, and how often which class of failure may restart the gang."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -53,4 +53,9 @@ class Restart(ApiModel):
 
 class RunPolicy(ApiModel):
     suspend: Boolean = Field(False, description="True stops the gang; false starts a new attempt.")
+    start_deadline_seconds: Count = Field(
+        600,
+        description="A gang of which only a part has found nodes gives them back when no further worker has found"
+        " one for so long, and tries again later.",
+    )
     restart: Restart = Field(default_factory=Restart)

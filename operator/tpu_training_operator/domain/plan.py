@@ -21,6 +21,7 @@ from tpu_training_operator.domain.naming import WorkerId, config_map_name, worke
 from tpu_training_operator.domain.observed import Observed, WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.outcome import final_progress
 from tpu_training_operator.domain.picture import Kind, Picture, mark, present
+from tpu_training_operator.domain.placement import PartlyPlaced, partly_placed, pause_after_release
 from tpu_training_operator.domain.resolve import Resolution, resolve
 from tpu_training_operator.domain.restart_policy import backoff, may_restart
 from tpu_training_operator.domain.worker_pod import worker_pod
@@ -179,6 +180,24 @@ class _Pass:
             again=_AT_ONCE,
         )
 
+    def _release(self, part: PartlyPlaced) -> Plan:
+        """The next attempt, after a pause in which another gang may take the nodes: charged to no failure class."""
+        attempt, policy = self.status.attempt, self.job.spec.run_policy
+        pause = pause_after_release(policy, self.job.uid, attempt)
+        message = (
+            f"attempt {attempt + 1} follows in {pause.total_seconds():.0f} s: {part.waiting} of {part.workers} workers"
+            f" found no node within {policy.start_deadline_seconds} s, and the others give theirs back"
+        )
+        picture = Picture(State.RESTARTING, Kind.IN_PROGRESS, Reason.PARTLY_PLACED, message)
+        restarts = self.status.restarts.model_copy(update={"next_attempt_time": format_time(self.now + pause)})
+        status = self.status.model_copy(update={"attempt": attempt + 1, "restarts": restarts})
+        status = self._mark(status, ConditionType.GANG_READY, False, picture.reason, message)
+        return Plan(
+            status=self._present(status, picture),
+            events=(Event("Released", message, warning=True),),
+            again=_AT_ONCE,
+        )
+
     def _create_missing(self, pods: list[WorkerPod]) -> Plan:
         earliest = self.status.restarts.next_attempt_time
         if earliest and self.now < parse_time(earliest):
@@ -207,6 +226,11 @@ class _Pass:
         again = SETTLE if any(pod.phase == "Failed" for pod in pods) else None
         stalled = is_true(self.status.conditions, ConditionType.STALLED)
         if not all(pod.is_ready or pod.phase == "Succeeded" for pod in pods):
+            if part := partly_placed(pods, self.job.spec.run_policy):
+                if self.now >= part.deadline:
+                    return self._release(part)
+                left = part.deadline - self.now
+                again = min(again, left) if again else left
             # A gang that starts is shown as such already, unless something stood in its way meanwhile.
             freed = self.status if stalled else None
             return Plan(status=freed and self._present(freed, self._starting(self.status.attempt)), again=again)

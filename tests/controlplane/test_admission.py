@@ -1,0 +1,104 @@
+"""What the API server refuses and takes with no operator running; the same tables as for `tpujob` (tests/unit)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.api import ApiError
+from tests.cluster.control_plane import ControlPlane
+from tests.controlplane.jobs import Namespace, digits
+from tests.unit.bad_jobs import IMPOSSIBLE_JOBS, REFUSED_JOBS, UNDECODABLE_JOBS
+from tests.unit.good_jobs import GOOD_JOBS
+from tests.unit.jobs import job_body
+
+Object = dict[str, Any]
+RESERVATION = {"slice": {"provisioning": {"reservation": "r"}}}
+
+
+@pytest.fixture
+def space(control_plane: ControlPlane, job_definition: None, namespace: str) -> Namespace:
+    return Namespace(control_plane, namespace)
+
+
+def refusal(space: Namespace, changes: Object) -> str:
+    """The API server's answer to the job, as kubectl would send it (strict); empty when it is taken."""
+    body = job_body(changes)
+    if isinstance(body.get("metadata"), dict):
+        body["metadata"] = {**body["metadata"], "namespace": space.name}
+        for name in ("uid", "generation"):
+            del body["metadata"][name]
+    path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{space.name}/tputrainingjobs"
+    try:
+        space.cluster.api.call("POST", f"{path}?dryRun=All&fieldValidation=Strict", body)
+    except ApiError as error:
+        assert error.status in (400, 422), error
+        return str(error)
+    return ""
+
+
+def names(message: str, field: str) -> bool:
+    """Whether the message is about the field: `field: ...`, or `"field"` or a field below it for what is unknown."""
+    return any(mark in message for mark in (f"{field}: ", f'"{field}"', f'"{field}.'))
+
+
+def test_every_bad_job_is_refused_on_the_field_that_tpujob_names(space: Namespace) -> None:
+    answers = [(field, refusal(space, changes)) for changes, field, _ in REFUSED_JOBS]
+    assert [(field, answer) for field, answer in answers if not names(answer, field)] == []
+
+
+def test_what_is_no_such_object_is_refused(space: Namespace) -> None:
+    assert [changes for changes, _, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
+
+
+def test_every_good_job_is_taken(space: Namespace) -> None:
+    assert [answer for changes in GOOD_JOBS if (answer := refusal(space, changes))] == []
+
+
+def test_what_only_arithmetic_rules_out_is_taken_and_left_to_the_operator(space: Namespace) -> None:
+    assert [answer for changes, _, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
+
+
+def patched(space: Namespace, spec: Object) -> str:
+    """What kubectl says when the change of the spec is refused; empty when it is taken."""
+    patch = json.dumps({"spec": spec})
+    done = space.cluster.kubectl(
+        "--namespace", space.name, "patch", "tpujob", "digits", "--type=merge", "-p", patch, check=False
+    )
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("spec.slice", {"slice": {"acceleratorType": "v5litepod-32"}}),
+        ("spec.slice", {"slice": {"count": 2}}),
+        ("spec.slice", {"slice": {"hardware": "TPU"}}),
+        ("spec.slice", RESERVATION),
+        ("spec.trainer", {"trainer": {"image": "ghcr.io/example/digits:2"}}),
+        ("spec.trainer", {"trainer": {"env": [{"name": "A", "value": "b"}]}}),
+        ("spec.recipe", {"recipe": {"trainSteps": 1201}}),
+        ("spec.recipe", {"recipe": {"tunedOn": None}}),
+        ("spec.recipe", {"recipe": {"scaling": {"betas": True}}}),
+        ("spec.data", {"data": {"uri": "gs://bucket/other"}}),
+        ("spec.data", {"data": None}),
+        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"limits": {"Infrastructure": 21}}}}),
+        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"backoff": {"maxSeconds": 1}}}}),
+    ],
+)
+def test_what_a_job_is_cannot_change(space: Namespace, field: str, change: Object) -> None:
+    space.apply(digits(data={"uri": "gs://bucket/digits"}))
+    answer = patched(space, change)
+    assert f"{field}: " in answer
+    assert "cannot change once the job exists; delete the job and create it anew" in answer
+
+
+def test_data_cannot_be_added_later(space: Namespace) -> None:
+    space.apply(digits())
+    assert "spec.data: " in patched(space, {"data": {"uri": "gs://bucket/digits"}})
+
+
+@pytest.mark.parametrize("policy", [{"suspend": True}, {"suspend": False}, {"startDeadlineSeconds": 60}])
+def test_whether_and_how_long_it_waits_can_change(space: Namespace, policy: Object) -> None:
+    space.apply(digits())
+    assert patched(space, {"runPolicy": policy}) == ""

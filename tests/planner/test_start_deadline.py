@@ -1,0 +1,169 @@
+"""A gang of which only a part finds nodes: it may not hold what another gang waits for."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster, actions, one_pass
+from tests.planner.story import (
+    WORKERS,
+    described,
+    given_a_created_gang,
+    given_a_running_gang,
+    look,
+    reason,
+    until_running,
+)
+from tests.unit.jobs import job
+from tests.unit.kstatus import kstatus
+from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.observed import format_time, parse_time
+from tpu_training_operator.domain.placement import pause_after_release
+
+DEADLINE = timedelta(seconds=100)
+POLICY = {"spec.runPolicy": {"startDeadlineSeconds": 100, "restart": {"backoff": {"maxSeconds": 40}}}}
+
+
+def given_a_partly_placed_gang(placed: int = 3) -> ModelCluster:
+    cluster = given_a_created_gang(POLICY)
+    for name in WORKERS[:placed]:
+        kubelet.place(cluster, cluster.pods[name])
+    return cluster
+
+
+def given_a_released_gang() -> ModelCluster:
+    cluster = given_a_partly_placed_gang()
+    cluster.now += DEADLINE
+    one_pass(cluster)
+    return cluster
+
+
+@pytest.mark.parametrize("placed", [1, 2, 3])
+def test_a_part_of_a_gang_is_waited_for_until_the_deadline_and_no_hint_is_needed(placed: int) -> None:
+    cluster = given_a_partly_placed_gang(placed)
+    assert look(cluster) == Plan(again=DEADLINE)
+    cluster.now += DEADLINE - timedelta(seconds=1)
+    assert look(cluster) == Plan(again=timedelta(seconds=1))
+
+
+def test_at_the_deadline_the_attempt_is_raised_and_nothing_else_is_done() -> None:
+    cluster = given_a_partly_placed_gang()
+    cluster.now += DEADLINE
+    decided = one_pass(cluster)
+    assert actions(decided) == []
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.RESTARTING)
+    assert decided.again == timedelta(0)
+    assert reason(cluster.status) == ("False", "PartlyPlaced")
+    assert reason(cluster.status, ConditionType.GANG_READY) == ("False", "PartlyPlaced")
+    assert kstatus(cluster.job) == "InProgress"
+
+
+def test_the_release_is_told_with_how_many_found_no_node() -> None:
+    cluster = given_a_partly_placed_gang()
+    cluster.now += DEADLINE
+    [event] = one_pass(cluster).events
+    assert (event.reason, event.warning) == ("Released", True)
+    assert event.message.startswith("attempt 2 follows in ")
+    assert event.message.endswith(" s: 1 of 4 workers found no node within 100 s, and the others give theirs back")
+
+
+def test_a_release_is_charged_to_no_failure_class() -> None:
+    status = given_a_released_gang().status
+    assert (status.restarts.by_class, status.last_failure) == ({}, None)
+
+
+def test_the_chips_are_free_at_once_and_asked_for_again_after_the_pause() -> None:
+    cluster = given_a_released_gang()
+    assert described(look(cluster)) == [f"delete Pod {name}" for name in WORKERS]
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    earliest = parse_time(cluster.status.restarts.next_attempt_time or "")
+    assert look(cluster) == Plan(again=earliest - cluster.now)
+    cluster.now = earliest
+    assert "create Pod digits-2-0-0" in described(look(cluster))
+
+
+def test_the_next_attempt_can_succeed() -> None:
+    cluster = given_a_released_gang()
+    assert until_running(cluster) == [name.replace("digits-1-", "digits-2-") for name in WORKERS]
+
+
+def test_a_gang_without_any_node_waits_for_ever() -> None:
+    cluster = given_a_created_gang(POLICY)
+    cluster.now += timedelta(days=30)
+    assert look(cluster) == Plan()
+
+
+@pytest.mark.parametrize("placed", [kubelet.place, kubelet.start])
+def test_a_gang_with_all_its_nodes_may_take_its_time(placed) -> None:
+    cluster = given_a_created_gang(POLICY)
+    for pod in cluster.pods.values():
+        placed(cluster, pod)
+    cluster.now += timedelta(days=1)
+    assert look(cluster) == Plan()
+
+
+def test_a_running_gang_knows_no_start_deadline() -> None:
+    cluster = given_a_running_gang(POLICY)
+    cluster.now += timedelta(days=30)
+    assert look(cluster) == Plan()
+
+
+def test_the_time_runs_anew_with_every_worker_that_finds_a_node() -> None:
+    cluster = given_a_partly_placed_gang(1)
+    cluster.now += timedelta(seconds=90)
+    kubelet.place(cluster, cluster.pods[WORKERS[1]])
+    cluster.now += timedelta(seconds=30)
+    assert look(cluster) == Plan(again=timedelta(seconds=70))
+
+
+def test_a_gang_that_queued_for_long_is_not_released_while_its_nodes_come_up() -> None:
+    cluster = given_a_created_gang(POLICY)
+    cluster.now += timedelta(hours=5)
+    kubelet.place(cluster, cluster.pods[WORKERS[0]])
+    assert look(cluster) == Plan(again=DEADLINE)
+
+
+def test_the_time_runs_from_the_youngest_worker() -> None:
+    cluster = given_a_partly_placed_gang()
+    cluster.now += timedelta(seconds=40)
+    cluster.pods[WORKERS[3]]["metadata"]["creationTimestamp"] = format_time(cluster.now)
+    assert look(cluster) == Plan(again=DEADLINE)
+
+
+def test_the_deadline_can_be_changed_while_the_gang_waits() -> None:
+    cluster = given_a_partly_placed_gang()
+    cluster.now += timedelta(seconds=10)
+    cluster.edit_run_policy(startDeadlineSeconds=5)
+    one_pass(cluster)
+    assert cluster.status.attempt == 2
+
+
+def test_a_failure_comes_before_the_deadline() -> None:
+    cluster = given_a_partly_placed_gang()
+    kubelet.start(cluster, cluster.pods[WORKERS[0]])
+    kubelet.end(cluster, cluster.pods[WORKERS[0]], 137)
+    cluster.now += DEADLINE
+    one_pass(cluster)
+    assert cluster.status.restarts.by_class == {"Infrastructure": 1}
+
+
+# The pause.
+
+
+def pauses(uid: str) -> list[float]:
+    policy = job(POLICY).spec.run_policy
+    return [pause_after_release(policy, uid, attempt).total_seconds() for attempt in range(1, 200)]
+
+
+def test_a_pause_is_half_to_one_and_a_half_of_the_longest_backoff() -> None:
+    assert all(20 <= pause <= 60 for pause in pauses("a"))
+    assert max(pauses("a")) - min(pauses("a")) > 35
+
+
+def test_two_jobs_pause_differently_and_each_always_the_same() -> None:
+    assert pauses("a") == pauses("a")
+    assert sum(abs(a - b) < 1 for a, b in zip(pauses("a"), pauses("b"), strict=True)) < 20

@@ -1,0 +1,35 @@
+"""Jobs that are right, each for a reason that a rule could get wrong: what is changed in `job_body`."""
+
+from typing import Any
+
+from tests.unit.jobs import ABSENT
+
+_NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
+_OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
+
+GOOD_JOBS: list[dict[str, Any]] = [
+    {},
+    _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
+    {"spec.slice.acceleratorType": "v2-8", "spec.slice.hardware": "CPU"},
+    {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
+    _NO_TYPE | {"spec.slice.generation": "v4", "spec.slice.topology": "12x16x20"},
+    _NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "4x4", "spec.slice.chipsPerHost": 4},
+    {"spec.slice.acceleratorType": "v5litepod-4", "spec.slice.count": 2, "spec.slice.hardware": "CPU"},
+    {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
+    {"spec.slice.provisioning": {"flexStart": True, "spot": False}},
+    {"spec.trainer.backend": "Torch", "spec.slice.hardware": "CPU"},
+    {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},
+    _OWN_LOOP | {"spec.trainer.args": ["--fast"]},
+    {"spec.trainer.env": [{"name": "MY_TPUJOB_", "value": ""}, {"name": "POD", "valueFrom": {"fieldRef": {}}}]},
+    {"spec.trainer.resources": {"requests": {"cpu": 4, "memory": "16Gi"}}},
+    {"spec.trainer.volumes": [{"name": "data", "emptyDir": {}}]},
+    {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1_281_167},
+    {"spec.recipe.trainSteps": 2**53},
+    {"spec.recipe.optimizer": {"name": "adamw", "learningRate": "3e-4", "beta1": "0.9", "weightDecay": "0"}},
+    {"spec.recipe.optimizer.learningRate": "0001.50E+02"},
+    {"spec.data": {"uri": "gs://bucket/path"}},
+    {"spec.runPolicy": {"suspend": True, "restart": {"limits": {"Preemption": -1, "UserError": 2}}}},
+    {"metadata.name": "a"},
+    {"metadata.name": "a" * 48},
+    {"metadata.labels": {"team": "vision"}, "metadata.annotations": {"note": "x"}, "status": {"whatever": 1}},
+]
