@@ -1,15 +1,17 @@
-"""`tpujob plan`: what a job would be on its slice: numbers, rules, warnings, objects; without a cluster."""
+"""`tpujob plan`: what a job would be on its slice: numbers, rules, warnings, objects; without a cluster.
+
+Tables are imported where one is printed: rich takes as long to import as half of the API.
+"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
-from tpu_training_operator.cli.compare import as_json, columns, print_comparison
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
-from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.domain.cost import cost_of
 from tpu_training_operator.domain.gang import config_map, service
 from tpu_training_operator.domain.naming import workers
@@ -31,6 +33,8 @@ def plan(filename: Path, output: str, compare: str | None, step_seconds: float |
     if compare is None:
         _plan(file, output, step_seconds)
         return
+    from tpu_training_operator.cli.compare import as_json, columns, print_comparison
+
     found = columns(file, [name.strip() for name in compare.split(",")], step_seconds)
     if output == "table":
         print_comparison(file, found)
@@ -45,22 +49,32 @@ def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
     cost = cost_of(file.resolution, step_seconds)
     if output == "table":
+        from tpu_training_operator.cli.summary import print_summary
+
         print_summary(file, warnings, cost)
         return
     document = {
         "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
         "warnings": warnings,
         "cost": cost.as_json(),
-        "objects": _objects(file) if on_gke else [],
     }
-    click.echo(_as_text(document, output))
+    objects = _objects(file) if on_gke else iter(())
+    if output == "json":
+        # One object a line and one at a time: an indent would keep Python from using its fast encoder, and
+        # thousands of pods in memory keep the garbage collector busy.
+        lines = ",\n".join(map(json.dumps, objects))
+        click.echo(f'{json.dumps(document)[:-1]}, "objects": [\n{lines}\n]}}')
+        return
+    click.echo(_as_text({**document, "objects": list(objects)}, output))
 
 
-def _objects(file: JobFile) -> list[dict[str, Any]]:
+def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """The objects of the first attempt."""
     job = file.job.model_copy(update={"metadata": {**file.job.metadata, "uid": _UID}})
-    pods = (worker_pod(job, file.resolution, w) for w in workers(file.resolution.layout, _FIRST_ATTEMPT))
-    return [service(job), config_map(job, file.resolution, _FIRST_ATTEMPT), *pods]
+    yield service(job)
+    yield config_map(job, file.resolution, _FIRST_ATTEMPT)
+    for worker in workers(file.resolution.layout, _FIRST_ATTEMPT):
+        yield worker_pod(job, file.resolution, worker)
 
 
 def _as_text(document: Any, output: str) -> str:
