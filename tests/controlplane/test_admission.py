@@ -85,21 +85,31 @@ def patched(space: Namespace, spec: Object) -> str:
         ("spec.data", {"data": None}),
         ("spec.runPolicy.restart", {"runPolicy": {"restart": {"limits": {"Infrastructure": 21}}}}),
         ("spec.runPolicy.restart", {"runPolicy": {"restart": {"backoff": {"maxSeconds": 1}}}}),
+        ("spec.runPolicy.restart", {"runPolicy": {"restart": None}}),
+        ("spec.runPolicy.restart", {"runPolicy": None}),
     ],
 )
 def test_what_a_job_is_cannot_change(space: Namespace, field: str, change: Object) -> None:
-    space.apply(digits(data={"uri": "gs://bucket/digits"}))
+    space.apply(digits(data={"uri": "gs://bucket/digits"}, runPolicy={"restart": {"limits": {"Unknown": 1}}}))
     answer = patched(space, change)
     assert f"{field}: " in answer
     assert "cannot change once the job exists; delete the job and create it anew" in answer
 
 
-def test_data_cannot_be_added_later(space: Namespace) -> None:
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("spec.data", {"data": {"uri": "gs://bucket/digits"}}),
+        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"limits": {"Unknown": 1}}}}),
+    ],
+)
+def test_what_a_job_came_without_cannot_be_added(space: Namespace, field: str, change: Object) -> None:
     space.apply(digits())
-    assert "spec.data: " in patched(space, {"data": {"uri": "gs://bucket/digits"}})
+    assert f"{field}: " in patched(space, change)
 
 
+@pytest.mark.parametrize("before", [{}, {"runPolicy": {"restart": {"limits": {"Unknown": 1}}}}])
 @pytest.mark.parametrize("policy", [{"suspend": True}, {"suspend": False}, {"startDeadlineSeconds": 60}])
-def test_whether_and_how_long_it_waits_can_change(space: Namespace, policy: Object) -> None:
-    space.apply(digits())
+def test_whether_and_how_long_it_waits_can_change(space: Namespace, policy: Object, before: Object) -> None:
+    space.apply(digits(**before))
     assert patched(space, {"runPolicy": policy}) == ""

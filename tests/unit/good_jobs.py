@@ -31,5 +31,5 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.runPolicy": {"suspend": True, "restart": {"limits": {"Preemption": -1, "UserError": 2}}}},
     {"metadata.name": "a"},
     {"metadata.name": "a" * 48},
-    {"metadata.labels": {"team": "vision"}, "metadata.annotations": {"note": "x"}, "status": {"whatever": 1}},
+    {"metadata.labels": {"team": "vision"}, "metadata.annotations": {"note": "x"}},
 ]

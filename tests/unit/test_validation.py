@@ -62,6 +62,10 @@ def test_what_is_right_is_accepted(changes: dict[str, Any]) -> None:
     assert parse_job(job_body(changes)).kind == "TPUTrainingJob"
 
 
+def test_the_status_is_not_the_users_to_be_judged_by() -> None:
+    assert parse_job(job_body({"status": {"whatever": 1}})).kind == "TPUTrainingJob"
+
+
 def test_a_job_on_v2_can_be_read_where_no_cluster_has_to_take_it() -> None:
     body = job_body({"spec.slice.acceleratorType": "v2-8"})
     assert parse_job(body, except_rules=(V2_NEEDS_CPU,)).spec.slice.accelerator_type == "v2-8"

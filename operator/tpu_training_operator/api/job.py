@@ -23,13 +23,19 @@ class Data(ApiModel):
 def _immutable(field: str, *, optional: bool = False) -> Rule:
     same = f"self.{field} == oldSelf.{field}"
     # A plain comparison would let an optional field be added or removed unseen.
-    both = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+    now, before = _given("self", field), _given("oldSelf", field)
     return Rule(
-        cel=both if optional else same,
+        cel=f"({now}) == ({before}) && (!({now}) || {same})" if optional else same,
         message=f"{field} cannot change once the job exists; delete the job and create it anew",
         holds=None,
         field=field,
     )
+
+
+def _given(root: str, field: str) -> str:
+    """CEL: whether the field is there, and what it is in."""
+    parts = field.split(".")
+    return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
 
 
 class Spec(ApiModel):
@@ -44,7 +50,7 @@ class Spec(ApiModel):
         _immutable("trainer"),
         _immutable("recipe"),
         _immutable("data", optional=True),
-        _immutable("runPolicy.restart"),
+        _immutable("runPolicy.restart", optional=True),
     )
 
     slice: Slice
