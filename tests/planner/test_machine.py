@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import Conflict, Crash, ModelCluster, Object, actions, one_pass
+from tests.planner.story import reason
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import Create
@@ -201,6 +202,9 @@ class Gang(RuleBasedStateMachine):
         charged = after.restarts.total - before.restarts.total
         assert after.attempt - before.attempt in (0, 1), "an attempt is skipped or taken back"
         assert 0 <= charged <= after.attempt - before.attempt, "a restart is charged twice, or to no attempt"
+        if after.attempt > before.attempt > 0 and not charged:
+            resumed = is_true(before.conditions, ConditionType.SUSPENDED)
+            assert resumed or reason(after) == ("False", "PartlyPlaced"), "an attempt for nothing"
         if is_finished(before):
             assert (after.state, after.attempt) == (before.state, before.attempt), "the end is not the end"
         self.status = after
