@@ -26,6 +26,7 @@ OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]
 
 ALWAYS = {
     "HOME",
+    "JOB_COMPLETION_INDEX",
     "MASTER_ADDR",
     "MASTER_PORT",
     "TPUJOB_ACCUMULATION_STEPS",
@@ -188,3 +189,14 @@ def test_the_termination_message_is_written_where_the_kubelet_reads_it() -> None
 
 def _worker(host: int) -> WorkerId:
     return WorkerId(ATTEMPT, 0, host)
+
+
+@pytest.mark.parametrize("changes", [KINDS_OF_JOBS["torch_xla on TPU"], KINDS_OF_JOBS["multislice"]])
+def test_torch_tpu_finds_node_0_and_its_own_rank(changes: dict[str, Any]) -> None:
+    """Its documented convention: rank from JOB_COMPLETION_INDEX, nodes and master from TPU_WORKER_HOSTNAMES."""
+    job = stored_job(changes)
+    for environ in worker_environments(job):
+        nodes, rank = environ["TPU_WORKER_HOSTNAMES"].split(","), int(environ["JOB_COMPLETION_INDEX"])
+        slice_index = environ["TPUJOB_SLICE_INDEX"]
+        assert nodes[0].split(".")[0].endswith(f"-{slice_index}-0")
+        assert nodes[rank].split(".")[0].endswith(f"-{slice_index}-{rank}")

@@ -29,6 +29,8 @@ def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
         "MASTER_ADDR": leader,
         "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
         "TPU_WORKER_ID": str(worker.host),
+        # What TorchTPU takes the node's rank from, as in an Indexed Job.
+        "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
         "TPUJOB_HOST_INDEX": str(worker.slice * layout.hosts_per_slice + worker.host),
