@@ -1,5 +1,5 @@
 # The two commands that always work: `make demo` trains an example, `make test` runs every layer of tests.
-.PHONY: demo test check format crds lock images cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test check bench format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -14,6 +14,10 @@ test: .setup check
 
 check: .setup
 	scripts/check
+
+# What the numbers in docs/ were measured with.
+bench: .setup
+	.venv/bin/python -m bench.placement
 
 format: .setup
 	.venv/bin/ruff check --fix .
