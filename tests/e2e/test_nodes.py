@@ -25,6 +25,12 @@ LEAVES_LOST_NODES_AT_ONCE = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _own_nodes(cluster: RealCluster) -> None:
+    if not cluster.owns_nodes:
+        pytest.skip("about the nodes that the tests start themselves; this cluster is somebody else's")
+
+
 @pytest.fixture
 def peers(cluster: RealCluster, namespace: str, python_image: Image) -> list[str]:
     """Two Ready pods of the headless Service `peers`, one on each node."""
