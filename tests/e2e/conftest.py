@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import existing as existing_cluster
-from tests.cluster.api import ApiError
 from tests.cluster.existing import ExistingCluster
 from tests.cluster.images import Image, base_image, build_image
+from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
-from tests.cluster.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 # What the containers of the digits image find at the same path as here: the environment, and the Python it is made of.
@@ -62,27 +61,6 @@ def python_image(cluster: RealCluster) -> Image:
 
 @pytest.fixture
 def namespace(cluster: RealCluster) -> Iterator[str]:
-    """A fresh namespace at Pod Security level `restricted`. Its deletion is not waited for."""
-    created = cluster.api.call(
-        "POST",
-        "/api/v1/namespaces",
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"generateName": "test-", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
-        },
-    )
-    name: str = created["metadata"]["name"]
-
-    def pods_are_admitted() -> bool:
-        try:
-            cluster.api.call("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default")
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
-
-    wait_until(pods_are_admitted, timeout=30, what=f"namespace {name} has its default service account")
-    yield name
-    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}")
+    """At Pod Security level `restricted`."""
+    with fresh_namespace(cluster.api, {"pod-security.kubernetes.io/enforce": "restricted"}) as name:
+        yield name
