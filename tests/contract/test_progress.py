@@ -93,3 +93,16 @@ def test_people_are_told_the_same_in_plain_lines(
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["default/digits attempt 1", "step 20/40: loss 0.5, 900.5 examples/s"]
     assert [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] == [0, 20]
+
+
+@pytest.mark.parametrize(
+    "line", ["half a thought", "[]", '{"step": 3}', '{"phase": "training", "step": "x", "totalSteps": 4}']
+)
+def test_a_line_of_somebody_elses_is_passed_over(
+    line: str, file: Path, worker: Progress, follower: ProgressFollower
+) -> None:
+    worker.training(20, [0.5], None)
+    with file.open("a") as lines:
+        lines.write(line + "\n")
+    worker.training(40, [0.25], None)
+    assert [report.step for report in follower.new_reports()] == [20, 40]

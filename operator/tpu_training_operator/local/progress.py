@@ -1,9 +1,10 @@
 """Follows the progress file of worker 0. Used by `local.run`; the lines are those of `tpu_trainer.progress`."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Report:
 
 @dataclass
 class ProgressFollower:
-    """Reads what was appended since the last look, whole lines only."""
+    """Reads what was appended since the last look, whole lines only; a line that is no report is passed over."""
 
     path: Path
     _offset: int = field(default=0, repr=False)
@@ -43,22 +44,40 @@ class ProgressFollower:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [_report(json.loads(line)) for line in whole.splitlines()]
+        return list(_reports(whole.splitlines()))
 
 
-def _report(line: dict[str, Any]) -> Report:
-    return Report(
-        phase=line["phase"],
-        step=line["step"],
-        total_steps=line["totalSteps"],
-        loss=line.get("loss"),
-        losses=tuple(line.get("losses") or ()),
-        examples_per_second=line.get("examplesPerSecond"),
-        evaluation=_evaluation(line.get("evaluation")),
-    )
+class _Line(BaseModel):
+    """A line as it stands in the file."""
+
+    phase: str
+    step: int
+    total_steps: int = Field(alias="totalSteps")
+    loss: float | None = None
+    losses: tuple[float | None, ...] = ()
+    examples_per_second: float | None = Field(None, alias="examplesPerSecond")
+    evaluation: dict[str, float | None] | None = None
 
 
-def _evaluation(record: dict[str, Any] | None) -> Evaluation | None:
-    if record is None:
+def _reports(lines: list[bytes]) -> Iterator[Report]:
+    for text in lines:
+        try:
+            line = _Line.model_validate_json(text)
+        except ValidationError:
+            # A loop of the user's own may write here, too, and whatever it likes.
+            continue
+        yield Report(
+            phase=line.phase,
+            step=line.step,
+            total_steps=line.total_steps,
+            loss=line.loss,
+            losses=line.losses,
+            examples_per_second=line.examples_per_second,
+            evaluation=_evaluation(line.evaluation),
+        )
+
+
+def _evaluation(record: dict[str, float | None] | None) -> Evaluation | None:
+    if record is None or record.get("step") is None:
         return None
-    return Evaluation(record["step"], {name: value for name, value in record.items() if name != "step"})
+    return Evaluation(int(record["step"] or 0), {name: value for name, value in record.items() if name != "step"})
