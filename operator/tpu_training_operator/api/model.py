@@ -29,6 +29,10 @@ class Rule:
     field: str = ""
     explain: Callable[[Any], str] | None = None
 
+    def is_broken_by(self, value: Any) -> bool:
+        """False also for a rule about a change, which one value cannot break."""
+        return self.holds is not None and not self.holds(value)
+
     def text(self, value: Any) -> str:
         return self.explain(value) if self.explain else self.message
 

@@ -49,7 +49,7 @@ def parse_job(data: Mapping[str, Any], *, except_rules: tuple[Rule, ...] = ()) -
 
 def _broken_rules(model: ApiModel, path: str, excepted: tuple[Rule, ...]) -> Iterator[Problem]:
     for rule in type(model).rules:
-        if rule.holds is not None and rule not in excepted and not rule.holds(model):
+        if rule not in excepted and rule.is_broken_by(model):
             yield Problem(_join(path, rule.field), rule.text(model))
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)

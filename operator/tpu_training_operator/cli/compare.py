@@ -30,7 +30,7 @@ def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | N
     for name in accelerator_types:
         kept = {"count": file.job.spec.slice.count, "hardware": file.job.spec.slice.hardware}
         wanted = Slice(accelerator_type=name, **kept)
-        broken = [rule.text(wanted) for rule in Slice.rules if rule.holds is not None and not rule.holds(wanted)]
+        broken = [rule.text(wanted) for rule in Slice.rules if rule.is_broken_by(wanted)]
         if broken:
             problems.append(Problem("--compare", broken[0]))
             continue

@@ -44,7 +44,7 @@ def plan(filename: Path, output: str, compare: str | None, step_seconds: float |
 
 def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
     warnings = list(file.resolution.warnings)
-    on_gke = V2_NEEDS_CPU.holds is None or V2_NEEDS_CPU.holds(file.job.spec.slice)
+    on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
     cost = cost_of(file.resolution, step_seconds)

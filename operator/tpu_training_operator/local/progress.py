@@ -1,10 +1,13 @@
 """Follows the progress file of worker 0. Used by `local.run`; the lines are those of `tpu_trainer.progress`."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic.alias_generators import to_camel
 
 
 @dataclass(frozen=True)
@@ -15,10 +18,19 @@ class Evaluation:
     metrics: dict[str, float | None]
 
 
+def _evaluation(record: object) -> object:
+    """{"step": 10, "accuracy": 0.9} as the fields of Evaluation."""
+    if not isinstance(record, dict):
+        return record
+    return {"step": record.get("step"), "metrics": {name: value for name, value in record.items() if name != "step"}}
+
+
 @dataclass(frozen=True)
 class Report:
     """One line of the progress file. `losses` are the global losses of the steps since the report before; None is a
     loss that was no finite number. `evaluation`: the step that was evaluated, and the metrics after it."""
+
+    __pydantic_config__ = ConfigDict(alias_generator=to_camel)
 
     phase: str
     step: int
@@ -26,7 +38,10 @@ class Report:
     loss: float | None = None
     losses: tuple[float | None, ...] = ()
     examples_per_second: float | None = None
-    evaluation: Evaluation | None = None
+    evaluation: Annotated[Evaluation | None, BeforeValidator(_evaluation)] = None
+
+
+_REPORT = TypeAdapter(Report)
 
 
 @dataclass
@@ -47,37 +62,8 @@ class ProgressFollower:
         return list(_reports(whole.splitlines()))
 
 
-class _Line(BaseModel):
-    """A line as it stands in the file."""
-
-    phase: str
-    step: int
-    total_steps: int = Field(alias="totalSteps")
-    loss: float | None = None
-    losses: tuple[float | None, ...] = ()
-    examples_per_second: float | None = Field(None, alias="examplesPerSecond")
-    evaluation: dict[str, float | None] | None = None
-
-
 def _reports(lines: list[bytes]) -> Iterator[Report]:
-    for text in lines:
-        try:
-            line = _Line.model_validate_json(text)
-        except ValidationError:
-            # A loop of the user's own may write here, too, and whatever it likes.
-            continue
-        yield Report(
-            phase=line.phase,
-            step=line.step,
-            total_steps=line.total_steps,
-            loss=line.loss,
-            losses=line.losses,
-            examples_per_second=line.examples_per_second,
-            evaluation=_evaluation(line.evaluation),
-        )
-
-
-def _evaluation(record: dict[str, float | None] | None) -> Evaluation | None:
-    if record is None or record.get("step") is None:
-        return None
-    return Evaluation(int(record["step"] or 0), {name: value for name, value in record.items() if name != "step"})
+    for line in lines:
+        # A loop of the user's own may write here, too, and whatever it likes.
+        with suppress(ValidationError):
+            yield _REPORT.validate_json(line)
