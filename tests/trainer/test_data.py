@@ -7,7 +7,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_trainer.data import Share, TrainSampler, evaluation_plan, permutation
+from tpu_trainer.data import Share, TrainSampler, permutation
+from tpu_trainer.evaluation_plan import evaluation_plan
 
 worlds = st.integers(1, 9)
 

@@ -25,7 +25,10 @@ class ExitCode(IntEnum):
     UserError = 1
     PeerLost = 69
     InternalError = 70
+    Hung = 71
+    StorageFailed = 74
     Preempted = 75
+    Diverged = 76
     BadSpec = 78
 
 
@@ -36,3 +39,5 @@ ENV_MASTER_ADDR = "MASTER_ADDR"
 ENV_MASTER_PORT = "MASTER_PORT"
 ENV_TERMINATION_LOG = "TPUJOB_TERMINATION_LOG"
 ENV_PROGRESS_FILE = "TPUJOB_PROGRESS_FILE"
+ENV_REPORT_DIRECTORY = "TPUJOB_REPORT_DIRECTORY"
+ENV_HANG_SECONDS = "TPUJOB_HANG_SECONDS"

@@ -68,54 +68,16 @@ def train_batches(task: Task, global_batch: int, seed: int, share: Share, passes
     Raises:
         UserCodeError: the dataset is shorter than one global batch, or raised.
     """
-    size = _length(task.train, "train")
+    size = length_of(task.train, "train")
     if size < global_batch:
         raise UserCodeError(
             f"the task's train dataset has {size} examples, fewer than one global batch of {global_batch}; "
             "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
         )
-    return _load(task, task.train, TrainSampler(size, global_batch, seed, share, passes))
+    return load(task, task.train, TrainSampler(size, global_batch, seed, share, passes))
 
 
-@dataclass(frozen=True)
-class EvaluationBatch:
-    """Always the same number of rows; `counted[i]` is 0.0 for a row that only fills up, else 1.0."""
-
-    indices: list[int]
-    counted: list[float]
-
-
-def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
-    """Shares `size` examples out so that every one is counted in exactly one batch of one process.
-
-    All processes get the same number of batches, each of `rows` rows, because collectives and compiled graphs
-    need equal shapes everywhere. Rows beyond the end repeat example 0 uncounted.
-    """
-    stride = rows * share.world
-    starts = range(share.rank * rows, -(-size // stride) * stride, stride)
-    return [
-        EvaluationBatch(
-            indices=[i if i < size else 0 for i in range(start, start + rows)],
-            counted=[1.0 if i < size else 0.0 for i in range(start, start + rows)],
-        )
-        for start in starts
-    ]
-
-
-def evaluation_batches(task: Task, plan: Sequence[EvaluationBatch]) -> Iterator[tuple[Batch, list[float]]]:
-    """The plan's batches, on the CPU, each with its row weights."""
-    if task.evaluation is None:
-        return iter(())
-    batches = _load(task, task.evaluation, [batch.indices for batch in plan])
-    return zip(batches, (batch.counted for batch in plan), strict=True)
-
-
-def evaluation_size(task: Task) -> int:
-    """Examples to evaluate on; 0 for a task without evaluation."""
-    return 0 if task.evaluation is None else _length(task.evaluation, "evaluation")
-
-
-def _load(task: Task, dataset: Dataset[Any], batches: Any) -> Iterator[Batch]:
+def load(task: Task, dataset: Dataset[Any], batches: Any) -> Iterator[Batch]:
     with user_code("the task's dataset"):
         loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, collate_fn=task.collate)
         iterator = iter(loader)
@@ -128,7 +90,7 @@ def _load(task: Task, dataset: Dataset[Any], batches: Any) -> Iterator[Batch]:
         yield batch
 
 
-def _length(dataset: Dataset[Any], name: str) -> int:
+def length_of(dataset: Dataset[Any], name: str) -> int:
     """A map-style dataset has a length; an iterable one has not."""
     length = getattr(dataset, "__len__", None)
     if length is None:

@@ -41,6 +41,18 @@ class PreemptedError(TrainerError):
     code = ExitCode.Preempted
 
 
+class StorageError(TrainerError):
+    """Checkpoints could not be read or written: no such bucket, no permission, no space, no connection."""
+
+    code = ExitCode.StorageFailed
+
+
+class DivergedError(TrainerError):
+    """The replicas no longer run the same program, or no longer hold the same parameters."""
+
+    code = ExitCode.Diverged
+
+
 class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss"):`
     """Marks a block that runs the user's code: what it raises becomes a UserCodeError.
 

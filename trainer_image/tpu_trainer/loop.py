@@ -68,6 +68,7 @@ def train(
         loss = _forward_backward(task, model, batches, hp.accumulation_steps, backend)
         sums, signals = backend.reduce_bucket(*bucket.take(parameters, loss, flags[stop()]))
         bucket.give(sums, parameters, backend.world)
+        del sums
         learning_rate.set(step - 1)
         with user_code("the optimizer's step"):
             optimizer.step()

@@ -12,10 +12,11 @@ import torch
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Share, evaluation_batches, evaluation_plan, evaluation_size, train_batches
+from tpu_trainer.data import Share, train_batches
 from tpu_trainer.entrypoint import load_task
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.evaluate import evaluate
+from tpu_trainer.evaluation_plan import evaluation_batches, evaluation_plan, evaluation_size
 from tpu_trainer.loop import train
 from tpu_trainer.optimizers import build_optimizer
 from tpu_trainer.outcome import Outcome, outcome_of

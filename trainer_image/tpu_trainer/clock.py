@@ -1,0 +1,59 @@
+"""Where the run's time goes: every moment belongs to one phase. Kept by `replica` and `loop`.
+
+Read by the telemetry (how the time was split), by the doctor (was it the input, which host is slow) and by the hang
+watchdog, which asks from its own thread how long the present phase has lasted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """What the replica is doing. `DEVICE` is waiting for results: the device's own work, or a peer that is late."""
+
+    START = "start"
+    INPUT = "input"
+    HOST = "host"
+    DEVICE = "device"
+    CHECKPOINT = "checkpoint"
+    EVALUATE = "evaluate"
+
+
+class Clock:
+    """`seconds`: monotonic time spent in each phase that has ended. One thread enters phases, any may read."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        # One value, so that a reader in another thread never sees the phase of one entry with the time of another.
+        self._present = (Phase.START, now())
+
+    def enter(self, phase: Phase) -> None:
+        before, since = self._present
+        moment = self._now()
+        self._seconds[before] += moment - since
+        self._present = (phase, moment)
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """The phase for as long as the block lasts; then the one before it goes on."""
+        before, _ = self._present
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def seconds(self) -> dict[Phase, float]:
+        """Seconds per phase up to now, the present one included."""
+        phase, since = self._present
+        return {**self._seconds, phase: self._seconds[phase] + self._now() - since}
+
+    def present(self) -> tuple[Phase, float]:
+        """The present phase and how many seconds it has lasted."""
+        phase, since = self._present
+        return phase, self._now() - since

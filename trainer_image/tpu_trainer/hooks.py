@@ -1,0 +1,58 @@
+"""What a task may do around the loop's own work. A plain Task does nothing; a LightningModule has its hooks called.
+
+Called by `loop` in the order in which the methods stand here; `lightning` overrides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from tpu_trainer.task import Batch
+
+
+class Hooks:
+    """Every method is called by every replica, at the same steps. What one raises is an error of the user's code."""
+
+    own_schedule = False
+    """The task schedules its learning rate itself (`after_step`); otherwise the recipe's warm-up and schedule are set."""
+
+    def train_begins(self, optimizer: Optimizer, step: int) -> None:
+        """The model is on its device, `step` steps are done already (0, or those of the checkpoint)."""
+
+    def epoch_begins(self, epoch: int) -> None: ...
+
+    def step_begins(self, batch: Batch, step: int) -> None:
+        """`step` is the step about to be done, counted from 1; once per batch where a step has several."""
+
+    def before_backward(self, loss: Tensor) -> None: ...
+
+    def after_backward(self) -> None: ...
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """The gradients on the parameters are the global ones: here they are clipped."""
+
+    def update(self, optimizer: Optimizer) -> None:
+        optimizer.step()
+
+    def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
+        """The update has been traced and the gradients are gone; the device may still be working on it."""
+
+    def epoch_ends(self, epoch: int) -> None: ...
+
+    def train_ends(self) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        """The run ends with `error`."""
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must keep besides model and optimizer: JSON values and tensors, nested in dicts and lists."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state` gave, before `train_begins`."""
