@@ -1,5 +1,5 @@
 # The two commands that always work: `make demo` trains an example, `make test` runs every layer of tests.
-.PHONY: demo test check bench format crds lock images cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -18,6 +18,11 @@ check: .setup
 # What the numbers in docs/ were measured with.
 bench: .setup
 	.venv/bin/python -m bench.placement
+
+# This trainer's loop beside others, about a quarter of an hour on a machine that does nothing else
+# (docs/performance.md). ARGS=--quick: does it work?
+bench-trainer: .setup
+	.venv/bin/python -m bench.trainer $(ARGS)
 
 format: .setup
 	.venv/bin/ruff check --fix .

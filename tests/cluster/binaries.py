@@ -68,6 +68,14 @@ BINARIES = {
         Binary("coredns", "coredns", "github.com/coredns/coredns", ".", "90 s", ("-version",)),
         Binary("helm", "helm", "helm.sh/helm/v4", "helm.sh/helm/v4/cmd/helm", "100 s", ("version", "--short")),
         Binary("pause", "pause", "", ".", "1 s", ()),
+        Binary(
+            "fake-gcs-server",
+            "fake-gcs-server",
+            "github.com/fsouza/fake-gcs-server",
+            "github.com/fsouza/fake-gcs-server",
+            "30 s",
+            (),
+        ),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),
     )
 }

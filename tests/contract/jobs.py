@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.parameters import variable_of
 
 Object = dict[str, Any]
 
@@ -63,6 +64,17 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "torch_xla on TPU": {},
     "torch_xla on CPU": {"slice.hardware": "CPU"},
     "torch on CPU": {"slice.hardware": "CPU", "trainer.backend": "Torch"},
+    "torch on GPUs": {
+        "slice.hardware": "CPU",
+        "trainer.backend": "Torch",
+        "trainer.torch": {"device": "cuda", "collectives": "nccl", "processesPerHost": 4},
+    },
+    "torch on TPU": {"trainer.backend": "Torch", "trainer.torch": {"device": "tpu", "collectives": "tpu_dist"}},
+    "SPMD on TPU": {"trainer.backend": "XLASPMD"},
+    "SPMD on CPU": {
+        "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
+        "trainer.backend": "XLASPMD",
+    },
     "multislice": {"slice.count": 2},
     "one host": {"slice.acceleratorType": "v5litepod-4"},
     "two replicas per chip": {"slice.acceleratorType": "v3-32"},
@@ -74,6 +86,13 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "an optimizer of the task's own": {"recipe.optimizer.name": "Lion"},
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
+    "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},
+    "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
+    "checkpoints by step and time": {
+        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},
+    },
+    "report": {"report": {}},
+    "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},
     "accumulation": {
         "recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
         "recipe.scaling": {"batch": "GlobalConstant"},
@@ -118,6 +137,11 @@ _SCHEDULES = st.fixed_dictionaries(
     optional={"factor": _NON_NEGATIVE},
 )
 
+# No two that would be one variable.
+_PARAMETERS = st.lists(
+    st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=3, unique_by=lambda entry: variable_of(entry[0])
+).map(dict)
+
 _SLICES = st.sampled_from(["v2-8", "v3-32", "v4-16", "v5litepod-1", "v5litepod-16", "v5p-128", "v6e-8", "tpu7x-16"])
 _REPLICAS_OF_TUNED = {"v5litepod-1": 1, "v5litepod-4": 4, "v2-8": 8, "v5litepod-64": 64}
 
@@ -133,7 +157,7 @@ def any_recipe(draw: st.DrawFn) -> Object:
         "recipe.optimizer": draw(_OPTIMIZERS),
         "recipe.warmupSteps": draw(st.integers(0, 10**4)),
         "recipe.seed": draw(st.integers(0, 2**31 - 1)),
-        "recipe.parameters": draw(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)),
+        "recipe.parameters": draw(_PARAMETERS),
         "recipe.scaling": {
             "learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "None"])),
             "betas": draw(st.booleans()),

@@ -47,6 +47,8 @@ ALWAYS = {
 XLA = {"PJRT_DEVICE"}
 ENTRYPOINT = {"TPUJOB_RUN_SPEC"}
 DATA = {"TPUJOB_DATA_URI"}
+CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
+PARAMETERS = {"TPUJOB_PARAMETER_HIDDEN", "TPUJOB_PARAMETER_DROP_OUT"}
 MULTISLICE = {
     "MEGASCALE_COORDINATOR_ADDRESS",
     "MEGASCALE_NUM_SLICES",
@@ -59,6 +61,11 @@ TABLE = {
     "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS | ENTRYPOINT),
     "a loop of the user's own": (OWN_LOOP, ALWAYS | XLA),
     "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | ENTRYPOINT | DATA),
+    "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | ENTRYPOINT | CHECKPOINT),
+    "parameters": (
+        {"recipe.parameters": {"hidden": "128", "drop-out": "0.1"}},
+        ALWAYS | XLA | ENTRYPOINT | PARAMETERS,
+    ),
     "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | ENTRYPOINT | MULTISLICE),
 }
 
@@ -75,8 +82,9 @@ def _hosts(changes: Mapping[str, Any]) -> int:
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
     known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
     (first, *_) = worker_environments(stored_job())
-    # The progress file is for whoever can read the worker's disk: local mode.
-    assert known - first.keys() == {contract.ENV_PROGRESS_FILE}
+    # Files are for whoever can read the worker's disk: local mode. The hang limit is an image's to set.
+    files = {contract.ENV_PROGRESS_FILE, contract.ENV_REPORT_DIRECTORY}
+    assert known - first.keys() == files | {contract.ENV_HANG_SECONDS}
 
 
 def set_by_torch_xla() -> set[str]:
@@ -158,14 +166,23 @@ def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping
         "ATTEMPT": str(spec["job"]["attempt"]),
     }.items() <= told.items()
     assert told.get("DATA_URI") == spec.get("dataUri")
+    assert told.get("CHECKPOINT_URI") == spec.get("checkpoint", {}).get("uri")
 
 
 def test_torch_xla_is_told_the_hardware_it_runs_on() -> None:
-    devices = [
-        worker_environments(stored_job(KINDS_OF_JOBS[kind]))[0].get("PJRT_DEVICE")
-        for kind in ("torch_xla on TPU", "torch_xla on CPU", "torch on CPU")
-    ]
-    assert devices == ["TPU", "CPU", None]
+    devices = {
+        kind: worker_environments(stored_job(changes))[0].get("PJRT_DEVICE")
+        for kind, changes in KINDS_OF_JOBS.items()
+        if kind.endswith((" on TPU", " on CPU"))
+    }
+    assert devices == {
+        "torch_xla on TPU": "TPU",
+        "torch_xla on CPU": "CPU",
+        "SPMD on TPU": "TPU",
+        "SPMD on CPU": "CPU",
+        "torch on TPU": None,
+        "torch on CPU": None,
+    }
 
 
 def test_the_run_spec_is_mounted_where_the_variable_says() -> None:

@@ -24,6 +24,9 @@ def test_both_sides_have_the_same_codes_under_the_same_names() -> None:
         (ExitCode.PeerLost, FailureClass.INFRASTRUCTURE),
         (ExitCode.Preempted, FailureClass.PREEMPTION),
         (ExitCode.InternalError, FailureClass.UNKNOWN),
+        (ExitCode.Hung, FailureClass.HANG),
+        (ExitCode.StorageFailed, FailureClass.INFRASTRUCTURE),
+        (ExitCode.Diverged, FailureClass.UNKNOWN),
     ],
 )
 def test_every_code_is_charged_to_its_class(code: ExitCode, failure_class: FailureClass) -> None:

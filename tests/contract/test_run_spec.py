@@ -14,6 +14,8 @@ from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
 from tpu_trainer import spec as trainer
 from tpu_trainer.errors import BadSpecError
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.output import Checkpoint, Report
+from tpu_training_operator.api.trainer import TorchRuntime
 from tpu_training_operator.domain.gang import config_map
 from tpu_training_operator.domain.resolve import Resolution, resolve
 
@@ -40,7 +42,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
     return trainer.RunSpec(
         job=trainer.JobRef(job.namespace, job.name, job.uid, ATTEMPT),
         entrypoint=job.spec.trainer.entrypoint,
-        backend={"XLA": "xla", "Torch": "torch"}[job.spec.trainer.backend],
+        backend={"XLA": "xla", "XLASPMD": "xla-spmd", "Torch": "torch"}[job.spec.trainer.backend],
         hardware=job.spec.slice.hardware,
         slice=trainer.Slice(
             layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas
@@ -63,7 +65,29 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         ),
         parameters=recipe.parameters or {},
         data_uri=job.spec.data.uri if job.spec.data else None,
+        torch=_torch(job.spec.trainer.torch),
+        checkpoint=_checkpoint(job.spec.checkpoint),
+        report=_report(job.spec.report),
     )
+
+
+def _torch(given: TorchRuntime | None) -> trainer.TorchSpec:
+    if given is None:
+        return trainer.TorchSpec("cpu", "gloo", 1)
+    return trainer.TorchSpec(given.device, given.collectives, given.processes_per_host)
+
+
+def _checkpoint(given: Checkpoint | None) -> trainer.CheckpointSpec | None:
+    if given is None:
+        return None
+    minutes = 10 if given.every_steps is None and given.every_minutes is None else given.every_minutes
+    return trainer.CheckpointSpec(given.uri, given.every_steps, minutes, given.keep)
+
+
+def _report(given: Report | None) -> trainer.ReportSpec:
+    if given is None:
+        return trainer.ReportSpec(None, tensor_board=False, gradient_noise_scale=False)
+    return trainer.ReportSpec(given.uri, given.tensor_board, given.gradient_noise_scale)
 
 
 def assert_understood(changes: Mapping[str, Any]) -> None:
@@ -94,13 +118,18 @@ RICHEST = {
     "recipe.emaDecay": "0.999",
     "recipe.parameters": {"hidden": "128"},
     "data": {"uri": "gs://bucket/digits"},
+    "slice.hardware": "CPU",
+    "trainer.backend": "Torch",
+    "trainer.torch": {},
+    "checkpoint": {"uri": "gs://bucket/digits", "everySteps": 500, "everyMinutes": 10},
+    "report": {"uri": "gs://bucket/digits"},
 }
 
 
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
     """The path of every field the schema has, and whether it is required."""
     for name, below in schema.get("properties", {}).items():
-        yield path + name, name in schema["required"]
+        yield path + name, name in schema.get("required", ())
         yield from fields(below, f"{path}{name}.")
 
 
@@ -137,6 +166,8 @@ def test_an_optional_field_may_be_absent(path: str) -> None:
 @pytest.mark.parametrize("path", [path for path, _ in fields(SCHEMA)])
 @pytest.mark.parametrize("value", [None, True, 0.5, [None]], ids=["null", "boolean", "fraction", "list"])
 def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) -> None:
+    if value is True and path in ("report.tensorBoard", "report.gradientNoiseScale"):
+        value = "true"
     assert complaint(changed(path, value)).startswith(f"{path}: ")
 
 
@@ -145,7 +176,9 @@ def test_a_milestone_that_is_no_step_is_refused(milestone: object) -> None:
     assert complaint(changed("schedule.milestones", [100, milestone])).startswith("schedule.milestones: ")
 
 
-@pytest.mark.parametrize("path", ["news", "job.news", "slice.news", "batch.news", "schedule.news", "optimizer.news"])
+@pytest.mark.parametrize(
+    "path", ["news", *(f"{path}.news" for path, below in SCHEMA["properties"].items() if "properties" in below)]
+)
 def test_a_field_of_a_later_version_is_refused_by_name(path: str) -> None:
     assert complaint(changed(path, "1")).startswith(f"{path}: unknown field")
 

@@ -46,7 +46,7 @@ def store() -> Store:
 
 @pytest.fixture
 async def kubelet(store: Store, tmp_path: Path) -> AsyncIterator[Kubelet]:
-    kubelet = Kubelet(store, tmp_path / "pods", [])
+    kubelet = Kubelet(store, tmp_path / "pods", [], tmp_path)
     yield kubelet
     kubelet.kill_all()
     await drained(kubelet)

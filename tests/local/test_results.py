@@ -11,10 +11,10 @@ from tpu_training_operator.domain.resolve import resolve
 
 REPORT = """
 if HOST == 0:
-    def report(step, losses):
+    def report(step, losses, **more):
         line = {"phase": "training", "step": step, "totalSteps": 300, "loss": losses[-1], "losses": losses}
         with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
-            print(json.dumps(line | {"examplesPerSecond": 900.0}), file=file, flush=True)
+            print(json.dumps(line | {"examplesPerSecond": 900.0} | more), file=file, flush=True)
 
     def evaluated(step, **metrics):
         line = {"phase": "evaluating", "step": step, "totalSteps": 300, "evaluation": {"step": step, **metrics}}
@@ -24,15 +24,18 @@ if HOST == 0:
     def last_words(**words):
         pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text(json.dumps(words))
 """
+WARNINGS = ["waiting for data takes 40 % of the step", "host 1 is slow"]
 TRAIN = (
     REPORT
+    + f"SLOW, STRAGGLER = {WARNINGS}"
     + """
 if HOST == 0:
     report(2, [1.5, 1.25])
-    report(3, [None])
+    report(3, [None], warnings=[SLOW, SLOW], checkpointStep=None)
     evaluated(3, accuracy=0.5, perplexity=None)
-    report(300, [0.25])
+    report(300, [0.25], warnings=[SLOW, STRAGGLER], checkpointStep=250)
     evaluated(300, accuracy=0.75, perplexity=1.5)
+    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "report.html").write_text("<p>trained</p>")
     last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
                examplesPerSecond=1000.5)
 """
@@ -73,6 +76,8 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
             {"step": 3, "accuracy": 0.5, "perplexity": None},
             {"step": 300, "accuracy": 0.75, "perplexity": 1.5},
         ],
+        "warnings": WARNINGS,
+        "checkpointStep": 250,
         "restarts": {},
         "failure": None,
         "logs": str(run.out / "pods"),
@@ -83,6 +88,7 @@ def test_a_loop_that_reports_nothing_succeeds_without_metrics(runs: Runs) -> Non
     result = succeeded(runs.start("print('done')"))
     assert (result["state"], result["metrics"], result["lossCurve"]) == ("Succeeded", {}, [])
     assert result["examplesPerSecond"] is None
+    assert (result["warnings"], result["checkpointStep"]) == ([], None)
 
 
 def test_the_logs_of_all_workers_are_kept(runs: Runs) -> None:
@@ -155,6 +161,19 @@ evaluated(1, accuracy=0.2)
     assert result["evaluations"] == [{"step": 1, "accuracy": 0.2}, {"step": 3, "accuracy": 0.3}]
 
 
+def test_a_warning_of_an_earlier_attempt_is_not_repeated(runs: Runs) -> None:
+    attempts = """
+if HOST == 0:
+    report(3, [1.0], warnings=["host 1 is slow"], checkpointStep=2)
+if ATTEMPT == 1:
+    sys.exit(75)
+"""
+    run = runs.start(REPORT + attempts, QUICK_RESTARTS)
+    result = succeeded(run)
+    assert (result["warnings"], result["checkpointStep"]) == (["host 1 is slow"], 2)
+    assert run.stdout.splitlines().count("warning: host 1 is slow") == 1
+
+
 def test_restarts_end_at_their_limit(runs: Runs) -> None:
     limits = {"runPolicy.restart.limits": {"Preemption": 1}}
     run = runs.start("sys.exit(75)", QUICK_RESTARTS | limits)
@@ -190,6 +209,8 @@ def test_an_earlier_run_in_the_same_directory_is_not_mixed_in(runs: Runs) -> Non
     result = second.result()
     assert result["failure"]["message"] == "nothing is trained any more"
     assert result["lossCurve"] == []
+    assert (first.out / "report.html").exists() is False
+    assert "report.html" not in second.stdout
 
 
 def test_two_runs_of_a_job_at_the_same_time_do_not_disturb_each_other(runs: Runs) -> None:
@@ -220,10 +241,15 @@ def test_plain_output_tells_the_course_of_the_run(runs: Runs) -> None:
     succeeded(run)
     lines = run.stdout.splitlines()
     course = [
+        f"warning: {WARNINGS[0]}",
         "step 3/300  evaluated:  accuracy 0.5",
         "step 300/300  loss 0.25  900 examples/s",
         "step 300/300  evaluated:  accuracy 0.75  perplexity 1.5",
         "  accuracy   0.75",
+        f"  warning    {WARNINGS[0]}",
+        f"  warning    {WARNINGS[1]}",
+        "  checkpoint step 250",
+        "  report     out/report.html",
         "  logs       out/pods/*/log.txt",
         "  result     out/result.json",
     ]

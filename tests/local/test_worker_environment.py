@@ -122,8 +122,21 @@ tell("found", [path.name for path in scratch.iterdir()])
 
 
 def test_worker_0_alone_reports_progress(runs: Runs) -> None:
-    environs = environments(runs.start("", hosts=2), hosts=2)
+    run = runs.start("", hosts=2)
+    environs = environments(run, hosts=2)
     assert ["TPUJOB_PROGRESS_FILE" in environ for environ in environs] == [True, False]
+    assert [environ.get("TPUJOB_REPORT_DIRECTORY") for environ in environs] == [str(run.out), None]
+
+
+def test_checkpoints_and_parameters_reach_a_loop_of_the_users_own(runs: Runs, tmp_path: Path) -> None:
+    changes = {
+        "checkpoint": {"uri": str(tmp_path / "checkpoints")},
+        "recipe.parameters": {"drop-out": "0.1", "text": "$(HOME) costs $$5"},
+    }
+    (environ,) = environments(runs.start("", changes), hosts=1)
+    assert environ["TPUJOB_CHECKPOINT_URI"] == str(tmp_path / "checkpoints")
+    assert environ["TPUJOB_PARAMETER_DROP_OUT"] == "0.1"
+    assert environ["TPUJOB_PARAMETER_TEXT"] == "$(HOME) costs $$5"
 
 
 def test_a_loop_of_the_users_own_has_no_run_spec(runs: Runs) -> None:

@@ -224,6 +224,28 @@ def test_the_data_is_named_in_the_environment() -> None:
     assert env(changes)["TPUJOB_DATA_URI"] == "gs://bucket/digits"
 
 
+def test_the_checkpoints_are_named_in_the_environment() -> None:
+    assert env({"spec.checkpoint": {"uri": "/mnt/digits"}})["TPUJOB_CHECKPOINT_URI"] == "/mnt/digits"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "variable"),
+    [
+        ("hidden", "TPUJOB_PARAMETER_HIDDEN"),
+        ("drop-out.2", "TPUJOB_PARAMETER_DROP_OUT_2"),
+        ("naïve", "TPUJOB_PARAMETER_NA_VE"),
+        ("", "TPUJOB_PARAMETER_"),
+    ],
+)
+def test_every_parameter_is_a_variable(parameter: str, variable: str) -> None:
+    assert env({"spec.recipe.parameters": {parameter: "128"}})[variable] == "128"
+
+
+def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_written() -> None:
+    found = env({"spec.recipe.parameters": {"pattern": "$(HOME) $$x"}})["TPUJOB_PARAMETER_PATTERN"]
+    assert found == "$$(HOME) $$$$x", "the kubelet makes one dollar sign of two"
+
+
 # What is the user's.
 
 

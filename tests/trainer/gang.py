@@ -144,7 +144,7 @@ class Launcher:
                 "TPUJOB_NUM_HOSTS": str(hosts),
                 "TPUJOB_HOST_INDEX": str(index),
                 "TPUJOB_TERMINATION_LOG": str(log),
-                **({"PJRT_DEVICE": "CPU"} if spec["backend"] == "xla" else {}),
+                **({"PJRT_DEVICE": "CPU"} if spec["backend"].startswith("xla") else {}),
                 **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
                 **env,
             }
@@ -167,6 +167,32 @@ class Launcher:
             "PYTHONPYCACHEPREFIX": str(self._bytecode),
             "OMP_NUM_THREADS": "1",
         }
+
+
+KINDS = ("torch", "xla", "chips", "xla-spmd")
+"""The ways replicas can run: a process each (torch, xla), a thread each in place of a TPU chip's process (chips), or a
+device each of one program (xla-spmd)."""
+
+
+def start_replicas(launcher: Launcher, kind: str, replicas: int, **changes: Any) -> Gang:
+    """`replicas` replicas of one of KINDS; `changes` are those of `run_spec`."""
+    if kind == "chips":
+        spec = run_spec(backend="xla", hardware="TPU", replicas=replicas, **changes)
+        return launcher.start(spec, module="tests.trainer.chip_replicas", **chips(replicas))
+    hosts = 1 if kind == "xla-spmd" else replicas
+    return launcher.start(run_spec(backend=kind, hosts=hosts, replicas=replicas, **changes))
+
+
+def chips(replicas: int) -> dict[str, str]:
+    """Variables that make XLA's CPU device stand in for `replicas` chips of a host.
+
+    Without the first two, replicas that wait in a collective take the threads that the others need.
+    """
+    return {
+        "PJRT_CPU_ASYNC_CLIENT": "0",
+        "XLA_THREAD_POOL_SIZE": str(4 * replicas),
+        "CPU_NUM_DEVICES": str(replicas),
+    }
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,20 @@ def one_host_fails(hp: Hyperparameters) -> Task:
         return loss(model, batch)
 
     return Task(model=Network(), train=examples(), loss=failing)
+
+
+def one_process_dies(hp: Hyperparameters) -> Task:
+    """In its third step the second process of host 1 is killed, as by the kernel when memory runs out."""
+    calls = 0
+
+    def dying(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3 and (os.environ["TPUJOB_HOST_INDEX"], os.environ["LOCAL_RANK"]) == ("1", "1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss(model, batch)
+
+    return Task(model=Network(), train=examples(), loss=dying)
 
 
 def counted(hp: Hyperparameters) -> Task:

@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.gang import run_spec
 from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.errors import BadSpecError
-from tpu_trainer.spec import parse_run_spec, read_run_spec
+from tpu_trainer.spec import TorchSpec, parse_run_spec, read_run_spec
 
 SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text())
 
@@ -32,6 +32,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return document
 
 
+TORCH_TPU = {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 1}
+
 RIGHT = [
     ("dataUri", "gs://bucket/digits"),
     ("parameters", {"hidden": "128"}),
@@ -42,6 +44,11 @@ RIGHT = [
     ("warmupSteps", 0),
     ("seed", 2**32 - 1),
     ("job.attempt", 0),
+    ("torch", {"device": "cuda", "collectives": "nccl", "processesPerHost": 2}),
+    ("checkpoint", {"uri": "/mnt/run", "keep": 1}),
+    ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everyMinutes": 1, "keep": 1}),
+    ("report", {}),
+    ("report", {"uri": "/mnt/run", "tensorBoard": True, "gradientNoiseScale": False}),
 ]
 
 WRONG = [
@@ -49,7 +56,7 @@ WRONG = [
     ("job.uid", "", "job.uid: expected a non-empty string, got ''"),
     ("entrypoint", "examples.digits", "entrypoint: expected \"module:callable\", got 'examples.digits'"),
     ("entrypoint", "a:b:c", "entrypoint: expected \"module:callable\", got 'a:b:c'"),
-    ("backend", "jax", 'backend: expected "xla" or "torch", got \'jax\''),
+    ("backend", "jax", 'backend: expected "xla" or "xla-spmd" or "torch", got \'jax\''),
     ("hardware", "GPU", 'hardware: expected "TPU" or "CPU", got \'GPU\''),
     ("slice", [], "slice: expected an object, got []"),
     ("slice.hosts", 0, "slice.hosts: expected an integer of at least 1, got 0"),
@@ -63,13 +70,26 @@ WRONG = [
     ("optimizer.beta1", "nan", 'optimizer.beta1: expected a decimal string such as "0.1" or "1e-4", got \'nan\''),
     ("parameters.hidden", 128, "parameters.hidden: expected a string, got 128"),
     ("dataUri", None, "dataUri: expected a non-empty string, got None"),
+    ("torch", {"device": "cpu", "collectives": "gloo"}, "torch.processesPerHost: missing"),
+    ("checkpoint", {"uri": "/mnt/run"}, "checkpoint.keep: missing"),
+    ("checkpoint", {"keep": 1}, "checkpoint.uri: missing"),
+    ("checkpoint", {"uri": "/mnt/run", "keep": 0}, "checkpoint.keep: expected an integer of at least 1, got 0"),
+    ("report", {"tensorBoard": "yes"}, "report.tensorBoard: expected true or false, got 'yes'"),
+    ("report", {"tensorBoard": 1}, "report.tensorBoard: expected true or false, got 1"),
 ]
 
 WRONG_TOGETHER = [
     ("batch.global", 32, "batch.global: 8 replicas x 2 per replica make 16, got 32"),
     ("slice.hosts", 3, "slice.replicas: 8 replicas cannot be shared out evenly to 3 hosts"),
     ("slice.slices", 3, "slice.hosts: 4 hosts cannot be shared out evenly to 3 slices"),
-    ("hardware", "TPU", 'backend: "torch" runs on hardware "CPU"; on "TPU" the backend is "xla"'),
+    ("hardware", "TPU", 'backend: "torch" with torch.device "cpu" does not run on hardware "TPU"; there'),
+    ("torch", TORCH_TPU, 'backend: "torch" with torch.device "tpu" does not run on hardware "CPU"; there'),
+    (
+        "torch",
+        TORCH_TPU | {"processesPerHost": 3},
+        "torch.processesPerHost: 8 replicas cannot be shared out evenly to 4",
+    ),
+    ("backend", "xla-spmd", 'backend: "xla-spmd" on hardware "CPU" runs on one host, because'),
 ]
 
 
@@ -93,6 +113,21 @@ def test_the_schema_accepts_what_the_parser_accepts(path: str, value: Any) -> No
 @pytest.mark.parametrize(("path", "value"), [(path, value) for path, value, _ in WRONG])
 def test_the_schema_refuses_what_the_parser_refuses(path: str, value: Any) -> None:
     assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(changed(path, value))
+
+
+def test_torch_on_tpu_is_read_with_its_device_and_collectives() -> None:
+    spec = parse_run_spec({**run_spec(), "hardware": "TPU", "torch": TORCH_TPU})
+    assert spec.torch == TorchSpec("tpu", "tpu_dist", 1)
+
+
+def test_spmd_on_cpu_is_read_with_one_host() -> None:
+    assert parse_run_spec(run_spec(backend="xla-spmd")).backend == "xla-spmd"
+
+
+@pytest.mark.parametrize("backend", ["xla", "xla-spmd"])
+def test_torchs_settings_go_with_torch_only(backend: str) -> None:
+    with pytest.raises(BadSpecError, match=f'torch: goes with backend "torch" only, got backend "{backend}"'):
+        parse_run_spec(run_spec(backend=backend, torch=TORCH_TPU))
 
 
 def test_another_schema_version_is_the_first_complaint() -> None:

@@ -12,9 +12,10 @@ import torch
 from tests.trainer import tasks
 from tests.trainer.gang import run_spec
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.data import Share, train_batches
+from tpu_trainer.data import Order, Share, train_batches
 from tpu_trainer.entrypoint import load_task
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.hooks import Hooks
 from tpu_trainer.optimizers import build_optimizer
 from tpu_trainer.outcome import outcome_of
 from tpu_trainer.spec import parse_run_spec
@@ -33,6 +34,7 @@ import torch
 from tpu_trainer import Task
 number = 3
 def nothing(hp): return None
+def three(hp): return 1, 2, 3
 def raises(hp): raise KeyError("labels.csv")
 def exits(hp): raise SystemExit(3)
 """
@@ -42,9 +44,10 @@ def exits(hp): raise SystemExit(3)
     ("entrypoint", "complaint"),
     [
         ("absent_module:task", "there is no module absent_module; its directory must be the working directory or"),
-        ("usertask:missing", "has no missing; it defines exits, nothing, raises"),
-        ("usertask:number", "number is a int; it must be a function that takes Hyperparameters and returns a Task"),
-        ("usertask:nothing", "returned a NoneType; it must return a tpu_trainer.Task"),
+        ("usertask:missing", "has no missing; it defines exits, nothing, raises, three"),
+        ("usertask:number", "number is a int; it must be a function or a class"),
+        ("usertask:nothing", "returned a NoneType; it must return a tpu_trainer.Task, a LightningModule, or a pair"),
+        ("usertask:three", "returned a tuple of int, int, int; it must return a tpu_trainer.Task, a LightningModule"),
         ("usertask:raises", "calling usertask:raises: KeyError: 'labels.csv'"),
         ("usertask:exits", "calling usertask:exits: SystemExit: 3"),
         ("halftask:task", "importing halftask: ModuleNotFoundError: No module named 'absent_library'"),
@@ -68,7 +71,7 @@ def test_the_message_of_a_user_error_is_the_users_traceback(tmp_path: Path, monk
         load_task("raisingtask:raises", hyperparameters())
     message = outcome_of(refusal.value).message
     assert message.splitlines()[-1] == "KeyError: 'labels.csv'"
-    assert f'File "{tmp_path / "raisingtask.py"}", line 6, in raises' in message
+    assert f'File "{tmp_path / "raisingtask.py"}", line 7, in raises' in message
 
 
 def test_evaluation_without_metrics_is_refused() -> None:
@@ -76,9 +79,15 @@ def test_evaluation_without_metrics_is_refused() -> None:
         Task(model=tasks.Network(), train=tasks.examples(), loss=tasks.loss, evaluation=tasks.examples())
 
 
+def test_a_plain_task_has_hooks_that_do_nothing() -> None:
+    loaded = load_task("tests.trainer.tasks:small", hyperparameters())
+    assert isinstance(loaded.task, Task)
+    assert type(loaded.hooks) is Hooks
+
+
 def test_a_dataset_shorter_than_a_global_batch_is_refused() -> None:
     with pytest.raises(UserCodeError, match="has 72 examples, fewer than one global batch of 128"):
-        train_batches(tasks.small(hyperparameters()), 128, 0, Share(0, 1))
+        next(train_batches(tasks.small(hyperparameters()), Order(128, 0, Share(0, 1)), 0))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""A run's losses do not depend on how many hosts it runs on, nor on the backend."""
+"""A run's losses do not depend on how many replicas it runs on, nor on the way they run."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.gang import KINDS, Gang, Launcher, run_spec, start_replicas
 from tests.trainer.reference import reference_losses
 
 CLOSE = 1e-5
@@ -18,19 +18,19 @@ def assert_follows_reference(gang: Gang, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("hosts", [1, 2, 4])
-@pytest.mark.parametrize("backend", ["torch", "xla"])
+@pytest.mark.parametrize("replicas", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", KINDS)
 def test_losses_equal_plain_pytorch_on_the_whole_batch(
-    launcher: Launcher, backend: str, hosts: int, optimizer: str
+    launcher: Launcher, kind: str, replicas: int, optimizer: str
 ) -> None:
-    gang = launcher.start(run_spec(backend=backend, hosts=hosts, optimizer=optimizer))
+    gang = start_replicas(launcher, kind, replicas, optimizer=optimizer)
     assert_follows_reference(gang, optimizer)
 
 
-@pytest.mark.parametrize(("backend", "hosts"), [("torch", 1), ("torch", 2), ("xla", 2)])
-def test_accumulated_batches_make_the_steps_of_whole_ones(launcher: Launcher, backend: str, hosts: int) -> None:
-    batch = {"global": 16, "perReplica": 2, "accumulation": 2}
-    gang = launcher.start(run_spec(backend=backend, hosts=hosts, replicas=4, optimizer="adamw", batch=batch))
+@pytest.mark.parametrize("kind", KINDS)
+def test_accumulated_batches_make_the_steps_of_whole_ones(launcher: Launcher, kind: str) -> None:
+    batch = {"global": 16, "perReplica": 4, "accumulation": 2}
+    gang = start_replicas(launcher, kind, 2, optimizer="adamw", batch=batch)
     assert_follows_reference(gang, "adamw")
 
 
@@ -64,11 +64,11 @@ def test_progress_tells_the_phases_and_every_loss_once(launcher: Launcher) -> No
     ]
 
 
-@pytest.mark.parametrize(("backend", "hosts"), [("torch", 1), ("torch", 4), ("xla", 2)])
+@pytest.mark.parametrize(("kind", "replicas"), [("torch", 1), ("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", 4)])
 def test_evaluation_counts_every_example_once_and_every_host_knows_the_result(
-    launcher: Launcher, backend: str, hosts: int
+    launcher: Launcher, kind: str, replicas: int
 ) -> None:
-    gang = launcher.start(run_spec(backend=backend, hosts=hosts, entrypoint="tests.trainer.tasks:counted"))
+    gang = start_replicas(launcher, kind, replicas, entrypoint="tests.trainer.tasks:counted")
     assert set(gang.wait()) == {0}, gang.output()
     expected = {"weight": sum(0.5 ** (i % 8) for i in range(37)) / 37, "first": 1 / 37}
     for host in gang.hosts:
@@ -76,12 +76,12 @@ def test_evaluation_counts_every_example_once_and_every_host_knows_the_result(
         assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, hosts: int) -> None:
+@pytest.mark.parametrize(("backend", "hosts"), [("xla", 1), ("xla", 2), ("xla-spmd", 1)])
+def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, backend: str, hosts: int) -> None:
     counts = []
     for steps in (20, 200):
         gang = launcher.start(
-            run_spec(backend="xla", hosts=hosts, trainSteps=steps), module="tests.trainer.counting_compilations"
+            run_spec(backend=backend, hosts=hosts, trainSteps=steps), module="tests.trainer.counting_compilations"
         )
         assert set(gang.wait()) == {0}, gang.output()
         counts.append([host.output.rpartition("compilations: ")[2].strip() for host in gang.hosts])

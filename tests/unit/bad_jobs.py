@@ -16,6 +16,7 @@ TWO_HOSTS_AND_A_BIT = {"generation": "tpu8t", "topology": "2x5", "chipsPerHost":
 GLOBAL_CONSTANT = {"batch": "GlobalConstant"}
 NEWER = NO_TYPE | {"generation": "tpu8t", "topology": "4x4", "chipsPerHost": 4}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
+SAVED = {"uri": "gs://bucket/digits"}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
 
 # Read before any schema: an API server refuses these, too, but in words of its own.
@@ -44,7 +45,34 @@ _SPEC: list[Row] = [
     ({"slice": ABSENT}, "slice", "is required"),
     ({"data": {}}, "data.uri", "is required"),
     ({"recipie": {}}, "recipie", "is no field; nearest: recipe"),
-    ({"checkpoint": {"uri": "gs://bucket"}}, "checkpoint", "is no field"),
+    (
+        {"report": {}, "trainer.entrypoint": ABSENT, "trainer.command": ["python"]},
+        "report",
+        "goes with trainer.entrypoint",
+    ),
+    ({"checkpoints": {"uri": "gs://bucket/a"}}, "checkpoints", "is no field; nearest: checkpoint"),
+]
+
+_CHECKPOINT: list[Row] = [
+    ({"keep": 3}, "uri", "is required"),
+    (SAVED | {"uri": "gs://bucket"}, "uri", "'gs://bucket' is not gs://bucket/path or an absolute path such as /mnt"),
+    (SAVED | {"uri": "gs://bucket/"}, "uri", "is not gs://bucket/path or an absolute path"),
+    (SAVED | {"uri": "gs://Bucket/a"}, "uri", "is not gs://bucket/path or an absolute path"),
+    (SAVED | {"uri": "s3://bucket/a"}, "uri", "is not gs://bucket/path or an absolute path"),
+    (SAVED | {"uri": "runs/digits"}, "uri", "is not gs://bucket/path or an absolute path"),
+    (SAVED | {"uri": "/"}, "uri", "is not gs://bucket/path or an absolute path"),
+    (SAVED | {"uri": "/" + "a" * 1024}, "uri", "at most 1024 characters"),
+    (SAVED | {"everySteps": 0}, "everySteps", "0 is too small; the least is 1"),
+    (SAVED | {"everyMinutes": "10"}, "everyMinutes", "'10' is not a whole number"),
+    (SAVED | {"keep": 0}, "keep", "0 is too small; the least is 1"),
+    (SAVED | {"every": 10}, "every", "is no field; nearest: everySteps"),
+]
+
+_REPORT: list[Row] = [
+    ({"uri": "report.html"}, "uri", "is not gs://bucket/path or an absolute path"),
+    ({"tensorBoard": "yes"}, "tensorBoard", "boolean"),
+    ({"gradientNoiseScale": 1}, "gradientNoiseScale", "boolean"),
+    ({"tensorboard": True}, "tensorboard", "is no field; nearest: tensorBoard"),
 ]
 
 _SLICE: list[Row] = [
@@ -107,7 +135,18 @@ _TRAINER: list[Row] = [
     ({"entrypoint": "examples/digits.py"}, "entrypoint", "of the form module:callable, such as"),
     ({"entrypoint": "examples.digits:"}, "entrypoint", "of the form module:callable, such as"),
     ({"backend": "torch"}, "backend", "did you mean Torch?"),
-    ({"backend": "Torch"}, "", "backend Torch runs on hardware CPU only"),
+    ({"backend": "XLA-SPMD"}, "backend", "did you mean XLASPMD?"),
+    (
+        {"backend": "Torch"},
+        "",
+        "backend Torch runs on hardware TPU with torch.device tpu only, and on CPU with any other",
+    ),
+    ({"backend": "Torch", "torch": {"device": "cuda"}}, "", "backend Torch runs on hardware TPU with torch.device tpu"),
+    ({"torch": {}}, "torch", "torch goes with backend: Torch only"),
+    ({"backend": "XLASPMD", "torch": {}}, "torch", "torch goes with backend: Torch only"),
+    ({"torch": {"device": "CPU"}}, "torch.device", "'CPU' is not of the form"),
+    ({"torch": {"processesPerHost": 0}}, "torch.processesPerHost", "0 is too small; the least is 1"),
+    ({"torch": {"backend": "nccl"}}, "torch.backend", "is no field"),
     (OWN_LOOP | {"command": []}, "command", "at least 1 item"),
     (OWN_LOOP | {"command": "python train.py"}, "command", "must be a list"),
     ({"env": {"A": "b"}}, "env", "must be a list"),
@@ -177,7 +216,7 @@ _RUN_POLICY: list[Row] = [
     ({"startDeadlineSeconds": "60"}, "startDeadlineSeconds", "'60' is not a whole number"),
     ({"suspended": True}, "suspended", "is no field; nearest: suspend"),
     ({"restart": {"limits": {"Unknown": -2}}}, "restart.limits.Unknown", "-2 is too small; the least is -1"),
-    ({"restart": {"limits": {"Hang": 3}}}, "restart.limits.Hang", "is no field; known: UserError, Infrastructure"),
+    ({"restart": {"limits": {"Stuck": 3}}}, "restart.limits.Stuck", "is no field; known: UserError, Infrastructure"),
     ({"restart": {"backoff": {"maxSeconds": 0}}}, "restart.backoff.maxSeconds", "0 is too small; the least is 1"),
 ]
 
@@ -194,6 +233,21 @@ def _under(section: str, rows: list[Row]) -> list[Row]:
 _ARITHMETIC: list[Row] = [
     ({"slice.machineType": "ct5lp-hightpu-8t"}, "slice.machineType", "no such slice; it exists on ct5lp-hightpu-4t"),
     ({"slice": TWO_HOSTS_AND_A_BIT}, "slice.chipsPerHost", "10 chips (2x5) do not make whole hosts of 4"),
+    (
+        {"slice.hardware": "CPU", "trainer.backend": "XLASPMD"},
+        "trainer.backend",
+        "XLASPMD on hardware CPU runs on one host, not on 4: XLA's CPU client has no collectives between processes",
+    ),
+    (
+        {"slice.hardware": "CPU", "trainer.backend": "Torch", "trainer.torch": {"processesPerHost": 3}},
+        "trainer.torch.processesPerHost",
+        "the 4 replicas of a host do not divide over 3 processes; possible here: 1, 2, 4",
+    ),
+    (
+        {"recipe.parameters": {"drop-out": "0.1", "DROP_OUT": "0.2"}},
+        "recipe.parameters",
+        "'DROP_OUT' and 'drop-out' would both be the variable TPUJOB_PARAMETER_DROP_OUT; rename one",
+    ),
     ({"recipe.globalBatchSize": 100}, "recipe.globalBatchSize", "does not divide over the 16 replicas"),
     (
         {"recipe.tunedOn": {TYPE: "v5litepod-4"}, "recipe.globalBatchSize": 4, "recipe.scaling": GLOBAL_CONSTANT},
@@ -213,6 +267,8 @@ IMPOSSIBLE_JOBS = _under("spec", _ARITHMETIC)
 REFUSED_JOBS: list[Row] = [
     *_OBJECT,
     *_under("spec", _SPEC),
+    *_under("spec.checkpoint", _CHECKPOINT),
+    *_under("spec.report", _REPORT),
     *_under("spec.slice", _SLICE),
     *_under("spec.trainer", _TRAINER),
     *_under("spec.recipe", _RECIPE),

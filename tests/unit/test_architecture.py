@@ -1,8 +1,10 @@
 """The shape of the repository, held by tests because nothing else would notice it giving way."""
 
 import operator
+import re
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,14 @@ def test_no_file_is_longer_than_one_sitting() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert len(files) > 40
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_the_trainer_image_installs_the_packages_that_the_trainer_imports() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = {re.split("[>=;]", requirement)[0] for requirement in extra["trainer"]} - {"torch", "torch_xla"}
+    dockerfile = (ROOT / "trainer_image" / "Dockerfile").read_text(encoding="utf-8")
+    [installed] = re.findall(r'"\$TORCH" "\$TORCH_XLA" (.*) \\', dockerfile)
+    assert set(installed.split()) == wanted
 
 
 def test_every_module_says_why_it_exists() -> None:

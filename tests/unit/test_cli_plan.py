@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from tests.unit.jobs import job_body
+from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.cli.main import main
 
@@ -84,6 +84,68 @@ def test_the_table_warns_below_itself_in_one_line() -> None:
     last = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-1]
     assert last.startswith("warning: no scaling rule is known for optimizer 'sophia': ")
     assert last.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
+
+
+SPOT = {"spec.slice.provisioning": {"spot": True}}
+SHARED = {"spec.trainer.volumeMounts": [{"name": "disk", "mountPath": "/mnt/"}]}
+CLAIM = {"spec.trainer.volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}]}
+EMPTY_DIR = {"spec.trainer.volumes": [{"name": "disk", "emptyDir": {}}]}
+OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
+
+
+def saved_in(uri: str, **more: int) -> dict[str, Any]:
+    return {"spec.checkpoint": {"uri": uri, **more}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        saved_in("gs://bucket/digits"),
+        SPOT | saved_in("gs://bucket/digits"),
+        SPOT | OWN_LOOP,
+        saved_in("/mnt/digits") | SHARED | CLAIM,
+        saved_in("/mnt") | SHARED | CLAIM,
+    ],
+)
+def test_checkpoints_that_outlive_a_worker_or_are_not_needed_are_no_reason_to_warn(changes: dict[str, Any]) -> None:
+    assert planned(changes)["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        saved_in("/mnt/digits"),
+        saved_in("/mnt/digits") | SHARED | EMPTY_DIR,
+        saved_in("/mnt2/digits") | SHARED | CLAIM,
+    ],
+    ids=["no volume", "a volume that ends with the pod", "beside the volume"],
+)
+def test_checkpoints_on_a_workers_own_disk_are_warned_of(changes: dict[str, Any]) -> None:
+    uri = changes["spec.checkpoint"]["uri"]
+    [warning] = planned(changes)["warnings"]
+    assert warning.startswith(f"spec.checkpoint.uri {uri} is inside the worker and is lost with it; mount a shared")
+
+
+def test_spot_slices_without_checkpoints_are_warned_of() -> None:
+    note = "spot slices are taken away: without spec.checkpoint a restart begins at step 0"
+    assert planned(SPOT)["warnings"] == [note]
+    assert tpujob("validate", "-f", "-", job=job_body(SPOT)).stderr == f"warning: {note}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "interval"),
+    [
+        ({}, "every 10 min"),
+        ({"everyMinutes": 30}, "every 30 min"),
+        ({"everySteps": 500}, "every 500 steps"),
+        ({"everySteps": 500, "everyMinutes": 30}, "every 500 steps or 30 min"),
+    ],
+)
+def test_the_table_says_where_and_how_often_the_training_is_saved(given: dict[str, int], interval: str) -> None:
+    result = tpujob("plan", "-f", "-", job=job_body(saved_in("gs://bucket/digits", **given)))
+    [row] = [_cells(line) for line in result.stdout.splitlines() if "checkpoint" in line]
+    assert row == ["checkpoint", "", interval, "in gs://bucket/digits; the newest 3 are kept"]
 
 
 def test_a_valid_job_is_called_valid() -> None:

@@ -35,6 +35,9 @@ DISRUPTED = "the pod was disrupted"
         (ended(pod(), 78, message="no run spec"), "UserError", "BadSpec", "no run spec"),
         (ended(pod(), 69), "Infrastructure", "PeerLost", "the worker exited with code 69"),
         (ended(pod(), 70), "Unknown", "InternalError", "the worker exited with code 70"),
+        (ended(pod(), 71), "Hang", "Hung", "the worker exited with code 71"),
+        (ended(pod(), 74), "Infrastructure", "StorageFailed", "the worker exited with code 74"),
+        (ended(pod(), 76), "Unknown", "Diverged", "the worker exited with code 76"),
         (ended(pod(), 75), "Preemption", "Preempted", "the worker exited with code 75"),
         # Any other code, of a loop of the user's own.
         (ended(pod(), 3, message="bad luck"), "Unknown", "ExitCode", "bad luck"),

@@ -29,6 +29,8 @@ def after(**by_class: int) -> Restarts:
         ("Preemption", 10_000, True),
         ("OutOfMemory", 0, True),
         ("OutOfMemory", 1, False),
+        ("Hang", 2, True),
+        ("Hang", 3, False),
         ("Unknown", 2, True),
         ("Unknown", 3, False),
     ],

@@ -1,26 +1,48 @@
 """All that crosses between replicas in a step, as one bucket, so that a step costs one collective.
 
-The bucket is every trainable parameter's gradient in the model's order, then the signals: loss and stop flag; float32.
-`loop` fills and empties it; a backend makes it flat (`flatten`, `unflatten`) where its collective needs that.
+The bucket is every trainable parameter's gradient in the model's order, then the signals: loss, stop flag and, where
+the gradient noise scale is wanted, the square of this replica's gradient; float32. `loop` sends it round; a backend
+makes it flat (`flatten`, `unflatten`) where its collective needs that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from tpu_trainer.backends.base import Backend
+
 SIGNALS = 2
-"""The values behind the gradients: loss, stop flag."""
+"""The values behind the gradients: loss, stop flag; a third one with the noise scale."""
+
+AfterBackward = Callable[[], None]
 
 
-def take(parameters: Sequence[nn.Parameter], loss: Tensor, stop: Tensor) -> tuple[list[Tensor], Tensor]:
-    """This replica's gradients and its signals, from `loss` (no dimensions) and `stop` (shape [1]).
+def exchange(
+    parameters: Sequence[nn.Parameter], loss: Tensor, stop: Tensor, backend: Backend, squares: bool = False
+) -> Tensor:
+    """Makes every parameter's gradient the mean over all replicas; returns the summed signals, shape [2] or [3].
 
-    The gradients are taken off the parameters: kept alive over a sync they would become outputs of the compiled graph
-    (1x the parameters in memory, a fifth of the speed of a small model). A parameter without a gradient counts as
-    zero, so that one which only some replicas used is still updated alike in all of them.
+    No gradient outlives this call but on its parameter: one that is still referred to at a sync becomes an output of
+    the compiled graph (1x the parameters in memory, a fifth of the speed of a small model).
+    """
+    gradients, signals = take(parameters, loss, stop, squares)
+    sums, total = backend.reduce_bucket(gradients, signals)
+    give(sums, parameters, backend.terms)
+    return total
+
+
+def take(
+    parameters: Sequence[nn.Parameter], loss: Tensor, stop: Tensor, squares: bool = False
+) -> tuple[list[Tensor], Tensor]:
+    """This replica's gradients and its signals, from `loss` (no dimensions) and `stop` (Backend.flag).
+
+    The gradients are taken off the parameters. A parameter without a gradient counts as zero, so that one which only
+    some replicas used is still updated alike in all of them.
     """
     gradients = [
         torch.zeros_like(parameter, dtype=torch.float32) if parameter.grad is None else parameter.grad.float()
@@ -28,19 +50,22 @@ def take(parameters: Sequence[nn.Parameter], loss: Tensor, stop: Tensor) -> tupl
     ]
     for parameter in parameters:
         parameter.grad = None
-    return gradients, torch.cat([loss.detach().reshape(1).float(), stop])
+    signals = [loss.detach().reshape(1).float(), stop.sum().reshape(1)]
+    if squares:
+        signals.append(square(gradients).reshape(1))
+    return gradients, torch.cat(signals)
 
 
-def give(sums: Sequence[Tensor], parameters: Sequence[nn.Parameter], world: int) -> None:
-    """Makes the summed gradients, divided by `world`, the parameters' own."""
+def give(sums: Sequence[Tensor], parameters: Sequence[nn.Parameter], terms: int) -> None:
+    """Makes the summed gradients, divided by `terms`, the parameters' own."""
     for parameter, total in zip(parameters, sums, strict=True):
-        parameter.grad = (total / world).to(parameter.dtype)
+        mean = total / terms if terms > 1 else total
+        parameter.grad = mean.to(parameter.dtype)
 
 
-def read(sums: Sequence[Tensor], world: int) -> tuple[list[float], bool]:
-    """The global loss of every step, and whether any replica wants to stop, from each step's summed signals."""
-    values = torch.stack(list(sums)).tolist()
-    return [loss / world for loss, _ in values], any(stop > 0 for _, stop in values)
+def square(gradients: Sequence[Tensor]) -> Tensor:
+    """The squared length of all gradients together; no dimensions."""
+    return torch.stack([gradient.detach().float().square().sum() for gradient in gradients]).sum()
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,22 +1,85 @@
-"""Which examples a process sees in which step: a function of the seed and the global batch, never of the slice.
+"""Which training examples a process sees in which step: a function of seed and global batch, never of the slice.
 
 Global batch j of an epoch is permutation(seed, epoch)[jB : (j+1)B], and process r of w takes its r-th w-th
 part. So the same run on another slice size sees the same batches in the same order, and its trajectory is the
-same.
+same. Datasets without a length are read by `stream`. Called by `replica`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Task
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of every global batch that falls to one process: `rank` of `world`, equal parts."""
+
+    rank: int
+    world: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the training data stands: `offset` examples of `epoch` have been taken by the whole job.
+
+    `dataset` is the own state there of a dataset that has one (`stream`); JSON values.
+    """
+
+    epoch: int = 0
+    offset: int = 0
+    dataset: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What decides the order of the examples. A step of `global_batch` examples has `passes` passes, equal parts of the
+    process's part; `global_batch` is a multiple of world x passes."""
+
+    global_batch: int
+    seed: int
+    share: Share
+    passes: int = 1
+    start: Position = field(default_factory=Position)
+
+    @property
+    def own_rows(self) -> slice:
+        """This process's rows of a global batch."""
+        rows = self.global_batch // self.share.world
+        return slice(self.share.rank * rows, (self.share.rank + 1) * rows)
+
+    def in_passes(self, own: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """The process's rows of a step, pass by pass."""
+        rows = len(own) // self.passes
+        for start in range(0, len(own), rows):
+            yield own[start : start + rows]
+
+    def seed_generators(self, batch: int) -> None:
+        """Seeds every generator that reading batch `batch` of the run may draw from, counted over all passes.
+
+        From numbers alone, so that a run that continues from a checkpoint draws what it would have drawn.
+        """
+        value = random_seed(self.seed, batch, self.share.rank)
+        random.seed(value)
+        # numpy's global generator takes 32 bits.
+        np.random.seed(value % 2**32)
+        torch.default_generator.manual_seed(value)
+
+
+def random_seed(seed: int, count: int, rank: int) -> int:
+    """63 bits for one use of random numbers: the run's seed, the step or batch, the process."""
+    mixed = np.random.SeedSequence((seed, count, rank)).generate_state(1, np.uint64)
+    return int(mixed[0]) >> 1
 
 
 def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -29,57 +92,60 @@ def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((epoch, seed)).permutation(size)
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of every global batch that falls to one process: `rank` of `world`, equal parts."""
+def global_batches(size: int, order: Order) -> Iterator[tuple[npt.NDArray[np.int64], Position]]:
+    """The example indices of every step of the whole job, each with the position after it; endless.
 
-    rank: int
-    world: int
-
-
-class TrainSampler:
-    """Yields for every pass the example indices of this process's rows; endless, remainders of epochs dropped.
-
-    A step has `passes` passes, equal parts of the process's part. `global_batch` is a multiple of world x passes, and
-    at most `size`.
+    It begins at `order.start`, wherever that is in its epoch. What is left of an epoch and makes no whole batch is
+    dropped. `size` is at least one global batch.
     """
+    epoch, offset = order.start.epoch, order.start.offset
+    while True:
+        permuted = permutation(size, order.seed, epoch)
+        while offset + order.global_batch <= size:
+            offset += order.global_batch
+            yield permuted[offset - order.global_batch : offset], Position(epoch, offset)
+        epoch, offset = epoch + 1, 0
 
-    def __init__(self, size: int, global_batch: int, seed: int, share: Share, passes: int = 1) -> None:
-        self._size, self._global_batch, self._seed = size, global_batch, seed
-        rows = global_batch // share.world
-        self._own = slice(share.rank * rows, (share.rank + 1) * rows)
-        self._at_once = rows // passes
+
+class PassSampler:
+    """A batch sampler: for every pass the example indices of this process's rows; endless."""
+
+    def __init__(self, size: int, order: Order) -> None:
+        self._size, self._order = size, order
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = 0
-        while True:
-            order = permutation(self._size, self._seed, epoch)
-            for batch in range(self._size // self._global_batch):
-                whole = order[batch * self._global_batch : (batch + 1) * self._global_batch]
-                own = whole[self._own].tolist()
-                for start in range(0, len(own), self._at_once):
-                    yield own[start : start + self._at_once]
-            epoch += 1
+        for whole, _ in global_batches(self._size, self._order):
+            for own in self._order.in_passes(whole[self._order.own_rows].tolist()):
+                yield list(own)
 
 
-def train_batches(task: Task, global_batch: int, seed: int, share: Share, passes: int = 1) -> Iterator[Batch]:
-    """This process's part of every global batch, in `passes` equal parts, on the CPU, without end.
+def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[Batch, Position]]:
+    """This process's part of every step of a map-style dataset, pass by pass, on the CPU, without end.
+
+    Each comes with the position after its whole step. `first_batch`: passes done before `order.start`.
 
     Raises:
         UserCodeError: the dataset is shorter than one global batch, or raised.
     """
     size = length_of(task.train, "train")
-    if size < global_batch:
+    if size < order.global_batch:
         raise UserCodeError(
-            f"the task's train dataset has {size} examples, fewer than one global batch of {global_batch}; "
+            f"the task's train dataset has {size} examples, fewer than one global batch of {order.global_batch}; "
             "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
         )
-    return load(task, task.train, TrainSampler(size, global_batch, seed, share, passes))
+    batches = load(task, task.train, PassSampler(size, order), task.workers)
+    for count, (_, position) in enumerate(global_batches(size, order)):
+        for part in range(order.passes):
+            order.seed_generators(first_batch + count * order.passes + part)
+            yield next(batches), position
 
 
-def load(task: Task, dataset: Dataset[Any], batches: Any) -> Iterator[Batch]:
+def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0) -> Iterator[Batch]:
+    """The collated batches that `batches` (lists of indices) names; `workers` processes read them ahead."""
     with user_code("the task's dataset"):
-        loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, collate_fn=task.collate)
+        loader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=batches, collate_fn=task.collate, num_workers=workers
+        )
         iterator = iter(loader)
     while True:
         with user_code("the next batch of the task's dataset"):
@@ -90,10 +156,14 @@ def load(task: Task, dataset: Dataset[Any], batches: Any) -> Iterator[Batch]:
         yield batch
 
 
-def length_of(dataset: Dataset[Any], name: str) -> int:
+def has_length(dataset: object) -> bool:
     """A map-style dataset has a length; an iterable one has not."""
-    length = getattr(dataset, "__len__", None)
-    if length is None:
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+def length_of(dataset: Dataset[Any], name: str) -> int:
+    """Examples of a map-style dataset; `name` is how the task calls it."""
+    if not has_length(dataset):
         raise UserCodeError(f"the task's {name} dataset has no length; it must be map-style (len() and [i])")
     with user_code(f"len() of the task's {name} dataset"):
-        return int(length())
+        return len(dataset)  # type: ignore[arg-type]

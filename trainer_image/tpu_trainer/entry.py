@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from tpu_trainer.contract import ENV_TERMINATION_LOG
 from tpu_trainer.environment import check_agreement, read_environment
@@ -34,15 +35,21 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         spec = read_run_spec(environment.run_spec)
         check_agreement(environment, spec)
         # torch is imported only now: what is wrong with the run spec should be said at once.
-        if spec.hardware == "TPU":
-            from tpu_trainer.backends.chips import run_chips
+        from tpu_trainer.backends.processes import needs_processes, run_processes
 
-            return run_chips(spec, environment, stop)
+        if needs_processes(spec):
+            return run_processes(spec, environment, stop)
         from tpu_trainer.replica import run_replica
 
-        return run_replica(spec, environment, stop)
+        return run_replica(spec, environment, stop, _die)
     except Exception as error:
         return outcome_of(error)
+
+
+def _die(outcome: Outcome) -> NoReturn:
+    """The end of a process whose main thread no longer answers."""
+    _last_words(outcome, os.environ)
+    os._exit(outcome.code)
 
 
 def _last_words(outcome: Outcome, environ: Mapping[str, str]) -> None:

@@ -16,7 +16,8 @@ class WorkerEnvironment:
     """Where this host stands in the gang and where it leaves its words.
 
     `host_index` counts over the whole job, all slices together. The rendezvous address is used with more than
-    one host only.
+    one host only. `report_directory`: for the report where the run spec names no place. `hang_seconds`: instead of the
+    watchdog's own limit. `local_rank`: the process's place among those of its host, set by `backends.processes`.
     """
 
     run_spec: Path
@@ -25,6 +26,9 @@ class WorkerEnvironment:
     master_addr: str
     master_port: int
     progress_file: Path | None
+    report_directory: Path | None = None
+    hang_seconds: float | None = None
+    local_rank: int = 0
 
 
 def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
@@ -33,7 +37,7 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
     if not run_spec:
         raise BadSpecError(f"{contract.ENV_RUN_SPEC} is not set; it must be the path of the run spec")
     num_hosts = _integer(environ, contract.ENV_NUM_HOSTS, default=1, minimum=1)
-    progress_file = environ.get(contract.ENV_PROGRESS_FILE)
+    progress_file, hang = environ.get(contract.ENV_PROGRESS_FILE), contract.ENV_HANG_SECONDS
     alone = num_hosts == 1
     if not alone and not environ.get(contract.ENV_MASTER_ADDR):
         raise BadSpecError(f"{contract.ENV_MASTER_ADDR} is not set; with {num_hosts} hosts it must name host 0")
@@ -44,6 +48,8 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
         master_addr=environ.get(contract.ENV_MASTER_ADDR, ""),
         master_port=_integer(environ, contract.ENV_MASTER_PORT, default=0 if alone else None, minimum=0),
         progress_file=Path(progress_file) if progress_file else None,
+        report_directory=Path(directory) if (directory := environ.get(contract.ENV_REPORT_DIRECTORY)) else None,
+        hang_seconds=_integer(environ, hang, default=None, minimum=1) if environ.get(hang) else None,
     )
 
 

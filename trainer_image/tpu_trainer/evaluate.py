@@ -3,45 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.task import Batch, Metrics, Task
+from tpu_trainer.evaluation_plan import evaluation_batches, evaluation_plan, evaluation_size, unfilled_plan
+from tpu_trainer.task import Evaluator, Metrics, Task
 
 
-def evaluate(
-    task: Task, metrics: Metrics, batches: Iterator[tuple[Batch, list[float]]], backend: Backend
-) -> dict[str, float]:
-    """The mean of every metric over all counted examples of all processes.
+def evaluate(task: Task, rows: int, share: Share, backend: Backend) -> dict[str, float]:
+    """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
-    Sums stay on the device and cross between processes once, at the end.
+    The model's modules are in the modes afterwards that they were in before.
 
     Raises:
-        UserCodeError: the metrics raised, or are not one value per example.
+        UserCodeError: the metrics raised, or gave what they must not.
     """
-    model = task.model.eval()
-    # Running statistics (batch norm) belong to each replica's own examples; what is evaluated is one model,
-    # rank 0's.
-    backend.broadcast(list(model.buffers()))
+    size = evaluation_size(task)
+    if size == 0:
+        return {}
+    with _evaluating(task.model), torch.no_grad():
+        # Running statistics (batch norm) belong to each replica's own examples; what is evaluated is one model,
+        # rank 0's.
+        backend.broadcast(list(task.model.buffers()))
+        if task.evaluator is not None:
+            return _by_evaluator(task, task.evaluator, size, rows, share, backend)
+        assert task.metrics is not None
+        return _by_example(task, task.metrics, size, rows, share, backend)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        # One by one: a part that its owner has frozen stays in evaluation.
+        for module in training:
+            module.training = True
+
+
+def _by_example(task: Task, metrics: Metrics, size: int, rows: int, share: Share, backend: Backend) -> dict[str, float]:
+    """The mean of every metric. Sums stay on the device and cross between processes once, at the end."""
     names: list[str] = []
     sums: Tensor | None = None
-    with torch.no_grad():
-        for batch, counted in batches:
-            placed, weights = backend.to_device((batch, torch.tensor(counted)))
-            with user_code("the task's metrics"):
-                values = metrics(model, placed)
-            names = names or list(values)
-            row = _weighted_sums(values, names, weights)
-            sums = row if sums is None else sums + row
-            backend.sync()
-    if sums is None:
-        return {}
+    for batch, planned in evaluation_batches(task, evaluation_plan(size, rows, share)):
+        placed, weights = backend.to_device((batch, torch.tensor(planned.counted)))
+        with user_code("the task's metrics"):
+            values = metrics(task.model, placed)
+        names = names or list(values)
+        row = _weighted_sums(values, names, weights)
+        sums = row if sums is None else sums + row
+        backend.sync()
+    assert sums is not None
     _, totals = backend.reduce_bucket([], sums)
     *parts, count = totals.tolist()
     return {name: part / count for name, part in zip(names, parts, strict=True)}
+
+
+def _by_evaluator(
+    task: Task, evaluator: Evaluator, size: int, rows: int, share: Share, backend: Backend
+) -> dict[str, float]:
+    """What the evaluator makes of batches of unequal sizes; nothing but `ends` makes collectives."""
+    if backend.terms != share.world:
+        raise UserCodeError(
+            "the task's evaluator needs batches of this process alone, and on this backend a batch is that of all "
+            "hosts; use backend xla, or a Task with per-example `metrics`"
+        )
+    with user_code("the task's evaluator"):
+        evaluator.begins()
+    for index, (batch, planned) in enumerate(evaluation_batches(task, unfilled_plan(size, rows, share))):
+        placed = backend.to_device(batch)
+        with user_code("the task's evaluator"):
+            evaluator.batch(placed, index, planned.rows)
+        backend.sync()
+    # Not marked as the user's: the collectives in it can fail, too.
+    return evaluator.ends(backend)
 
 
 def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: Tensor) -> Tensor:

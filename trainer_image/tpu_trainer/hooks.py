@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from tpu_trainer.task import Batch
@@ -20,7 +19,7 @@ class Hooks:
     """Every method is called by every replica, at the same steps. What one raises is an error of the user's code."""
 
     own_schedule = False
-    """The task schedules its learning rate itself (`after_step`); otherwise the recipe's warm-up and schedule are set."""
+    """The task schedules its learning rate itself (`after_step`); otherwise the recipe's warm-up and schedule hold."""
 
     def train_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or those of the checkpoint)."""
@@ -51,7 +50,7 @@ class Hooks:
         """The run ends with `error`."""
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must keep besides model and optimizer: JSON values and tensors, nested in dicts and lists."""
+        """What a checkpoint must keep besides model and optimizer: JSON values and tensors in dicts and lists."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:

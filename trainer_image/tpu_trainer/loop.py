@@ -1,120 +1,181 @@
 """The training loop, whole: every replica runs exactly this, in step with all the others.
 
-Called by `replica` once the model is placed and the optimizer is built.
+Called by `replica` once the model is placed and the optimizer is built. The order of the collectives is the same on
+every replica: whatever decides over one is a function of the step, or of sums that all have read.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from tpu_trainer import bucket
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.clock import Phase
+from tpu_trainer.data import Position, random_seed
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.progress import Progress
+from tpu_trainer.hooks import Hooks
+from tpu_trainer.instruments import Instruments
+from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
+from tpu_trainer.signals import MOST_STEPS, Signals
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch, Hyperparameters, Task
-from tpu_trainer.throughput import Throughput
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-REPORT_EVERY = 10
-"""Steps between reports, and between readings where reading a value makes the device wait."""
+REPORT_EVERY = MOST_STEPS
+"""Steps between reports."""
+
+CHECKUP_EVERY = 100
+"""Steps between exchanges of what is told beside the bucket: who is slow, whose parameters differ."""
+
+Batches = Iterator[tuple[Batch, Position]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained: the model is on its device, the optimizer holds the checkpoint's state if there was one."""
+
+    task: Task
+    hooks: Hooks
+    hp: Hyperparameters
+    optimizer: Optimizer
+    rates: LearningRate
+    start: Start
+    noise_scale: bool
 
 
 @dataclass(frozen=True)
 class Trained:
-    """`step`: steps done; `loss`: the global loss of the last one; `stopped`: ended early, because a replica asked."""
+    """`step`: steps done; `loss`: the global loss of the last one, None where there was none to do; `stopped`: ended
+    early, because a replica asked."""
 
     step: int
-    loss: float
+    loss: float | None
     stopped: bool
-    examples_per_second: float | None
 
 
 def train(
-    task: Task,
-    hp: Hyperparameters,
-    optimizer: Optimizer,
-    batches: Iterator[Batch],
+    work: Work,
+    batches: Batches,
     backend: Backend,
-    progress: Progress,
+    instruments: Instruments,
     stop: StopFlag,
-    evaluate_now: Callable[[int], None],
+    evaluate_now: Callable[[int], object],
 ) -> Trained:
-    """Makes `hp.train_steps` steps, each of `hp.accumulation_steps` batches, which are on the device already.
+    """Makes the steps from `work.start` to `hp.train_steps`, each of `hp.accumulation_steps` batches on the device.
 
     Ends early once any replica's `stop` is set; all replicas end after the same step. `evaluate_now` is called with
     the number of steps done, by all replicas after the same steps; not after the last, which the caller evaluates.
     """
+    task, hooks, hp, optimizer, start = work.task, work.hooks, work.hp, work.optimizer, work.start
+    clock, doctor, checkpoints = instruments.clock, instruments.doctor, instruments.checkpoints
     model = task.model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    learning_rate = LearningRate(optimizer, hp)
-    throughput = Throughput(hp.global_batch_size)
+    signals = Signals(backend, start.step)
     # Made once, as data on the device: a flag built inside the step would be a constant of the compiled
     # graph, and the replica that is told to stop would run a graph of its own.
-    flags = {asked: backend.to_device(torch.tensor([float(asked)])) for asked in (False, True)}
-    unread: list[Tensor] = []
-    losses: list[float] = []
+    flags = {asked: backend.flag(asked) for asked in (False, True)}
+    trained = Trained(start.step, None, stopped=False)
+    epoch = start.position.epoch
 
-    for step in range(1, hp.train_steps + 1):
-        loss = _forward_backward(task, model, batches, hp.accumulation_steps, backend)
-        sums, signals = backend.reduce_bucket(*bucket.take(parameters, loss, flags[stop()]))
-        bucket.give(sums, parameters, backend.world)
-        del sums
-        learning_rate.set(step - 1)
+    with user_code("the start of the training"):
+        hooks.train_begins(optimizer, start.step)
+        hooks.epoch_begins(epoch)
+    clock.enter(Phase.HOST)
+    for step in range(start.step + 1, hp.train_steps + 1):
+        last = step == hp.train_steps
+        backend.seed(random_seed(hp.seed, step, backend.rank))
+        with instruments.utilisation.counting():
+            loss, batch, position = _forward_backward(work, model, step, batches, backend, instruments)
+        if position.epoch != epoch:
+            with user_code("the end of an epoch"):
+                hooks.epoch_ends(epoch)
+                hooks.epoch_begins(epoch := position.epoch)
+        doctor.before_sync(step, [loss, *(p.grad for p in parameters if p.grad is not None)])
+        # Where the collective is the host's own, this is where it waits for the others.
+        with clock.during(Phase.DEVICE):
+            summed = bucket.exchange(parameters, loss, flags[stop()], backend, squares=work.noise_scale)
+        square = bucket.square([p.grad for p in parameters if p.grad is not None]) if work.noise_scale else None
+        if not hooks.own_schedule:
+            work.rates.set(step - 1)
         with user_code("the optimizer's step"):
-            optimizer.step()
+            hooks.before_update(optimizer)
+            hooks.update(optimizer)
+        # Before the sync: gradients that are alive there become outputs of the compiled graph.
         optimizer.zero_grad(set_to_none=True)
-        backend.sync()
+        with user_code("the end of a step"):
+            hooks.after_step(batch, loss, step)
+        doctor.before_sync(step, parameters)
+        with clock.during(Phase.DEVICE):
+            backend.sync()
+        doctor.after_step(step, batch)
 
-        unread.append(signals)
-        last, due = step == hp.train_steps, step % REPORT_EVERY == 0
+        signals.add(summed, square)
+        with clock.during(Phase.CHECKPOINT):
+            if checkpoints.after_step(step, position):
+                doctor.set_aside()
         if hp.evaluate_every_steps and step % hp.evaluate_every_steps == 0 and not last:
-            evaluate_now(step)
-            model.train()
-        if not (backend.reads_free or due or last):
-            continue
-        # Every replica reads the same sums after the same step, so they decide alike without another
-        # exchange.
-        new_losses, stopping = bucket.read(unread, backend.world)
-        unread.clear()
-        losses += new_losses
-        throughput.arrived(step, time.monotonic())
-        if due or last or stopping:
-            progress.training(step, losses, throughput.rate)
-            losses.clear()
-        if stopping and not last:
-            return Trained(step, new_losses[-1], stopped=True, examples_per_second=throughput.rate)
-    return Trained(hp.train_steps, new_losses[-1], stopped=False, examples_per_second=throughput.rate)
+            with clock.during(Phase.EVALUATE):
+                evaluate_now(step)
+            doctor.set_aside()
+        if signals.due(step) or last:
+            with clock.during(Phase.DEVICE):
+                reading = signals.read(whole=last)
+            doctor.set_aside()
+            if reading is not None:
+                trained = Trained(step, reading.losses[-1], stopped=reading.stopping and not last)
+                instruments.read(signals.read_through, reading, work.rates.present)
+        if step % REPORT_EVERY == 0 or last or trained.stopped:
+            instruments.report(signals.read_through)
+        if step % CHECKUP_EVERY == 0 or step == REPORT_EVERY:
+            doctor.checkup(step)
+            signals.settle_interval(instruments.step_seconds)
+        if trained.stopped:
+            with clock.during(Phase.CHECKPOINT):
+                checkpoints.save_now(step, position)
+            break
+    with user_code("the end of the training"):
+        hooks.epoch_ends(epoch)
+        hooks.train_ends()
+    return trained
 
 
-def _forward_backward(task: Task, model: nn.Module, batches: Iterator[Batch], passes: int, backend: Backend) -> Tensor:
-    """The mean loss over the step's batches, the gradients of that mean left on the parameters."""
-    total = _one_pass(task, model, next(batches), passes)
-    for _ in range(passes - 1):
-        # Each pass is sent off by itself: traced together, all their activations would be alive at once.
-        backend.sync()
-        total = total + _one_pass(task, model, next(batches), passes)
-    return total
+def _forward_backward(
+    work: Work, model: nn.Module, step: int, batches: Batches, backend: Backend, instruments: Instruments
+) -> tuple[Tensor, Batch, Position]:
+    """The mean loss over the step's batches, the gradients of that mean left on the parameters; the last batch, and
+    where the data stands after it."""
+    passes, total = work.hp.accumulation_steps, None
+    for part in range(passes):
+        if part:
+            # Each pass is sent off by itself: traced together, all their activations would be alive at once.
+            backend.sync()
+        with instruments.clock.during(Phase.INPUT):
+            batch, position = next(batches)
+        loss = _one_pass(work, model, step, batch)
+        total = loss if total is None else total + loss
+    assert total is not None
+    return total, batch, position
 
 
-def _one_pass(task: Task, model: nn.Module, batch: Batch, passes: int) -> Tensor:
-    """The batch's loss over `passes`, its gradients added to the parameters'."""
+def _one_pass(work: Work, model: nn.Module, step: int, batch: Batch) -> Tensor:
+    """The batch's loss over the step's passes, its gradients added to the parameters'."""
     with user_code("the task's loss"):
-        loss = task.loss(model, batch)
+        work.hooks.step_begins(batch, step)
+        loss = work.task.loss(model, batch)
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserCodeError(f"the task's loss must return the mean over the batch, a tensor of shape [], got {found}")
-    if passes > 1:
-        loss = loss / passes
+    if work.hp.accumulation_steps > 1:
+        loss = loss / work.hp.accumulation_steps
     with user_code("the backward pass"):
+        work.hooks.before_backward(loss)
         loss.backward()  # type: ignore[no-untyped-call]
+        work.hooks.after_backward()
     return loss.detach()

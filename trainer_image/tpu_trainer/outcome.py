@@ -42,6 +42,9 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
 _TELLING = (
     ExitCode.UserError,
     ExitCode.BadSpec,
+    ExitCode.Diverged,
+    ExitCode.StorageFailed,
+    ExitCode.Hung,
     ExitCode.InternalError,
     ExitCode.PeerLost,
     ExitCode.Preempted,

@@ -1,106 +1,231 @@
-"""One replica's run from backend to outcome. Called in the host's own process, or in one process per chip."""
+"""One replica's run from backend to outcome. Called in the host's own process, or in one process per device."""
 
 from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
+from typing import NoReturn
 
 import numpy as np
 import torch
 
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.beginning import Storage, checkpoints_of, resumed_line, start_of
+from tpu_trainer.checkpoint.catalogue import Found
+from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
+from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Share, train_batches
-from tpu_trainer.entrypoint import load_task
+from tpu_trainer.data import Order, Position, Share, has_length, train_batches
+from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.hang import watchdog
+from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.errors import PreemptedError, user_code
 from tpu_trainer.evaluate import evaluate
-from tpu_trainer.evaluation_plan import evaluation_batches, evaluation_plan, evaluation_size
-from tpu_trainer.loop import train
+from tpu_trainer.evaluation_plan import evaluation_size
+from tpu_trainer.hooks import Hooks
+from tpu_trainer.instruments import Instruments
+from tpu_trainer.loop import Trained, Work, train
 from tpu_trainer.optimizers import build_optimizer
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
+from tpu_trainer.schedule import LearningRate
 from tpu_trainer.spec import RunSpec
 from tpu_trainer.stop import StopFlag
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.stream import stream_batches
+from tpu_trainer.task import Batch, Hyperparameters, Task
+from tpu_trainer.telemetry.noise_scale import NoiseScale
+from tpu_trainer.telemetry.reporter import open_reporter
+from tpu_trainer.telemetry.utilisation import Utilisation
+from tpu_trainer.telling import Telling
+from tpu_trainer.throughput import Throughput
 
 # On v2 and v3 two replicas are threads of one process and share its generators: they take turns, or neither would
 # get the weights that belong to the seed.
 _GENERATORS = threading.Lock()
 
 
-def run_replica(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) -> Outcome:
-    """Trains and evaluates; every failure becomes an outcome, never an exception."""
-    progress = Progress(spec.train_steps, None, silent=True)
-    try:
-        backend = open_backend(spec, environment, stop)
-        # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the
-        # hosts'.
-        reports = environment.host_index == 0 and backend.local_rank == 0
-        progress = Progress(spec.train_steps, environment.progress_file, silent=not reports)
-        outcome = _run(spec, backend, progress, stop)
-        # The first to leave would cut the connection of those still in the last collective.
-        backend.barrier()
-        backend.close()
-    except Exception as error:
-        return outcome_of(error, progress.step)
+def run_replica(
+    spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag, die: Callable[[Outcome], NoReturn]
+) -> Outcome:
+    """Trains and evaluates; every failure becomes an outcome, never an exception.
+
+    `die` ends the process with an outcome while this call cannot return, because the run hangs.
+    """
+    clock, pace = Clock(), Pace()
+    telling = _telling(spec, environment, clock, "", aloud=False)
+    with watchdog(clock, pace, die, environment.hang_seconds):
+        try:
+            backend = open_backend(spec, environment, stop)
+            # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the
+            # hosts'.
+            aloud = environment.host_index == 0 and backend.local_rank == 0
+            telling = _telling(spec, environment, clock, str(backend.device), aloud=aloud)
+            outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
+            # The first to leave would cut the connection of those still in the last collective.
+            backend.barrier()
+            backend.close()
+        except Exception as error:
+            outcome = outcome_of(error, telling.progress.step)
+        telling.ended(outcome)
     return outcome
 
 
-def _run(spec: RunSpec, backend: Backend, progress: Progress, stop: StopFlag) -> Outcome:
-    hp = Hyperparameters.of(spec)
-    progress.starting(_greeting(spec, backend))
-    task = _start(spec.entrypoint, hp, backend)
-    backend.place(task.model)
-    optimizer = build_optimizer(task, hp)
-    share = Share(backend.rank, backend.world)
+def _telling(spec: RunSpec, environment: WorkerEnvironment, clock: Clock, device: str, *, aloud: bool) -> Telling:
+    progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
+    return Telling(progress, open_reporter(spec, environment.report_directory, clock, device, aloud), aloud)
 
-    def evaluate_now(step: int) -> None:
-        progress.evaluated(step, _evaluate(task, hp, backend, share))
 
-    passes = hp.accumulation_steps
-    examples = train_batches(task, hp.global_batch_size, hp.seed, share, passes)
-    with backend.feed(islice(examples, hp.train_steps * passes)) as batches:
-        trained = train(task, hp, optimizer, batches, backend, progress, stop, evaluate_now)
-    if trained.stopped:
-        metrics, code, ending = {"loss": trained.loss}, ExitCode.Preempted, "stopped on request after"
-    else:
-        progress.evaluating(evaluation_size(task))
-        evaluated = _evaluate(task, hp, backend, share)
-        progress.evaluated(trained.step, evaluated)
-        metrics, code, ending = {"loss": trained.loss, **evaluated}, ExitCode.Succeeded, "trained"
-    values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    line = f"{ending} {trained.step} steps{values}"
-    if not trained.stopped:
+@dataclass(frozen=True)
+class _Run:
+    """What all parts of a run need."""
+
+    spec: RunSpec
+    environment: WorkerEnvironment
+    stop: StopFlag
+    backend: Backend
+    clock: Clock
+    pace: Pace
+    telling: Telling
+
+    def whole(self) -> Outcome:
+        backend, hp = self.backend, Hyperparameters.of(self.spec)
+        share = Share(backend.rank, backend.world)
+        self.telling.progress.starting(_greeting(self.spec, backend))
+        task, hooks = _load(self.spec.entrypoint, hp, share, backend)
+        try:
+            storage = Storage.of(self.spec, task.model, backend)
+            found = storage.choose(backend, self.environment.host_index, self.telling.progress.say)
+            work = self._prepare(task, hooks, hp, found)
+            checkpoints = checkpoints_of(self.spec, storage, work, backend, found is not None, self.telling.finding)
+            try:
+                return self._train(work, self._instruments(work, checkpoints), share)
+            finally:
+                # However it ends: a snapshot that was taken is worth being written.
+                checkpoints.finish()
+        except BaseException as error:
+            hooks.failed(error)
+            raise
+
+    def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, found: Found | None) -> Work:
+        """Model and optimizer on the device, with the checkpoint's state if there is one."""
+        start = start_of(found, hp, self.spec)
+        if found is not None:
+            restore_model(found.snapshot, task.model)
+        self.backend.place(task.model)
+        optimizer = build_optimizer(task, hp)
+        # Before the optimizer gets its state back, for it takes the rates of the recipe as the optimizer has them now.
+        rates = LearningRate(optimizer, hp, start.ramp)
+        if found is not None:
+            restore_optimizer(found.snapshot, optimizer)
+            with user_code("taking back the state of the task's hooks"):
+                hooks.load(hooks_state(found.snapshot))
+            self.telling.progress.resumed(start.step, resumed_line(start, found, hp))
+        wanted = self.spec.report.gradient_noise_scale and self.backend.terms > 1
+        return Work(task, hooks, hp, optimizer, rates, start, noise_scale=wanted)
+
+    def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
+        backend, hp = self.backend, work.hp
+        doctor = Doctor(
+            self.spec,
+            backend,
+            self.clock,
+            self.telling.finding,
+            model=work.task.model,
+            host=self.environment.host_index,
+            pace=self.pace,
+        )
+        own_batch = hp.global_batch_size // backend.world
+        return Instruments(
+            clock=self.clock,
+            doctor=doctor,
+            checkpoints=checkpoints,
+            throughput=Throughput(hp.global_batch_size, work.start.step),
+            utilisation=Utilisation(self.spec, backend.terms),
+            noise=NoiseScale(own_batch, hp.global_batch_size) if work.noise_scale else None,
+            telling=self.telling,
+        )
+
+    def _train(self, work: Work, instruments: Instruments, share: Share) -> Outcome:
+        progress, checkpoints = self.telling.progress, instruments.checkpoints
+        self.telling.began(work.start.step)
+        self._leave_if_asked()
+        try:
+            with self.backend.feed(self._batches(work, share)) as batches:
+                trained = train(
+                    work, batches, self.backend, instruments, self.stop, lambda step: self._evaluate(work, step, share)
+                )
+        except BaseException:
+            instruments.doctor.leave()
+            raise
+        rate = instruments.throughput.rate
+        if trained.stopped:
+            safe = _safe(trained.step, checkpoints.last_step) if self._writes(checkpoints) else ""
+            return _outcome(ExitCode.Preempted, "stopped on request after", trained, {}, rate, safe)
+        progress.evaluating(evaluation_size(work.task))
+        with self.clock.during(Phase.EVALUATE):
+            evaluated = self._evaluate(work, trained.step, share)
+        checkpoints.finish()
+        progress.checkpoint_step = checkpoints.last_step
         progress.done()
-    return Outcome(code, line, trained.step, metrics, trained.examples_per_second)
+        return _outcome(ExitCode.Succeeded, "trained", trained, evaluated, rate)
+
+    def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
+        hp, start = work.hp, work.start
+        order = Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, start.position)
+        first, count = start.step * hp.accumulation_steps, (hp.train_steps - start.step) * hp.accumulation_steps
+        if has_length(work.task.train):
+            return islice(train_batches(work.task, order, first), count)
+        return islice(stream_batches(work.task, order, first, self.telling.progress.say), count)
+
+    def _leave_if_asked(self) -> None:
+        """Before anything is compiled, which takes minutes: the checkpoint that there is stays the newest."""
+        if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
+            raise PreemptedError("stopped on request before the first step")
+
+    def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
+        # As many rows at once as a training pass has: what fits there fits here.
+        rows = work.hp.global_batch_size // share.world // work.hp.accumulation_steps
+        metrics = evaluate(work.task, rows, share, self.backend)
+        self.telling.evaluated(step, metrics)
+        return metrics
+
+    def _writes(self, checkpoints: Checkpoints) -> bool:
+        return not isinstance(checkpoints, NoCheckpoints)
 
 
-def _start(entrypoint: str, hp: Hyperparameters, backend: Backend) -> Task:
-    """The task, drawn from the run's seed; what is drawn after it, dropout masks above all, differs per replica."""
+def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) -> Loaded:
+    """The task, drawn from the run's seed: the same in every replica."""
     with _GENERATORS:
-        _seed(backend, hp.seed)
-        task = load_task(entrypoint, hp)
-        _seed(backend, hp.seed + backend.rank)
-    return task
+        random.seed(hp.seed)
+        # numpy's global generator takes 32 bits.
+        np.random.seed(hp.seed % 2**32)
+        torch.manual_seed(hp.seed)
+        backend.seed(hp.seed)
+        return load_task(entrypoint, hp, share)
 
 
-def _evaluate(task: Task, hp: Hyperparameters, backend: Backend, share: Share) -> dict[str, float]:
-    size = evaluation_size(task)
-    if task.metrics is None or size == 0:
-        return {}
-    # As many rows at once as a training pass has: what fits there fits here.
-    plan = evaluation_plan(size, hp.global_batch_size // share.world // hp.accumulation_steps, share)
-    return evaluate(task, task.metrics, evaluation_batches(task, plan), backend)
+def _outcome(
+    code: ExitCode, ending: str, trained: Trained, evaluated: Mapping[str, float], rate: float | None, safe: str = ""
+) -> Outcome:
+    loss = {} if trained.loss is None else {"loss": trained.loss}
+    metrics = {**loss, **evaluated}
+    values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
+    return Outcome(code, f"{ending} {trained.step} steps{values}{safe}", trained.step, metrics, rate)
 
 
-def _seed(backend: Backend, seed: int) -> None:
-    """Every generator user code may draw from. numpy's global one takes 32 bits."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    backend.seed(seed)
+def _safe(step: int, kept: int | None) -> str:
+    """What the end of a stopped run says of its checkpoint."""
+    if kept == step:
+        return ", checkpoint written"
+    newest = "there is none" if kept is None else f"the newest is of step {kept}"
+    return f"; its checkpoint could not be written, {newest}"
 
 
 def _greeting(spec: RunSpec, backend: Backend) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_trainer.spec import ScheduleSpec
@@ -16,17 +17,39 @@ _STEP_FACTOR = 0.1
 _END_FACTOR = 0.0
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """After a change of the slice: from `begin` times the schedule's rate linearly to the whole of it, over `steps`
+    steps from step `first` (counted from 0) on."""
+
+    first: int
+    steps: int
+    begin: float
+
+    def factor(self, step: int) -> float:
+        done = min((step - self.first + 1) / (self.steps + 1), 1.0)
+        return self.begin + (1 - self.begin) * done
+
+
 class LearningRate:
     """Sets every parameter group's rate, from the one it was built with."""
 
-    def __init__(self, optimizer: Optimizer, hp: Hyperparameters) -> None:
+    def __init__(self, optimizer: Optimizer, hp: Hyperparameters, ramp: Ramp | None = None) -> None:
         self._groups = optimizer.param_groups
         self._rates = [group["lr"] for group in self._groups]
         self._hp = hp
+        self._ramp = ramp
+
+    @property
+    def present(self) -> float:
+        """The first group's rate."""
+        return float(self._groups[0]["lr"])
 
     def set(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0."""
         factor = rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
+        if self._ramp is not None:
+            factor *= self._ramp.factor(step)
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate * factor
 

@@ -1,14 +1,14 @@
 """What a user's entrypoint returns, and what it is handed: the whole surface between user code and trainer.
 
-The entrypoint `module:callable` is called as `task(hyperparameters)` in every replica, after the random
-generators have been seeded with the run's seed.
+The entrypoint `module:callable` is called by `entrypoint` in every process, after the random generators have been
+seeded with the run's seed. It returns a Task, a LightningModule, or a pair (LightningModule, LightningDataModule).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ from tpu_trainer.spec import RunSpec, ScheduleSpec
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import Dataset
+
+    from tpu_trainer.backends.base import Backend
 
 Batch = Any
 """What `collate` returns: tensors, or nested lists, tuples and dicts of them. Every tensor goes to the device."""
@@ -30,7 +32,8 @@ class Hyperparameters:
 
     `learning_rate` is the one after warm-up; the loop itself applies warm-up and schedule to every parameter group.
     Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
-    `ema_decay` is for tasks that average their weights. `parameters` are the recipe's free-form strings.
+    `ema_decay` is for tasks that average their weights. `parameters` are the recipe's free-form strings. `silent` names
+    the fields that the recipe leaves out: an entrypoint's own default for a parameter of that name then stands.
     """
 
     optimizer: str
@@ -51,6 +54,7 @@ class Hyperparameters:
     seed: int
     data_uri: str | None
     parameters: Mapping[str, str]
+    silent: frozenset[str] = frozenset()
 
     @staticmethod
     def of(spec: RunSpec) -> Hyperparameters:
@@ -79,21 +83,55 @@ class Hyperparameters:
             seed=spec.seed,
             data_uri=spec.data_uri,
             parameters=spec.parameters,
+            silent=_silent(spec),
         )
+
+
+def _silent(spec: RunSpec) -> frozenset[str]:
+    """The fields of Hyperparameters for which the run spec names no value."""
+    optional = {
+        "momentum": spec.optimizer.momentum,
+        "weight_decay": spec.optimizer.weight_decay,
+        "beta1": spec.optimizer.beta1,
+        "beta2": spec.optimizer.beta2,
+        "epsilon": spec.optimizer.epsilon,
+        "evaluate_every_steps": spec.evaluate_every_steps,
+        "ema_decay": spec.ema_decay,
+        "data_uri": spec.data_uri,
+    }
+    return frozenset(name for name, value in optional.items() if value is None)
+
+
+class Evaluator(Protocol):
+    """A task's own way of evaluating, for which rows must not be filled up: batches hold held-out examples only."""
+
+    def begins(self) -> None:
+        """The model is still training; the evaluator itself turns it to evaluation and back."""
+
+    def batch(self, batch: Batch, index: int, rows: int) -> None:
+        """Batch `index` of this process, on the device. `rows` of its examples count: all of them, or, in a process
+        that has no example at all, 0 of the one it is given so that it does what the others do."""
+
+    def ends(self, backend: Backend) -> dict[str, float]:
+        """The metrics over all processes; makes the same collectives in each."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A training task: one model, one map-style dataset, one loss.
+    """A training task: one model, one dataset, one loss.
 
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
-    train: `len()` and `[i]`; at least one global batch long. What is left over at the end of an epoch is dropped.
+    train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
+        dropped. Or an IterableDataset, read in the order in which it comes.
     loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
-    evaluation, metrics: given together or not at all. The dataset is gone through once after training, and every
-        evaluate_every_steps if the recipe says so, every example counted once; metrics: (model, batch) -> {name: one
-        value per example, shape [b]}, reported as means.
+    evaluation: map-style, with `metrics` or with `evaluator`. It is gone through once after training, and every
+        evaluate_every_steps if the recipe says so, every example counted once.
+    metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means.
+    evaluator: for metrics that cannot be had per example.
     collate: a list of examples -> a batch; left out, torch's default_collate.
+    evaluation_collate: the same for `evaluation`; left out, `collate`.
+    workers: processes that read map-style training data ahead, in every trainer process; 0 is none.
     """
 
     model: nn.Module
@@ -103,7 +141,14 @@ class Task:
     evaluation: Dataset[Any] | None = None
     metrics: Metrics | None = None
     collate: Callable[[list[Any]], Batch] | None = None
+    workers: int = 0
+    evaluator: Evaluator | None = None
+    evaluation_collate: Callable[[list[Any]], Batch] | None = None
 
     def __post_init__(self) -> None:
-        if (self.evaluation is None) != (self.metrics is None):
+        if self.metrics is not None and self.evaluator is not None:
+            raise ValueError("a Task has `metrics` or an `evaluator`, not both")
+        if (self.evaluation is None) != (self.metrics is None and self.evaluator is None):
             raise ValueError("a Task has both `evaluation` and `metrics`, or neither")
+        if self.workers < 0:
+            raise ValueError(f"a Task's `workers` must be 0 or more, got {self.workers}")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tpu_training_operator.api.constants import MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.model import ApiModel, Rule
+from tpu_training_operator.api.output import Checkpoint, Report
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import Hardware, Slice
@@ -41,15 +42,29 @@ def _given(root: str, field: str) -> str:
 class Spec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.slice.hardware == 'CPU' || self.trainer.backend == 'XLA'",
-            message="backend Torch runs on hardware CPU only; on TPU use XLA",
-            holds=lambda spec: spec.slice.hardware is Hardware.CPU or spec.trainer.backend is Backend.XLA,
+            cel="self.trainer.backend != 'Torch' || (self.slice.hardware == 'TPU')"
+            " == (has(self.trainer.torch) && self.trainer.torch.device == 'tpu')",
+            message="backend Torch runs on hardware TPU with torch.device tpu only, and on CPU with any other; the"
+            " usual backend on TPU is XLA",
+            holds=lambda spec: (
+                spec.trainer.backend is not Backend.TORCH
+                or (spec.slice.hardware is Hardware.TPU)
+                == (spec.trainer.torch is not None and spec.trainer.torch.device == "tpu")
+            ),
             field="trainer",
+        ),
+        Rule(
+            cel="!has(self.report) || has(self.trainer.entrypoint)",
+            message="report goes with trainer.entrypoint; a loop of your own writes what it likes where it likes",
+            holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
+            field="report",
         ),
         _immutable("slice"),
         _immutable("trainer"),
         _immutable("recipe"),
         _immutable("data", optional=True),
+        _immutable("checkpoint", optional=True),
+        _immutable("report", optional=True),
         _immutable("runPolicy.restart", optional=True),
     )
 
@@ -57,6 +72,8 @@ class Spec(ApiModel):
     trainer: Trainer
     recipe: Recipe
     data: Data | None = None
+    checkpoint: Checkpoint | None = None
+    report: Report | None = None
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
 
 

@@ -67,6 +67,7 @@ _NON_NEGATIVE = r"^[0-9]+(\.[0-9]+)?" + _EXPONENT
 _FRACTION = r"^0(\.[0-9]+)?$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
+STORAGE_PATTERN = r"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+|/.+)$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
@@ -81,6 +82,7 @@ PATTERN_MEANINGS = {
     _FRACTION: 'a number from 0 to below 1 such as "0.9"',
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
     TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
+    STORAGE_PATTERN: "gs://bucket/path or an absolute path such as /mnt/checkpoints/digits",
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
 
@@ -94,3 +96,5 @@ LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 LongText = Annotated[str, Field(max_length=4096)]
+# A directory that the trainer writes to.
+StorageUri = Annotated[str, Field(max_length=1024, pattern=STORAGE_PATTERN)]

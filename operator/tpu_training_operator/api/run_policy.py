@@ -17,6 +17,7 @@ class FailureClass(StrEnum):
     INFRASTRUCTURE = "Infrastructure"
     PREEMPTION = "Preemption"
     OUT_OF_MEMORY = "OutOfMemory"
+    HANG = "Hang"
     UNKNOWN = "Unknown"
 
 
@@ -27,6 +28,7 @@ class RestartLimits(ApiModel):
     infrastructure: _RestartLimit = Field(20, alias="Infrastructure")
     preemption: _RestartLimit = Field(-1, alias="Preemption")
     out_of_memory: _RestartLimit = Field(1, alias="OutOfMemory")
+    hang: _RestartLimit = Field(3, alias="Hang")
     unknown: _RestartLimit = Field(3, alias="Unknown")
 
     def of(self, failure_class: FailureClass) -> int:
@@ -35,6 +37,7 @@ class RestartLimits(ApiModel):
             FailureClass.INFRASTRUCTURE: self.infrastructure,
             FailureClass.PREEMPTION: self.preemption,
             FailureClass.OUT_OF_MEMORY: self.out_of_memory,
+            FailureClass.HANG: self.hang,
             FailureClass.UNKNOWN: self.unknown,
         }[failure_class]
 

@@ -20,10 +20,23 @@ from tpu_training_operator.api.model import (
     ShortText,
 )
 
+_DeviceName = Annotated[str, Field(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
+
 
 class Backend(StrEnum):
     XLA = "XLA"
+    XLA_SPMD = "XLASPMD"
     TORCH = "Torch"
+
+
+class TorchRuntime(ApiModel):
+    """What backend Torch runs on: cpu and gloo, cuda and nccl, or TorchTPU's tpu and tpu_dist."""
+
+    device: _DeviceName = "cpu"
+    collectives: _DeviceName = Field("gloo", description="Backend of torch.distributed for that device.")
+    processes_per_host: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
+        1, description="The replicas of a host are shared out evenly to them."
+    )
 
 
 class EnvVar(ApiModel):
@@ -125,6 +138,12 @@ class Trainer(ApiModel):
             field="args",
         ),
         Rule(
+            cel="!has(self.torch) || self.backend == 'Torch'",
+            message="torch goes with backend: Torch only",
+            holds=lambda trainer: trainer.torch is None or trainer.backend is Backend.TORCH,
+            field="torch",
+        ),
+        Rule(
             cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}')"
             f" && !(e.name in {_RESERVED_LIST}))",
             message=f"{ENV_PREFIX}* and {', '.join(RESERVED_ENV)} are set by the operator, torch_xla or libtpu",
@@ -145,7 +164,12 @@ class Trainer(ApiModel):
     entrypoint: Annotated[str, Field(max_length=512, pattern=ENTRYPOINT_PATTERN)] | None = Field(
         None, description="module:callable that returns the Task to train."
     )
-    backend: Backend = Field(Backend.XLA, description="XLA (torch_xla), or Torch: torch.distributed, on hardware CPU.")
+    backend: Backend = Field(
+        Backend.XLA,
+        description="XLA (torch_xla, one process per chip), XLASPMD (torch_xla, one process per host, the batch"
+        " shared out by the compiler), or Torch (torch.distributed).",
+    )
+    torch: TorchRuntime | None = Field(None, description="What backend Torch runs on; left out, cpu and gloo.")
     command: Annotated[list[LongText], Field(min_length=1, max_length=64)] | None = None
     args: Annotated[list[LongText], Field(max_length=256)] | None = None
     env: (

@@ -12,6 +12,7 @@ import click
 
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.domain import checkpointing
 from tpu_training_operator.domain.cost import cost_of
 from tpu_training_operator.domain.gang import config_map, service
 from tpu_training_operator.domain.naming import workers
@@ -43,7 +44,7 @@ def plan(filename: Path, output: str, compare: str | None, step_seconds: float |
 
 
 def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
-    warnings = list(file.resolution.warnings)
+    warnings = [*file.resolution.warnings, *checkpointing.warnings(file.job.spec)]
     on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")

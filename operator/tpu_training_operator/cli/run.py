@@ -104,6 +104,8 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
         "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.losses.items()],
         "evaluations": [{"step": step, **metrics} for step, metrics in outcome.evaluations.items()],
+        "warnings": list(outcome.warnings),
+        "checkpointStep": outcome.checkpoint_step,
         "restarts": status.restarts.by_class,
         "failure": status.last_failure.model_dump(by_alias=True, exclude_none=True, mode="json")
         if status.last_failure
@@ -128,6 +130,12 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
             click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}:", err=True)
             for line in failure.message.splitlines():
                 click.echo(f"    {line}", err=True)
+    for warning in outcome.warnings:
+        click.echo(f"  warning    {warning}")
+    if outcome.checkpoint_step is not None:
+        click.echo(f"  checkpoint step {outcome.checkpoint_step}")
+    if outcome.report is not None:
+        click.echo(f"  report     {directory / outcome.report.name}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
     click.echo(f"  result     {result}")
 

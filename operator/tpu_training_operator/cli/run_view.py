@@ -52,6 +52,8 @@ class PlainView:
         if message and message != self._message:
             self._message = message
             self.say(f"{update.status.state}: {message}")
+        for warning in update.warnings:
+            self.say(f"warning: {warning}")
         for report in update.reports:
             if report.phase == "training" and self._is_due(report):
                 self._last_step = report.step
@@ -80,6 +82,8 @@ class BarView:
             self._message = message
             self.say(f"{update.status.state}: {message}")
             self._progress.update(self._task, state=update.status.state)
+        for warning in update.warnings:
+            self.say(f"warning: {warning}")
         for report in update.reports:
             self._progress.update(self._task, completed=report.step, total=report.total_steps, numbers=_numbers(report))
             if report.evaluation is not None:

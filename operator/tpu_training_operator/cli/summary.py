@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.cli.job_file import JobFile
+from tpu_training_operator.domain.checkpointing import interval_text
 from tpu_training_operator.domain.cost import Cost
 
 _NARROWEST = 100
@@ -61,6 +62,8 @@ def _table(file: JobFile, cost: Cost | None) -> Table:
     for name, before, now, field in optional:
         if now is not None:
             row(name, _given(before), _given(now), rules.get(field, "as in the recipe"))
+    if (checkpoint := file.job.spec.checkpoint) is not None:
+        row("checkpoint", "", interval_text(checkpoint), f"in {checkpoint.uri}; the newest {checkpoint.keep} are kept")
     for name, value in (cost.lines() if cost else {}).items():
         row(name, "", value, "one training without interruptions")
     return table

@@ -18,7 +18,11 @@ EXIT_CODE_CLASSES = {
     1: (FailureClass.USER_ERROR, "UserError"),
     69: (FailureClass.INFRASTRUCTURE, "PeerLost"),
     70: (FailureClass.UNKNOWN, "InternalError"),
+    71: (FailureClass.HANG, "Hung"),
+    74: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
     75: (FailureClass.PREEMPTION, "Preempted"),
+    # The same program on the same data once more: a chip that computes wrongly is a matter of the node it was on.
+    76: (FailureClass.UNKNOWN, "Diverged"),
     78: (FailureClass.USER_ERROR, "BadSpec"),
 }
 _PEER_LOST = 69

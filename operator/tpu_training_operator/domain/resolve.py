@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain import backends, parameters
 from tpu_training_operator.domain.scaling import ScaledRecipe, scale
 from tpu_training_operator.domain.scaling.numbers import decimal, plain
 from tpu_training_operator.domain.topology import SliceLayout, layout_of
@@ -53,6 +55,9 @@ def resolve(spec: Spec) -> Resolution:
     """What the spec means. Raises InvalidJob for what the catalogue or the arithmetic rules out."""
     layout = layout_of(spec.slice, "spec.slice")
     tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else layout
+    problems = [*backends.problems(spec, layout), *parameters.problems(spec.recipe.parameters or {})]
+    if problems:
+        raise InvalidJob(problems)
     recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
     warnings = list(recipe.warnings)
     if not layout.shape.verified:

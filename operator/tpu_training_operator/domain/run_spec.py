@@ -7,10 +7,14 @@ from typing import Any
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.recipe import Optimizer, Schedule
+from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.domain.checkpointing import interval
 from tpu_training_operator.domain.resolve import Resolution
 from tpu_training_operator.domain.scaling import ScaledRecipe
 
 SCHEMA = "runspec/v1"
+
+_BACKENDS = {Backend.XLA: "xla", Backend.XLA_SPMD: "xla-spmd", Backend.TORCH: "torch"}
 
 
 def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         "schema": SCHEMA,
         "job": {"namespace": job.namespace, "name": job.name, "uid": job.uid, "attempt": attempt},
         "entrypoint": spec.trainer.entrypoint,
-        "backend": spec.trainer.backend.value.lower(),
+        "backend": _BACKENDS[spec.trainer.backend],
         "hardware": spec.slice.hardware.value,
         "slice": {
             "generation": layout.shape.generation,
@@ -47,6 +51,13 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["emaDecay"] = recipe.ema_decay
     if spec.data is not None:
         document["dataUri"] = spec.data.uri
+    if spec.trainer.torch is not None:
+        document["torch"] = spec.trainer.torch.model_dump(by_alias=True)
+    if spec.checkpoint is not None:
+        given = {"uri": spec.checkpoint.uri, "keep": spec.checkpoint.keep}
+        document["checkpoint"] = given | interval(spec.checkpoint)
+    if spec.report is not None:
+        document["report"] = spec.report.model_dump(by_alias=True, exclude_none=True)
     return document
 
 

@@ -12,6 +12,7 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.gang import hosts_key
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_name
+from tpu_training_operator.domain.parameters import variables
 from tpu_training_operator.domain.resolve import Resolution
 
 EnvVar = dict[str, Any]
@@ -38,7 +39,7 @@ def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
         "TPUJOB_ATTEMPT": str(worker.attempt),
         "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
     }
-    if job.spec.trainer.backend is Backend.XLA:
+    if job.spec.trainer.backend is not Backend.TORCH:
         # tpu or cpu: the name of the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
     if job.spec.trainer.entrypoint is not None:
@@ -71,7 +72,9 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
     }
     if job.spec.data is not None:
         values["TPUJOB_DATA_URI"] = job.spec.data.uri
-    return values
+    if job.spec.checkpoint is not None:
+        values["TPUJOB_CHECKPOINT_URI"] = job.spec.checkpoint.uri
+    return values | variables(job.spec.recipe.parameters or {})
 
 
 def _worker_host_names(job: TPUTrainingJob, worker: WorkerId) -> EnvVar:

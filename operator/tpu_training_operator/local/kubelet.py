@@ -46,11 +46,13 @@ class PodDirectory:
 
 
 class Kubelet:
-    """Runs the pods of `store` under `directory`; `python_path` is where entrypoints are imported from."""
+    """Runs the pods of `store` under `directory`; `python_path` is where entrypoints are imported from, and
+    `report_directory` where worker 0 leaves its report."""
 
-    def __init__(self, store: Store, directory: Path, python_path: Sequence[Path]) -> None:
+    def __init__(self, store: Store, directory: Path, python_path: Sequence[Path], report_directory: Path) -> None:
         self._store = store
         self._directory = directory
+        self._report_directory = report_directory
         self._python_path = python_path
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._processes: dict[str, WorkerProcess] = {}
@@ -133,6 +135,7 @@ class Kubelet:
         env = container_env(pod, config_maps, directories, self._rendezvous_port(pod))
         if env["TPUJOB_HOST_INDEX"] == "0":
             env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
+            env["TPUJOB_REPORT_DIRECTORY"] = str(self._report_directory)
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
         command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]

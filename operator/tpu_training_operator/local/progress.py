@@ -28,7 +28,8 @@ def _evaluation(record: object) -> object:
 @dataclass(frozen=True)
 class Report:
     """One line of the progress file. `losses` are the global losses of the steps since the report before; None is a
-    loss that was no finite number. `evaluation`: the step that was evaluated, and the metrics after it."""
+    loss that was no finite number. `evaluation`: the step that was evaluated, and the metrics after it. `warnings`:
+    what slows the training down or endangers it, for a person. `checkpoint_step`: the step that was saved last."""
 
     __pydantic_config__ = ConfigDict(alias_generator=to_camel)
 
@@ -39,6 +40,8 @@ class Report:
     losses: tuple[float | None, ...] = ()
     examples_per_second: float | None = None
     evaluation: Annotated[Evaluation | None, BeforeValidator(_evaluation)] = None
+    warnings: tuple[str, ...] = ()
+    checkpoint_step: int | None = None
 
 
 _REPORT = TypeAdapter(Report)

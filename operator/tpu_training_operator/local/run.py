@@ -22,29 +22,37 @@ from tpu_training_operator.runtime.cluster import JOBS, Cluster, NotFound, Objec
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
 
+_REPORT = "report.html"
 _LOOK_SECONDS = 0.1
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.STALLED)
 
 
 @dataclass(frozen=True)
 class Update:
-    """What has happened since the last update: the status as it is now, and new reports of worker 0."""
+    """What has happened since the last update: the status as it is now, new reports of worker 0, and those of their
+    warnings that no report had before."""
 
     status: Status
     reports: tuple[Report, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How the job ended. `losses` and `evaluations` by step, of the last attempt that reached the step, None where a
-    number was not finite; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`."""
+    number was not finite; `warnings` of all attempts, each once; `checkpoint_step`: the last one saved, None if there
+    is none; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`; `report` is the trainer's
+    own account of the run, None if it left none here."""
 
     status: Status
     losses: dict[int, float | None]
     evaluations: dict[int, dict[str, float | None]]
+    warnings: tuple[str, ...]
+    checkpoint_step: int | None
     cancelled: bool
     seconds: float
     pods_directory: Path
+    report: Path | None
 
 
 async def run_job(
@@ -61,8 +69,10 @@ async def run_job(
     """
     store = Store()
     pods_directory = directory / "pods"
+    report = directory / _REPORT
     _clear(pods_directory, job["metadata"]["name"])
-    kubelet = Kubelet(store, pods_directory, python_path)
+    report.unlink(missing_ok=True)
+    kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
     async def list_keys() -> list[JobKey]:
@@ -80,7 +90,7 @@ async def run_job(
             await watch.read_status()
             await _stop(store, created, kubelet, interrupts)
         watch.look()
-        return watch.outcome(cancelled, pods_directory)
+        return watch.outcome(cancelled, pods_directory, report if report.exists() else None)
     finally:
         control.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -118,7 +128,7 @@ async def _first_of(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
 
 
 class _Watch:
-    """Looks at the job and at worker 0's progress, and remembers the losses."""
+    """Looks at the job and at worker 0's progress, and remembers what was reported."""
 
     def __init__(self, store: Store, kubelet: Kubelet, key: JobKey, on_update: Callable[[Update], None]) -> None:
         self._store = store
@@ -129,6 +139,8 @@ class _Watch:
         self._followers: dict[int, ProgressFollower] = {}
         self._losses: dict[int, float | None] = {}
         self._evaluations: dict[int, dict[str, float | None]] = {}
+        self._warnings: list[str] = []
+        self._checkpoint_step: int | None = None
         self._status = Status()
 
     async def until_finished(self) -> None:
@@ -149,22 +161,29 @@ class _Watch:
 
     def look(self) -> None:
         reports = self._new_reports()
+        known = len(self._warnings)
         for report in reports:
+            self._warnings += [text for text in dict.fromkeys(report.warnings) if text not in self._warnings]
+            if report.checkpoint_step is not None:
+                self._checkpoint_step = report.checkpoint_step
             first = report.step - len(report.losses) + 1
             self._losses |= {first + index: loss for index, loss in enumerate(report.losses)}
             if report.evaluation is not None:
                 self._evaluations[report.evaluation.step] = report.evaluation.metrics
-        self._on_update(Update(self._status, tuple(reports)))
+        self._on_update(Update(self._status, tuple(reports), tuple(self._warnings[known:])))
 
-    def outcome(self, cancelled: bool, pods_directory: Path) -> Outcome:
+    def outcome(self, cancelled: bool, pods_directory: Path, report: Path | None) -> Outcome:
         seconds = asyncio.get_running_loop().time() - self._started
         return Outcome(
             status=self._status,
             losses=dict(sorted(self._losses.items())),
             evaluations=dict(sorted(self._evaluations.items())),
+            warnings=tuple(self._warnings),
+            checkpoint_step=self._checkpoint_step,
             cancelled=cancelled,
             seconds=seconds,
             pods_directory=pods_directory,
+            report=report,
         )
 
     def _new_reports(self) -> list[Report]:

@@ -13,25 +13,53 @@ __all__ = ["Backend", "open_backend"]
 def open_backend(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) -> Backend:
     """Joins the gang and returns this process's backend.
 
-    On hardware TPU this is called in each chip's own process, started by `chips`.
+    Called in the host's own process, or in each of those that `processes` starts.
 
     Raises:
-        PeerLostError: the other hosts did not come within the rendezvous' time.
+        PeerLostError: the other processes did not come within the rendezvous' time.
         PreemptedError: told to stop before the gang had formed.
-        BadSpecError: the chips found are not those the run spec speaks of.
+        BadSpecError: the devices found are not those the run spec speaks of.
     """
-    # Imported as chosen: torch_xla takes seconds, and a laptop without it can still run backend torch.
-    if spec.backend == "xla" and spec.hardware == "TPU":
-        from tpu_trainer.backends.xla import XlaChip
+    gang = f"{spec.job.uid}/{spec.job.attempt}"
+    if spec.backend == "torch":
+        return _torch(spec, environment, gang, stop)
+    if spec.backend == "xla-spmd":
+        return _spmd(spec, environment, gang, stop)
+    return _xla(spec, environment, gang, stop)
 
-        return XlaChip(expected_replicas=spec.slice.replicas)
-    from tpu_trainer.backends.rendezvous import join
 
-    group = join(environment, f"{spec.job.uid}/{spec.job.attempt}", stop)
-    if spec.backend == "xla":
-        from tpu_trainer.backends.xla import XlaHost
+# What a backend is made of is imported as chosen: torch_xla takes seconds, and a laptop without it can run the others.
 
-        return XlaHost(group)
+
+def _torch(spec: RunSpec, environment: WorkerEnvironment, gang: str, stop: StopFlag) -> Backend:
+    from tpu_trainer.backends.rendezvous import Seat, join
+    from tpu_trainer.backends.torch_device import find_device
     from tpu_trainer.backends.torch_dist import TorchDistributed
 
-    return TorchDistributed(group)
+    chosen, local_rank = spec.torch, environment.local_rank
+    device = find_device(chosen, local_rank)
+    seat = None
+    if chosen.processes_per_host > 1:
+        seat = Seat.of_local(environment, local_rank, chosen.processes_per_host)
+    group = join(environment, gang, stop, seat=seat, device=chosen.device, collectives=chosen.collectives)
+    return TorchDistributed(group, device, local_rank)
+
+
+def _spmd(spec: RunSpec, environment: WorkerEnvironment, gang: str, stop: StopFlag) -> Backend:
+    from tpu_trainer.backends.rendezvous import join
+    from tpu_trainer.backends.spmd import XlaSpmd, start_spmd
+
+    start_spmd(virtual_devices=spec.slice.replicas if spec.hardware == "CPU" else None)
+    return XlaSpmd(join(environment, gang, stop), expected_replicas=spec.slice.replicas)
+
+
+def _xla(spec: RunSpec, environment: WorkerEnvironment, gang: str, stop: StopFlag) -> Backend:
+    from tpu_trainer.backends.rendezvous import Seat, join, meet
+    from tpu_trainer.backends.xla import XlaChip, XlaHost
+
+    if spec.hardware == "CPU":
+        return XlaHost(join(environment, gang, stop))
+    chip = XlaChip(expected_replicas=spec.slice.replicas)
+    seat = Seat.of_local(environment, chip.local_rank, per_host=chip.world // environment.num_hosts)
+    chip.store = meet(environment, gang, stop, seat)
+    return chip

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tpu_trainer.bucket import flatten, unflatten
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the device's runtime has counted in this process since its start; all zero where nothing is compiled.
+
+    compilations, compile_seconds: graphs compiled, and the time that took.
+    executions: graphs that the device has executed; the newest ones may not be among them yet.
+    host_reads: transfers from the device that the backend did not make itself.
+    fallbacks: operations that ran on the CPU because the device has none, by name ("aten::nonzero"); reading a
+        number off the device is not one of them.
+    """
+
+    compilations: int = 0
+    compile_seconds: float = 0.0
+    executions: int = 0
+    host_reads: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -19,6 +41,8 @@ class Backend(Protocol):
     local_rank: this process among those of its host.
     device: where the model lives.
     reads_free: reading the signals of a reduced bucket costs no wait for the device.
+    terms: how many processes' values a reduced bucket adds up; the mean is the sum over `terms`.
+    store: a key-value store that all processes reach without their devices; None for a process alone.
     """
 
     rank: int
@@ -26,6 +50,8 @@ class Backend(Protocol):
     local_rank: int
     device: torch.device
     reads_free: bool
+    terms: int
+    store: Store | None
 
     def seed(self, seed: int) -> None:
         """Seeds the device's own random generator, where it has one."""
@@ -39,6 +65,9 @@ class Backend(Protocol):
     def to_device(self, batch: Any) -> Any:
         """The batch with every tensor in it moved to the device."""
 
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies in host memory, fetched together; waits until the device has made the values."""
+
     def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
         """The batches on the device, prepared ahead where that helps, while the context lasts."""
 
@@ -49,6 +78,24 @@ class Backend(Protocol):
 
         Raises:
             PeerLostError: a peer went away.
+        """
+
+    def flag(self, up: bool) -> Tensor:
+        """A flag of this process as data on the device, shape [k].
+
+        The sum of its elements, among the signals of a reduced bucket, is above 0 where any process's flag was up.
+        """
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """Every process's row, in the order of ranks; a collective. Rows are equally long, values are float32."""
+
+    def counters(self) -> Counters:
+        """What has been counted up to now. Costs some 30 microseconds at most."""
+
+    def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
+        """A hash of the operations that are pending for `tensors`, equal where processes run the same program.
+
+        None where nothing is traced.
         """
 
     def sync(self) -> None:

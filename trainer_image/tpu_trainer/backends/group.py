@@ -1,9 +1,9 @@
-"""Collectives between host processes, over torch.distributed; shared by the torch backend and the CPU rehearsal."""
+"""Collectives between processes, over torch.distributed; shared by the torch backend and the XLA host backends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,16 +12,24 @@ from torch import Tensor
 from tpu_trainer.bucket import flatten, unflatten
 from tpu_trainer.errors import PeerLostError
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
 
 class Group:
-    """The hosts of the job, or this host alone (size 1, no process group). Tensors are the group's device's."""
+    """The processes of the gang, or this one alone (size 1, no process group, no store).
 
-    def __init__(self, rank: int, size: int) -> None:
+    Tensors are on `device`, which the group's collectives work on.
+    """
+
+    def __init__(self, rank: int, size: int, store: Store | None = None, device: str = "cpu") -> None:
         self.rank = rank
         self.size = size
+        self.store = store
+        self._device = torch.device(device)
 
     def sum_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Sums over all hosts, as one flat tensor."""
+        """Sums over all processes, as one flat tensor."""
         if self.size == 1:
             return list(gradients), signals
         flat = flatten([*gradients, signals])
@@ -39,9 +47,21 @@ class Group:
                     self._together(dist.broadcast, row, src=0)
                     tensor.copy_(row)
 
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """Every process's row of float32 values, in the order of ranks."""
+        if self.size == 1:
+            return [list(row)]
+        own = torch.tensor(row, dtype=torch.float32, device=self._device)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(dist.all_gather, rows, own)
+        return [values.tolist() for values in rows]
+
     def barrier(self) -> None:
         if self.size > 1:
-            self._together(dist.all_reduce, torch.zeros(1))
+            # Read, because a device's collective is only queued when the call returns.
+            zero = torch.zeros(1, device=self._device)
+            self._together(dist.all_reduce, zero)
+            zero.tolist()
 
     def close(self) -> None:
         if self.size > 1:

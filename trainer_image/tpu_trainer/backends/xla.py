@@ -1,15 +1,13 @@
 """torch_xla: a process per chip on TPU, and the rehearsal of the same loop on CPU hosts.
 
-Both run the one loop with traced graphs and a sync per step. They differ in how the bucket is summed: chips
-by the compiled all-reduce; CPU hosts through host memory and gloo, because XLA's CPU client has no
-collectives between processes.
+They differ in how the bucket is summed: chips by the compiled all-reduce; CPU hosts through host memory and gloo,
+because XLA's CPU client has no collectives between processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch_xla
@@ -17,39 +15,30 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import fill_from_rank_zero, map_tensors, move_model
-from tpu_trainer.backends.feed import feed_ahead
+from tpu_trainer.backends.base import fill_from_rank_zero, move_model
 from tpu_trainer.backends.group import Group
+from tpu_trainer.backends.xla_device import XlaDevice
 from tpu_trainer.bucket import flatten, unflatten
 from tpu_trainer.errors import BadSpecError
 
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a host tensor on the device, there at once.
-
-    Not `tensor.to(device)`: with a thread that prepares batches ahead, the number of compilations then varied from run
-    to run, as if a sync caught copies not yet made. Replicas whose graphs differ would wait for each other for ever.
-    """
-    (sent,) = xm.send_cpu_data_to_device([tensor], device)
-    result: Tensor = sent
-    return result
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 
-class XlaHost:
+class XlaHost(XlaDevice):
     """One process per host on XLA's CPU device; the hosts sum their buckets over `group`."""
 
     local_rank = 0
 
     def __init__(self, group: Group) -> None:
+        super().__init__()
         self._group = group
         self.rank = group.rank
         self.world = group.size
-        self.device: torch.device = torch_xla.device()
+        self.terms = group.size
+        self.store = group.store
         # With peers the sums pass through host memory anyway; alone they stay on the device.
         self.reads_free = group.size > 1
-
-    def seed(self, seed: int) -> None:
-        torch_xla.manual_seed(seed, self.device)
 
     def place(self, model: nn.Module) -> None:
         # While the model is still in host memory, where gloo works.
@@ -59,17 +48,11 @@ class XlaHost:
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         if self.world == 1:
             return
-        hosts = [tensor.cpu() for tensor in tensors]
+        hosts = self.to_host(tensors)
         self._group.broadcast(hosts)
         with torch.no_grad():
             for tensor, host in zip(tensors, hosts, strict=True):
                 tensor.copy_(host)
-
-    def to_device(self, batch: Any) -> Any:
-        return map_tensors(lambda tensor: _send(tensor, self.device), batch)
-
-    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
-        return feed_ahead(batches, self.to_device)
 
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.world == 1:
@@ -77,11 +60,12 @@ class XlaHost:
         # Everything pending, not only the bucket: batch statistics left behind would run the forward pass again.
         torch_xla.sync()
         # Made flat on the host, where gloo needs it.
-        sums, total = self._group.sum_bucket([gradient.cpu() for gradient in gradients], signals.cpu())
-        return [_send(piece, self.device) for piece in sums], total
+        *hosts, host_signals = self.to_host([*gradients, signals])
+        sums, total = self._group.sum_bucket(hosts, host_signals)
+        return [self.send(piece) for piece in sums], total
 
-    def sync(self) -> None:
-        torch_xla.sync()
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        return self._group.gather(row)
 
     def barrier(self) -> None:
         torch_xla.sync(wait=True)
@@ -91,25 +75,26 @@ class XlaHost:
         self._group.close()
 
 
-class XlaChip:
+class XlaChip(XlaDevice):
     """One replica per TPU device, in a process that `chips` has started."""
 
     reads_free = False
 
+    store: Store | None = None
+    """Set by `open_backend`, which can meet the others only when this process knows its place among them."""
+
     def __init__(self, expected_replicas: int) -> None:
+        super().__init__()
         self.rank: int = xr.global_ordinal()
         self.world: int = xr.world_size()
         self.local_rank: int = xr.local_ordinal()
+        self.terms = self.world
         if self.world != expected_replicas:
             raise BadSpecError(
                 f"slice.replicas: the run spec says {expected_replicas} replicas, PJRT sees {self.world}: accelerator "
                 "type and topology of the job do not match the slice that the pods run on"
             )
-        self.device: torch.device = torch_xla.device()
-        self._rank_on_device = torch.tensor(self.rank).to(self.device)
-
-    def seed(self, seed: int) -> None:
-        torch_xla.manual_seed(seed, self.device)
+        self._rank_on_device = self.send(torch.tensor(self.rank))
 
     def place(self, model: nn.Module) -> None:
         move_model(model, self.device)
@@ -120,23 +105,24 @@ class XlaChip:
         fill_from_rank_zero(tensors, self._rank_on_device, self._all_reduce)
         torch_xla.sync()
 
-    def to_device(self, batch: Any) -> Any:
-        return map_tensors(lambda tensor: _send(tensor, self.device), batch)
-
-    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
-        return feed_ahead(batches, self.to_device)
-
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.world == 1:
             return list(gradients), signals
         *sums, total = unflatten(self._all_reduce(flatten([*gradients, signals])), [*gradients, signals])
         return sums, total
 
-    def sync(self) -> None:
-        torch_xla.sync()
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        if self.world == 1:
+            return [list(row)]
+        # Made of sums like the broadcast: every process adds a table that is zero but for its own row.
+        ranks = self.send(torch.arange(self.world)).unsqueeze(1)
+        own = self.send(torch.tensor(row, dtype=torch.float32))
+        table = self._all_reduce(torch.where(ranks == self._rank_on_device, own, 0.0).reshape(-1))
+        rows: list[list[float]] = self.to_host([table])[0].reshape(self.world, -1).tolist()
+        return rows
 
     def barrier(self) -> None:
-        self._all_reduce(torch.zeros(1).to(self.device)).cpu()
+        self.to_host([self._all_reduce(self.send(torch.zeros(1)))])
 
     def close(self) -> None:
         """The runtime ends with the process."""

@@ -1,97 +1,35 @@
-"""The run spec as the trainer holds it: read once at the start, never changed.
+"""From the run spec's JSON to RunSpec, or to a BadSpecError that names the field. Called by `entry`, once.
 
-`runspec-v1.schema.json` is the written form; a test keeps this parser and the schema in agreement. What a
-schema cannot say (replicas x perReplica x accumulation = global) is checked here.
+`runspec-v1.schema.json` is the written form; a test keeps this parser and the schema in agreement. What a schema
+cannot say (replicas x perReplica x accumulation = global) is checked here, too.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_trainer.contract import RUN_SPEC_SCHEMA
 from tpu_trainer.errors import BadSpecError
-from tpu_trainer.fields import Fields
+from tpu_trainer.spec.fields import Fields
+from tpu_trainer.spec.model import (
+    Batch,
+    CheckpointSpec,
+    JobRef,
+    OptimizerSpec,
+    ReportSpec,
+    RunSpec,
+    ScheduleSpec,
+    Slice,
+    TorchSpec,
+)
 
+BACKENDS = ("xla", "xla-spmd", "torch")
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step")
 
 LARGEST_SEED = 2**32 - 1
 """What every random generator a user may draw from can be seeded with; numpy's global one sets the limit."""
-
-
-@dataclass(frozen=True)
-class JobRef:
-    """Which run of which job this is; `uid` and `attempt` together name one gang."""
-
-    namespace: str
-    name: str
-    uid: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The hardware the recipe was scaled to; `hosts` and `replicas` count the whole job, all slices together."""
-
-    generation: str
-    topology: str
-    slices: int
-    hosts: int
-    replicas: int
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Examples per step of the whole job; a replica takes `per_replica` of them at once, `accumulation` times."""
-
-    total: int
-    per_replica: int
-    accumulation: int
-
-
-@dataclass(frozen=True)
-class ScheduleSpec:
-    """The learning rate after warm-up; `milestones` are steps, `factor` None where the recipe is silent."""
-
-    name: str
-    milestones: tuple[int, ...]
-    factor: float | None
-
-
-@dataclass(frozen=True)
-class OptimizerSpec:
-    """The optimizer's name and the values the recipe gives it; None where the recipe is silent."""
-
-    name: str
-    learning_rate: float
-    momentum: float | None
-    weight_decay: float | None
-    beta1: float | None
-    beta2: float | None
-    epsilon: float | None
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """One training run, fully resolved: nothing in it is left for the trainer to derive."""
-
-    job: JobRef
-    entrypoint: str
-    backend: str
-    hardware: str
-    slice: Slice
-    batch: Batch
-    train_steps: int
-    warmup_steps: int
-    schedule: ScheduleSpec
-    evaluate_every_steps: int | None
-    ema_decay: float | None
-    seed: int
-    optimizer: OptimizerSpec
-    parameters: Mapping[str, str]
-    data_uri: str | None
 
 
 def read_run_spec(path: Path) -> RunSpec:
@@ -129,7 +67,7 @@ def parse_run_spec(document: object) -> RunSpec:
     spec = RunSpec(
         job=_job(root.child("job", ("namespace", "name", "uid", "attempt"))),
         entrypoint=entrypoint,
-        backend=root.choice("backend", ("xla", "torch")),
+        backend=root.choice("backend", BACKENDS),
         hardware=root.choice("hardware", ("TPU", "CPU")),
         slice=_slice(root.child("slice", ("generation", "topology", "slices", "hosts", "replicas"))),
         batch=_batch(root.child("batch", ("global", "perReplica", "accumulation"))),
@@ -142,8 +80,14 @@ def parse_run_spec(document: object) -> RunSpec:
         optimizer=_optimizer(root.child("optimizer", _OPTIMIZER)),
         parameters=root.strings("parameters") if root.has("parameters") else {},
         data_uri=root.text("dataUri") if root.has("dataUri") else None,
+        torch=_torch(root.child("torch", _TORCH)) if root.has("torch") else TorchSpec(),
+        checkpoint=_checkpoint(root.child("checkpoint", _CHECKPOINT)) if root.has("checkpoint") else None,
+        report=_report(root.child("report", _REPORT)) if root.has("report") else ReportSpec(),
     )
+    if root.has("torch") and spec.backend != "torch":
+        raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
     _check_arithmetic(spec)
+    _check_backend(spec)
     return spec
 
 
@@ -164,10 +108,16 @@ _ROOT = (
     "optimizer",
     "parameters",
     "dataUri",
+    "torch",
+    "checkpoint",
+    "report",
 )
 _SCHEDULE = ("name", "milestones", "factor")
 _CONSTANT = ScheduleSpec("Constant", (), None)
 _OPTIMIZER = ("name", "learningRate", "momentum", "weightDecay", "beta1", "beta2", "epsilon")
+_TORCH = ("device", "collectives", "processesPerHost")
+_CHECKPOINT = ("uri", "everySteps", "everyMinutes", "keep")
+_REPORT = ("uri", "tensorBoard", "gradientNoiseScale")
 
 
 def _job(fields: Fields) -> JobRef:
@@ -220,6 +170,31 @@ def _optimizer(fields: Fields) -> OptimizerSpec:
     )
 
 
+def _torch(fields: Fields) -> TorchSpec:
+    return TorchSpec(
+        device=fields.text("device"),
+        collectives=fields.text("collectives"),
+        processes_per_host=fields.integer("processesPerHost", minimum=1),
+    )
+
+
+def _checkpoint(fields: Fields) -> CheckpointSpec:
+    return CheckpointSpec(
+        uri=fields.text("uri"),
+        every_steps=fields.integer("everySteps", minimum=1) if fields.has("everySteps") else None,
+        every_minutes=fields.integer("everyMinutes", minimum=1) if fields.has("everyMinutes") else None,
+        keep=fields.integer("keep", minimum=1),
+    )
+
+
+def _report(fields: Fields) -> ReportSpec:
+    return ReportSpec(
+        uri=fields.text("uri") if fields.has("uri") else None,
+        tensor_board=fields.flag("tensorBoard") if fields.has("tensorBoard") else False,
+        gradient_noise_scale=fields.flag("gradientNoiseScale") if fields.has("gradientNoiseScale") else False,
+    )
+
+
 def _check_arithmetic(spec: RunSpec) -> None:
     replicas, hosts, slices = spec.slice.replicas, spec.slice.hosts, spec.slice.slices
     if hosts % slices:
@@ -233,5 +208,22 @@ def _check_arithmetic(spec: RunSpec) -> None:
             f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica{times} make {made}, "
             f"got {spec.batch.total}"
         )
-    if (spec.backend, spec.hardware) == ("torch", "TPU"):
-        raise BadSpecError('backend: "torch" runs on hardware "CPU"; on "TPU" the backend is "xla"')
+
+
+def _check_backend(spec: RunSpec) -> None:
+    replicas, hosts, per_host = spec.slice.replicas, spec.slice.hosts, spec.torch.processes_per_host
+    if replicas % (hosts * per_host):
+        raise BadSpecError(
+            f"torch.processesPerHost: {replicas} replicas cannot be shared out evenly to {hosts} hosts x "
+            f"{per_host} processes"
+        )
+    if (spec.backend, spec.hardware) == ("xla-spmd", "CPU") and hosts > 1:
+        raise BadSpecError(
+            f'backend: "xla-spmd" on hardware "CPU" runs on one host, because XLA\'s CPU client has no collectives '
+            f'between processes, got {hosts} hosts; "xla" and "torch" run on several'
+        )
+    if spec.backend == "torch" and (spec.hardware == "TPU") != (spec.torch.device == "tpu"):
+        raise BadSpecError(
+            f'backend: "torch" with torch.device "{spec.torch.device}" does not run on hardware "{spec.hardware}"; '
+            'there torch.device is "tpu" on "TPU" and any other on "CPU"'
+        )

@@ -1,4 +1,4 @@
-"""Reads typed values out of parsed JSON and names the field when one is wrong. Used by `spec` only.
+"""Reads typed values out of parsed JSON and names the field when one is wrong. Used by `spec.parser` only.
 
 Every error says where (the field's path), what would be right and what was found.
 """
@@ -62,6 +62,12 @@ class Fields:
         if not whole or any(one < minimum for one in value):
             raise self.wrong(name, f"a list of integers of at least {minimum}")
         return tuple(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._required(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
 
     def decimal(self, name: str) -> float:
         """A non-negative real number written as a string, as Kubernetes objects carry them."""

@@ -1,0 +1,127 @@
+"""How fast this trainer's loop is beside others, and what its parts cost (docs/performance.md).
+
+    python -m bench.trainer [--quick] [--rounds 9] [--steps 800]
+        [--parts mlp transformer features doctor] [--docs docs/performance.md]
+
+Every run is a process of its own on XLA's CPU device; runs alternate. Prints tables, then all numbers as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.trainer.compare import interleaved
+from bench.trainer.names import FEATURES, LOOPS
+from bench.trainer.reports import NotComparable
+from bench.trainer.runs import DOCTOR_HOSTS, Length, cost_of_doctor, rate_of_feature, rate_of_loop
+from bench.trainer.tables import doctor_table, features_table, filled_in, loops_table, machine_line
+
+PACKAGES = ("torch", "torch_xla", "pytorch-lightning", "accelerate")
+SMALL = "mlp"
+"""What a step costs whatever the model weighs most on the smaller one: features and doctor are measured there."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table: how long its runs are, how many rounds, and `--quick`'s runs, of which there is one round."""
+
+    length: Length
+    rounds: int
+    quick: Length
+    measure: Callable[[Length, int], dict[str, Any]]
+    table: Callable[[dict[str, Any]], str]
+
+
+def of_loops(model: str, length: Length, rounds: int) -> dict[str, Any]:
+    rates = interleaved(list(LOOPS), rounds, lambda loop: told(model, loop, rate_of_loop(loop, model, length)))
+    return {"model": model, "stepsPerSecond": rates}
+
+
+def of_features(length: Length, rounds: int) -> dict[str, Any]:
+    rates = interleaved(list(FEATURES), rounds, lambda name: told(SMALL, name, rate_of_feature(name, SMALL, length)))
+    return {"model": SMALL, "stepsPerSecond": rates}
+
+
+def of_doctor(length: Length, rounds: int) -> dict[str, Any]:
+    return {"model": SMALL, "hosts": DOCTOR_HOSTS, "runs": [cost_of_doctor(SMALL, length) for _ in range(rounds)]}
+
+
+def told(model: str, name: str, rate: float) -> float:
+    print(f"{model}: {name} {rate:.1f} steps/s", file=sys.stderr, flush=True)
+    return rate
+
+
+PARTS = {
+    "mlp": Part(Length(50, 400), 5, Length(20, 80), partial(of_loops, "mlp"), loops_table),
+    "transformer": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "transformer"), loops_table),
+    "features": Part(Length(50, 400), 5, Length(20, 80), of_features, features_table),
+    "doctor": Part(Length(50, 400), 3, Length(20, 180), of_doctor, doctor_table),
+}
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def machine() -> dict[str, Any]:
+    try:
+        versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise NotComparable(f"{error.name} is not installed; it comes with this project's extra `bench`") from None
+    return {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version(), **versions}
+
+
+def results_of(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """All numbers, and the tables by the name of their place in the docs; each is printed as soon as it is there."""
+    results: dict[str, Any] = {"machine": machine()}
+    tables = {"machine": machine_line(results["machine"])}
+    for name in options.parts:
+        part = PARTS[name]
+        length, rounds = (part.quick, 1) if options.quick else (part.length, part.rounds)
+        length = Length(length.warm_up, options.steps or length.timed)
+        measured = part.measure(length, options.rounds or rounds)
+        results[name] = {"warmUp": length.warm_up, "steps": length.timed, **measured}
+        tables[name] = part.table(results[name])
+        print(f"\n{tables[name]}\n", flush=True)
+    return results, tables
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one round of short runs: does it work?")
+    parser.add_argument("--rounds", type=positive, help="instead of each part's own number")
+    parser.add_argument("--steps", type=positive, help="timed steps of a run, instead of each part's own number")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables into this file")
+    options = parser.parse_args()
+    # Not the default, which would leave the run's processes behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        results, tables = results_of(options)
+    except NotComparable as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(results, indent=1))
+    if options.docs is not None:
+        document = options.docs.read_text(encoding="utf-8")
+        for name, text in tables.items():
+            document = filled_in(document, name, text)
+        options.docs.write_text(document, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""One run of another loop, in a process of its own: `python -m bench.trainer.contender LOOP MODEL STEPS`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch
+from bench.trainer.models import MODELS, SEED
+
+LOOPS = {
+    "hand": "hand:best",
+    "hand-naive": "hand:naive",
+    "accelerate": "accelerated:train",
+    "lightning-lean": "lightning:lean",
+    "lightning-default": "lightning:default",
+}
+
+
+def main(loop: str, name: str, steps: int) -> None:
+    # Imported as chosen: what one framework does to torch at import is no other's burden.
+    module, _, function = LOOPS[loop].partition(":")
+    train = getattr(importlib.import_module(f"bench.trainer.{module}"), function)
+    model = MODELS[name]
+    torch.manual_seed(SEED)
+    train(model.task(), model.batch, steps)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

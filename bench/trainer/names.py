@@ -1,0 +1,28 @@
+"""What is compared: its name in the JSON, and in words."""
+
+from __future__ import annotations
+
+OURS = "tpu-trainer"
+LOOPS = {
+    OURS: "this trainer",
+    "hand": "torch_xla by hand, the best way known",
+    "hand-naive": "torch_xla by hand, the usual way",
+    "accelerate": "Accelerate",
+    "lightning-lean": "Lightning, everything switched off",
+    "lightning-default": "Lightning, as it comes",
+}
+
+PLAIN = "plain"
+CHECKPOINT_EVERY = 50
+CHECKS = {
+    "programs": "equal programs (first steps, after recompilations)",
+    "counters": "the runtime's counters (every step)",
+    "checkup": "slow hosts, input, equal parameters (every 100 steps)",
+}
+
+FEATURES = {
+    PLAIN: "nothing",
+    "checkpoint": f"checkpoint every {CHECKPOINT_EVERY} steps",
+    "noise-scale": "gradient noise scale",
+    "tensorboard": "TensorBoard",
+}

@@ -1,0 +1,79 @@
+"""One timed run, each of its hosts a process of its own: watched line by line, and always reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from bench.trainer.reports import NotComparable
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 900.0
+"""Seconds after which a run is given up."""
+
+
+def watch(module: str, arguments: Sequence[str], *hosts: Mapping[str, str]) -> list[tuple[float, str]]:
+    """The lines that `python -m module arguments` prints, each with the monotonic seconds at which it came.
+
+    `hosts`: for each process what its environment has besides; the lines are those of the first.
+
+    Raises NotComparable with the end of its output where the first one fails, or is still there after LIMIT.
+    """
+    with tempfile.TemporaryFile("w+") as errors, contextlib.ExitStack() as started:
+        outputs: list[IO[str] | int] = [subprocess.PIPE, *[errors] * (len(hosts) - 1)]
+        first, *_ = [
+            started.enter_context(_process([module, *arguments], host, output, errors))
+            for host, output in zip(hosts, outputs, strict=True)
+        ]
+        assert first.stdout is not None
+        lines = [(time.monotonic(), line) for line in first.stdout]
+        if (code := first.wait()) != 0:
+            errors.seek(0)
+            said = "".join(line for _, line in lines) + errors.read()
+            raise NotComparable(f"{module} {' '.join(arguments)} ended with {code}:\n{said[-2000:]}")
+    return lines
+
+
+@contextlib.contextmanager
+def _process(
+    command: Sequence[str], host: Mapping[str, str], output: IO[str] | int, errors: IO[str]
+) -> Iterator[subprocess.Popen[str]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_", "XLA_"))}
+    path = f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}"
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", *command],
+        env={**kept, "PYTHONPATH": path, "PJRT_DEVICE": "CPU", **host},
+        cwd=ROOT,
+        stdout=output,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+    )
+    limit = threading.Timer(LIMIT, _kill, [process.pid])
+    limit.start()
+    try:
+        yield process
+        # The first has ended well, and its numbers stand; the others end with it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=60)
+    finally:
+        limit.cancel()
+        if process.poll() is None:
+            _kill(process.pid)
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

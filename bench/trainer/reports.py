@@ -1,0 +1,63 @@
+"""The one line that every loop prints once it has read a loss, and the stopwatch that stands outside and reads it.
+
+Nothing that a loop says about its own speed is used: the times are those at which its lines came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+READ_EVERY = 10
+"""Steps between two losses read from the device: as often as this trainer does."""
+
+_LINE = re.compile(r"step (\d+)(?:/\d+)?: loss ([^\s,]+)")
+
+
+@dataclass(frozen=True)
+class Report:
+    """After `step` steps the loss was `loss`; the line came at `at` (monotonic seconds)."""
+
+    step: int
+    loss: float
+    at: float
+
+
+class NotComparable(Exception):
+    """A run that trained nothing, or too little to be timed; the text says which."""
+
+
+def due(step: int, steps: int) -> bool:
+    return step % READ_EVERY == 0 or step == steps
+
+
+def report(step: int, loss: float) -> None:
+    # A progress bar leaves the cursor in the middle of a line.
+    print(f"\nstep {step}: loss {loss:.6g}", flush=True)
+
+
+def parse(line: str, at: float) -> Report | None:
+    """None for every line that is no report."""
+    found = _LINE.match(line)
+    return Report(int(found[1]), float(found[2]), at) if found else None
+
+
+def steps_per_second(reports: Sequence[Report], warm_up: int) -> float:
+    """Over all steps after the first report with at least `warm_up` steps done.
+
+    Raises NotComparable where there are fewer than two such reports.
+    """
+    timed = [report for report in reports if report.step >= warm_up]
+    if len(timed) < 2:
+        raise NotComparable(f"fewer than two reports after {warm_up} steps of warm-up")
+    first, last = timed[0], timed[-1]
+    return (last.step - first.step) / (last.at - first.at)
+
+
+def check_learned(reports: Sequence[Report], chance: float) -> None:
+    """Raises NotComparable where the last loss is no better than `chance`: nothing is as fast as not to train."""
+    last = reports[-1]
+    # Written so that a NaN does not pass.
+    if not last.loss < 0.9 * chance:
+        raise NotComparable(f"nothing was learned: loss {last.loss} after {last.step} steps, {chance:.3g} is chance")

@@ -1,0 +1,68 @@
+"""The results as the tables of docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.trainer.compare import Spread, ratios
+from bench.trainer.names import CHECKS, FEATURES, LOOPS, OURS, PLAIN
+
+
+def loops_table(part: Mapping[str, Any]) -> str:
+    """Steps per second of every loop, and how many times as fast this trainer was, with the spread of the rounds."""
+    rates = part["stepsPerSecond"]
+    rows = [["loop", "steps/s", "min..max", "this trainer is", "min..max"]]
+    for name, values in rates.items():
+        rate, ratio = Spread.of(values), ratios(rates, OURS, name)
+        compared = ["", ""] if name == OURS else [f"{ratio.median:.2f}x", _range(ratio, "{:.2f}")]
+        rows.append([LOOPS[name], f"{rate.median:.1f}", _range(rate, "{:.1f}"), *compared])
+    return _captioned(part, rates[OURS], rows)
+
+
+def features_table(part: Mapping[str, Any]) -> str:
+    """What each feature adds to the time of a step, in percent."""
+    rates = part["stepsPerSecond"]
+    rows = [["switched on", "a step takes longer by", "min..max"]]
+    for name in rates:
+        if name != PLAIN:
+            ratio = ratios(rates, PLAIN, name)
+            added = Spread(*(100 * (value - 1) for value in (ratio.median, ratio.least, ratio.greatest)))
+            rows.append([FEATURES[name], f"{added.median:.1f} %", _range(added, "{:.1f}")])
+    return _captioned(part, rates[PLAIN], rows)
+
+
+def doctor_table(part: Mapping[str, Any]) -> str:
+    """What each check took of host 0's time in the first steps, and per step after them."""
+    runs = part["runs"]
+    rows = [["check", "first steps", "then per step", "of a step", "min..max"]]
+    for check in runs[0]["perStep"]:
+        start = Spread.of([1e3 * run["atStart"][check] for run in runs])
+        each = Spread.of([1e6 * run["perStep"][check] for run in runs])
+        share = Spread.of([100 * run["perStep"][check] / run["step"] for run in runs])
+        numbers = [f"{start.median:.1f} ms", f"{each.median:.1f} us", f"{share.median:.2f} %", _range(share, "{:.2f}")]
+        rows.append([CHECKS.get(check, check), *numbers])
+    return _captioned(part, runs, rows)
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {machine[name]}" for name in machine if name not in ("cpus", "load"))
+    return f"Measured on {machine['cpus']} CPU cores, load {machine['load']:.1f} before the start; {versions}."
+
+
+def filled_in(document: str, name: str, text: str) -> str:
+    """The document with `text` between its lines `<!-- name -->` and `<!-- end -->`; unchanged where they are not."""
+    before, begin, rest = document.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    return f"{before}{begin}{text}\n{end}{after}" if begin and end else document
+
+
+def _range(spread: Spread, form: str) -> str:
+    return f"{form.format(spread.least)}..{form.format(spread.greatest)}"
+
+
+def _captioned(part: Mapping[str, Any], rounds: Sequence[object], rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the head."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    caption = f"Rounds: {len(rounds)}; a run is {part['steps']} steps, after {part['warmUp']} that are not timed."
+    return "\n".join([caption, "", head, "|" + "---|" * len(rows[0]), *body])

@@ -1,0 +1,28 @@
+"""`spec.checkpoint` and `spec.report`: what a training leaves behind, and where."""
+
+from pydantic import Field
+
+from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, StorageUri
+
+
+class Checkpoint(ApiModel):
+    """Steps and minutes are those of the run itself, whatever slice the recipe was tuned on: an interval bounds the
+    time that a restart loses."""
+
+    uri: StorageUri = Field(
+        description="A directory of this job's own that every worker reaches: gs://bucket/path, or an absolute path on"
+        " a shared volume."
+    )
+    every_steps: LargeCount | None = None
+    every_minutes: Count | None = Field(None, description="Default 10 where everySteps is left out, too.")
+    keep: Count = Field(3, description="How many of the newest checkpoints stay.")
+
+
+class Report(ApiModel):
+    uri: StorageUri | None = Field(
+        None, description="Directory for report.html and TensorBoard's event files; left out, a cluster keeps none."
+    )
+    tensor_board: Boolean = Field(False, description="Write event files.")
+    gradient_noise_scale: Boolean = Field(
+        False, description="Estimate the batch size, in examples, beyond which a larger one buys little."
+    )

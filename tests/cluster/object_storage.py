@@ -1,0 +1,65 @@
+"""A server with the interface of Google Cloud Storage, as a process of this machine that keeps objects in memory.
+
+Called by the trainer's tests. Clients find it through STORAGE_EMULATOR_HOST, see `ObjectStorage.environment`.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+from tests.cluster import binaries
+from tests.cluster.api import answers_ok
+from tests.cluster.ports import LOOPBACK, free_port
+from tests.cluster.processes import Children
+
+START_SECONDS = 60.0
+STOP_GRACE_SECONDS = 5.0
+
+
+class ObjectStorage:
+    """A context: the server runs inside it. `directory` gets its log and its pid file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._children = Children(directory, {})
+        self.url: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process must be given to use this server instead of Google's."""
+        return {"STORAGE_EMULATOR_HOST": self.url}
+
+    def __enter__(self) -> Self:
+        """Raises ToolchainMissing, BuildError, ProcessError."""
+        program = binaries.ensure("fake-gcs-server")["fake-gcs-server"]
+        address = f"{LOOPBACK}:{(port := free_port())}"
+        self.url = f"http://{address}"
+        child = self._children.start(
+            "fake-gcs-server",
+            program,
+            "-backend=memory",
+            "-scheme=http",
+            f"-host={LOOPBACK}",
+            f"-port={port}",
+            # Else uploads in several requests would be continued at Google's.
+            f"-external-url={self.url}",
+            f"-public-host={address}",
+            "-log-level=warn",
+        )
+        try:
+            child.wait_ready(lambda: answers_ok(f"{self.url}/storage/v1/b"), timeout=START_SECONDS)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._children.stop_all(grace=STOP_GRACE_SECONDS)
+
+    def make_bucket(self, name: str) -> None:
+        body = json.dumps({"name": name}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/storage/v1/b", body, headers)) as answer:
+            assert answer.status == 200

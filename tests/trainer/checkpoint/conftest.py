@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.object_storage import ObjectStorage
+from tests.cluster.toolchain import ToolchainMissing
+from tests.trainer.checkpoint.stores import MemoryStore
+from tpu_trainer.checkpoint.store import Store, open_store
+
+BUCKET = "checkpoints"
+
+
+@pytest.fixture(scope="session")
+def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    """A server that speaks Google's storage API, with the bucket `BUCKET`."""
+    try:
+        if sys.platform != "linux":
+            raise ToolchainMissing("the object storage server of the tests needs Linux")
+        server = ObjectStorage(tmp_path_factory.mktemp("object-storage"))
+        with server, pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environment.items():
+                patch.setenv(name, value)
+            server.make_bucket(BUCKET)
+            yield server
+    except ToolchainMissing as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(params=["memory", "directory", "bucket"])
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Makes empty stores of one kind."""
+    if request.param == "memory":
+        return MemoryStore
+    root = str(tmp_path)
+    if request.param == "bucket":
+        request.getfixturevalue("object_storage")
+        root = f"gs://{BUCKET}/{tmp_path.name}"
+    numbers = count()
+    return lambda: open_store(f"{root}/{next(numbers)}")
+
+
+@pytest.fixture
+def store(new_store: Callable[[], Store]) -> Store:
+    return new_store()

@@ -1,0 +1,16 @@
+"""Writes checkpoints into the directory argv[1] as fast as it can, and says each that is whole, until it is killed."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.trainer.checkpoint.runs import author, commit
+from tpu_trainer.checkpoint.store import open_store
+
+if __name__ == "__main__":
+    store = open_store(sys.argv[1])
+    step = 0
+    while True:
+        step += 1
+        commit(store, step, author(), keep=2)
+        print(step, flush=True)

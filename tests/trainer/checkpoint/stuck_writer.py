@@ -1,0 +1,24 @@
+"""Ends while a checkpoint is being written to a store that never answers."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.trainer.checkpoint.runs import author, snapshot
+from tests.trainer.checkpoint.stores import Intercepted, MemoryStore
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Due
+from tpu_trainer.checkpoint.writing import Target
+from tpu_trainer.data import Position
+
+if __name__ == "__main__":
+    asked = threading.Event()
+
+    def never(operation: str) -> None:
+        asked.set()
+        threading.Event().wait()
+
+    target = Target(Intercepted(MemoryStore(), never), author(), 1)
+    checkpoints = Checkpointer(target, Due(1, None, 9), lambda step, _: snapshot(step), print)
+    checkpoints.after_step(1, Position())
+    asked.wait()
+    print("ends")

@@ -1,0 +1,143 @@
+"""Which checkpoint a run continues from, and how the hosts come to hold the same one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.checkpoint.runs import assert_same, author, commit, snapshot
+from tests.trainer.checkpoint.stores import MemoryStore
+from tpu_trainer.checkpoint.catalogue import ROW, as_row, find, from_row, latest
+from tpu_trainer.checkpoint.commit import Commit, Folder, Mark, OtherFormatError
+from tpu_trainer.checkpoint.store import Store
+from tpu_trainer.errors import StorageError
+
+
+def quiet(_: str) -> None: ...
+
+
+def test_an_empty_place_has_none(store: Store) -> None:
+    assert latest(store, "f", quiet) is None
+
+
+def test_the_newest_is_taken(store: Store) -> None:
+    for step in (100, 20, 30):
+        commit(store, step)
+    found = latest(store, "f", quiet)
+    assert found.folder == Folder(100, "5f0c1234", 1)
+    assert found.commit.author == author()
+    assert_same(found.snapshot, snapshot(100))
+
+
+def test_of_equal_ones_the_later_attempts_is_taken(store: Store) -> None:
+    for attempt in (2, 10, 9):
+        commit(store, 30, author(attempt=attempt), content=attempt)
+    assert latest(store, "f", quiet).folder.attempt == 10
+
+
+def test_newer_means_more_examples_because_on_a_larger_slice_there_are_fewer_steps(store: Store) -> None:
+    commit(store, 500, author(attempt=1, batch=16), examples=8000)
+    commit(store, 260, author(attempt=2, batch=32), examples=8320)
+    assert latest(store, "f", quiet).folder == Folder(260, "5f0c1234", 2)
+
+
+def test_checkpoints_of_another_fingerprint_are_passed_over_with_a_line(store: Store) -> None:
+    commit(store, 10)
+    commit(store, 20, author(fingerprint="g"))
+    lines: list[str] = []
+    assert latest(store, "f", lines.append).commit.step == 10
+    assert lines == ["checkpoint step-00000020-5f0c1234-1 is passed over: it is of another task, model or seed"]
+
+
+def test_a_job_continues_what_another_job_of_the_same_fingerprint_left(store: Store) -> None:
+    commit(store, 10, author(uid="deleted-and-made-again"))
+    assert latest(store, "f", quiet).commit.author.uid == "deleted-and-made-again"
+
+
+def test_what_is_no_checkpoint_is_not_looked_at(store: Store) -> None:
+    for name in ("step-x-5f0c-1/COMMIT", "step-00000010/COMMIT", "step-000000010-a-1/COMMIT", "step-00000010-a-01/x"):
+        store.put(name, b"")
+    lines: list[str] = []
+    assert latest(store, "f", lines.append) is None
+    assert lines == []
+
+
+def test_storage_that_refuses_is_not_taken_for_a_torn_checkpoint() -> None:
+    class Refusing(MemoryStore):
+        def read(self, name: str) -> bytes:
+            raise StorageError("memory: permission denied")
+
+    store = Refusing()
+    commit_elsewhere = MemoryStore()
+    commit(commit_elsewhere, 10)
+    store.objects = commit_elsewhere.objects
+    with pytest.raises(StorageError, match="permission denied"):
+        latest(store, "f", quiet)
+
+
+def test_another_host_reads_the_very_one_that_was_chosen(store: Store) -> None:
+    for step in (10, 20):
+        commit(store, step)
+    assert_same(find(store, Folder(10, "5f0c1234", 1), host=3).snapshot, snapshot(10))
+
+
+def test_a_host_that_cannot_see_the_choice_says_what_that_means(store: Store) -> None:
+    with pytest.raises(StorageError) as raised:
+        find(store, Folder(10, "5f0c1234", 1), host=3)
+    assert str(raised.value) == (
+        f"{store.uri}: host 3 cannot see checkpoint step-00000010-5f0c1234-1, which host 0 chose: checkpoint.uri must "
+        "be storage that all hosts share"
+    )
+
+
+def test_a_host_checks_for_itself_what_was_chosen() -> None:
+    store = MemoryStore()
+    commit(store, 10)
+    store.objects["step-00000010-5f0c1234-1/state.json"] += b" "
+    with pytest.raises(
+        StorageError, match=r"host 3 cannot read checkpoint step-00000010-5f0c1234-1: its state\.json has"
+    ):
+        find(store, Folder(10, "5f0c1234", 1), host=3)
+
+
+folders = st.builds(
+    Folder,
+    st.integers(0, 10**12 - 1),
+    st.from_regex("[0-9A-Za-z]{1,8}", fullmatch=True),
+    st.integers(0, 10**6 - 1),
+)
+
+
+@given(folder=folders | st.none())
+def test_a_choice_travels_as_small_whole_numbers(folder: Folder | None) -> None:
+    row = as_row(folder)
+    assert len(row) == ROW
+    assert all(number == int(number) and 0 <= number < 2**24 for number in row)
+    assert from_row(row) == folder
+
+
+marks = st.dictionaries(st.text(), st.builds(Mark, st.integers(0), st.integers(0, 2**32 - 1)))
+
+
+@given(step=st.integers(0), examples=st.integers(0), uid=st.text(), files=marks)
+def test_a_commit_reads_as_it_was_written(step: int, examples: int, uid: str, files: dict[str, Mark]) -> None:
+    written = Commit(step, examples, author(uid=uid), files)
+    assert Commit.parse(written.to_json()) == written
+
+
+@given(data=st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: repr(x).encode()))
+def test_whatever_is_no_commit_is_said_to_be_none(data: bytes) -> None:
+    with pytest.raises(ValueError, match="COMMIT is cut off, or no COMMIT at all"):
+        Commit.parse(data)
+
+
+def test_a_commit_of_another_format_is_told_apart() -> None:
+    with pytest.raises(OtherFormatError, match="COMMIT is of format 7, this trainer reads format 1"):
+        Commit.parse(b'{"format": 7}')
+
+
+@given(uid=st.text())
+def test_any_uid_makes_a_folder_that_is_recognised(uid: str) -> None:
+    folder = Folder(1, author(uid=uid).job, 1)
+    assert Folder.parse(str(folder)) == folder

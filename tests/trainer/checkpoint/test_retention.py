@@ -1,0 +1,121 @@
+"""Which checkpoints are deleted: as a table and a property of the pure choice, and in real stores."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.checkpoint.runs import author, commit
+from tests.trainer.checkpoint.stores import MemoryStore, counting
+from tpu_trainer.checkpoint.catalogue import Entry
+from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Folder
+from tpu_trainer.checkpoint.retention import surplus
+from tpu_trainer.checkpoint.store import Store
+from tpu_trainer.checkpoint.writing import Target, prepare
+
+
+def folders(store: Store) -> set[str]:
+    return {name.partition("/")[0] for name in store.list("")}
+
+
+def test_the_newest_stay_and_the_older_go(store: Store) -> None:
+    for step in (10, 20, 30, 40):
+        commit(store, step, keep=2)
+    assert folders(store) == {"step-00000030-5f0c1234-1", "step-00000040-5f0c1234-1"}
+
+
+def test_checkpoints_of_earlier_attempts_count(store: Store) -> None:
+    commit(store, 10, author(attempt=1))
+    commit(store, 20, author(attempt=2))
+    commit(store, 30, author(attempt=3), keep=2)
+    assert folders(store) == {"step-00000020-5f0c1234-2", "step-00000030-5f0c1234-3"}
+
+
+def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: Store) -> None:
+    commit(store, 10, author(uid="another"))
+    commit(store, 10, author(attempt=3))
+    commit(store, 10, author(fingerprint="other model"))
+    commit(store, 20, author(attempt=2), keep=1)
+    store.put("step-notes.txt", b"")
+    store.put("step-00000010-another-9/model.safetensors", b"in flight")
+    store.put("step-00000090-5f0c1234-4/model.safetensors", b"in flight")
+    commit(store, 30, author(attempt=2), keep=1)
+    assert folders(store) == {
+        "step-00000010-another-1",
+        "step-00000010-5f0c1234-3",
+        "step-00000010-5f0c1234-1",
+        "step-00000030-5f0c1234-2",
+        "step-notes.txt",
+        "step-00000010-another-9",
+        "step-00000090-5f0c1234-4",
+    }
+
+
+def test_a_job_whose_uid_only_begins_alike_keeps_its_checkpoints(store: Store) -> None:
+    commit(store, 10, author(uid="5f0c1234-other"))
+    commit(store, 20, author(attempt=2), keep=1)
+    assert folders(store) == {"step-00000010-5f0c1234-1", "step-00000020-5f0c1234-2"}
+
+
+def test_a_commit_of_a_later_format_is_not_taken_for_debris(store: Store) -> None:
+    store.put(f"step-00000010-5f0c1234-1/{COMMIT}", b'{"format": 2}')
+    prepare(Target(store, author(attempt=2), 1))
+    assert folders(store) == {"step-00000010-5f0c1234-1"}
+
+
+def test_a_start_deletes_what_own_and_earlier_attempts_left_unfinished_and_leaves_no_trace(store: Store) -> None:
+    for attempt in (1, 2, 3):
+        store.put(f"step-00000010-5f0c1234-{attempt}/model.safetensors", b"cut off")
+    prepare(Target(store, author(attempt=2), 1))
+    assert folders(store) == {"step-00000010-5f0c1234-3"}
+
+
+def test_a_commit_goes_before_the_files_it_vouches_for() -> None:
+    store, deleted = MemoryStore(), []
+
+    class Noting(MemoryStore):
+        def delete(self, name: str) -> None:
+            deleted.append(name)
+            super().delete(name)
+
+    store = Noting()
+    commit(store, 10)
+    deleted.clear()
+    commit(store, 20, keep=1)
+    of_the_old = [name.partition("/")[2] for name in deleted if name.startswith("step-00000010")]
+    assert of_the_old[0] == COMMIT
+    assert sorted(of_the_old[1:]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def test_making_room_reads_no_more_than_the_commits() -> None:
+    store = MemoryStore()
+    for step in (10, 20, 30):
+        commit(store, step)
+    counted, done = counting(store)
+    commit(counted, 40, keep=4)
+    assert done.count("list") == 1
+    assert done.count("read") == 4
+
+
+def entry(examples: int, attempt: int, fingerprint: str) -> tuple[Commit, Entry]:
+    by = author(attempt, fingerprint=fingerprint)
+    return Commit(examples, examples, by, {}), Entry(Folder(examples, by.job, attempt), {})
+
+
+wholes = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 3), st.sampled_from("fg")), min_size=1, unique_by=lambda key: key[:2]
+)
+
+
+@given(keys=wholes, keep=st.integers(1, 4), data=st.data())
+def test_the_newest_of_its_fingerprint_and_the_one_just_written_stay(
+    keys: list[tuple[int, int, str]], keep: int, data: st.DataObject
+) -> None:
+    whole = [entry(*key) for key in keys]
+    commit_written, written = data.draw(st.sampled_from(whole))
+    own: Author = commit_written.author
+    gone = {deleted.folder for deleted in surplus(whole, own, keep, written.folder)}
+    mine = {folder.folder: c for c, folder in whole if c.author.fingerprint == own.fingerprint}
+    newest = sorted(mine, key=lambda folder: (mine[folder].examples, folder.attempt))[-keep:]
+    assert mine.keys() - gone == {*newest, written.folder}
+    assert gone <= mine.keys()

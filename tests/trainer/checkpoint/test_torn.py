@@ -1,0 +1,207 @@
+"""A checkpoint is whole or it does not count, wherever its writer is killed and whatever happens to its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.trainer.checkpoint.runs import assert_same, author, commit, snapshot
+from tests.trainer.checkpoint.stores import Killed, MemoryStore, counting, dying_after
+from tpu_trainer.checkpoint.catalogue import Found, latest
+from tpu_trainer.checkpoint.commit import COMMIT, Folder
+from tpu_trainer.checkpoint.store import Store
+from tpu_trainer.checkpoint.writing import Target, prepare, write
+
+
+def newest(store: Store) -> Found | None:
+    return latest(store, author().fingerprint, lambda _: None)
+
+
+def third_checkpoint(store: Store) -> None:
+    """Its writer keeps two, so that all three matter while it works."""
+    commit(store, 30, keep=2)
+
+
+def operations_of_the_third() -> list[str]:
+    store = MemoryStore()
+    commit(store, 10)
+    commit(store, 20)
+    counted, done = counting(store)
+    third_checkpoint(counted)
+    return done
+
+
+@pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
+def test_a_writer_killed_before_any_of_its_operations_leaves_the_previous_checkpoint_or_its_own(
+    operations: int, store: Store
+) -> None:
+    commit(store, 10)
+    commit(store, 20)
+    with suppress(Killed):
+        third_checkpoint(dying_after(store, operations))
+    committed = "put_if_absent" in operations_of_the_third()[:operations]
+    assert_same(newest(store).snapshot, snapshot(30 if committed else 20))
+
+
+@pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
+def test_the_next_attempt_cleans_up_after_a_killed_one_and_goes_on(operations: int, store: Store) -> None:
+    commit(store, 10)
+    commit(store, 20)
+    with suppress(Killed):
+        third_checkpoint(dying_after(store, operations))
+    step = newest(store).commit.step
+    successor = author(attempt=2)
+    prepare(Target(store, successor, keep=2))
+    assert newest(store).commit.step == step
+    commit(store, 40, successor, keep=2)
+    assert {name.partition("/")[0] for name in store.list("")} == {
+        str(Folder(step, successor.job, 1)),
+        str(Folder(40, successor.job, 2)),
+    }
+
+
+def test_a_writer_killed_while_it_replaces_its_own_checkpoint_leaves_no_mixture(store: Store) -> None:
+    commit(store, 10)
+    commit(store, 20, content=1.0)
+    counted, done = counting(store)
+    commit(counted, 20, content=2.0)
+    for operations in range(done.index("put_if_absent") + 1):
+        commit(store, 20, content=1.0)
+        with suppress(Killed):
+            commit(dying_after(store, operations), 20, content=2.0)
+        assert_same(newest(store).snapshot, snapshot(10) if operations else snapshot(20, content=1.0))
+
+
+def two_checkpoints() -> MemoryStore:
+    store = MemoryStore()
+    commit(store, 10)
+    commit(store, 20)
+    return store
+
+
+FILES = sorted(name for name in two_checkpoints().objects if name.startswith("step-00000020"))
+
+
+@given(name=st.sampled_from(FILES), share=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_was_cut_off_anywhere_rules_its_checkpoint_out(name: str, share: float) -> None:
+    store = two_checkpoints()
+    store.objects[name] = store.objects[name][: int(share * len(store.objects[name]))]
+    assert_same(newest(store).snapshot, snapshot(10))
+
+
+@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_never_read_as_data(name: str, place: float, bit: int) -> None:
+    store = two_checkpoints()
+    data = bytearray(store.objects[name])
+    data[int(place * len(data))] ^= 1 << bit
+    store.objects[name] = bytes(data)
+    # In COMMIT a flipped bit may hit what decides nothing, as a space between its fields.
+    assume(not name.endswith(COMMIT))
+    assert_same(newest(store).snapshot, snapshot(10))
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_in_a_commit_rules_the_checkpoint_out_or_changes_none_of_its_data(place: float, bit: int) -> None:
+    store = two_checkpoints()
+    name = next(name for name in FILES if name.endswith(COMMIT))
+    data = bytearray(store.objects[name])
+    data[int(place * len(data))] ^= 1 << bit
+    store.objects[name] = bytes(data)
+    found = newest(store).snapshot
+    assert_same(found, snapshot(found.step))
+
+
+@given(name=st.sampled_from(FILES))
+def test_a_missing_file_rules_its_checkpoint_out(name: str) -> None:
+    store = two_checkpoints()
+    del store.objects[name]
+    assert_same(newest(store).snapshot, snapshot(10))
+
+
+def without_commit(store: MemoryStore, name: str) -> None:
+    del store.objects[f"{name}/{COMMIT}"]
+
+
+def half_a_commit(store: MemoryStore, name: str) -> None:
+    store.objects[f"{name}/{COMMIT}"] = store.objects[f"{name}/{COMMIT}"][:40]
+
+
+def other_format(store: MemoryStore, name: str) -> None:
+    store.objects[f"{name}/{COMMIT}"] = store.objects[f"{name}/{COMMIT}"].replace(b'"format": 1', b'"format": 2')
+
+
+def renamed(store: MemoryStore, name: str) -> None:
+    moved = {path: data for path, data in store.objects.items() if path.startswith(name)}
+    for path, data in moved.items():
+        del store.objects[path]
+        store.objects[path.replace("00000020", "00000021")] = data
+
+
+def short_model(store: MemoryStore, name: str) -> None:
+    store.objects[f"{name}/model.safetensors"] = b"12345"
+
+
+def no_model(store: MemoryStore, name: str) -> None:
+    del store.objects[f"{name}/model.safetensors"]
+
+
+def changed_model(store: MemoryStore, name: str) -> None:
+    data = store.objects[f"{name}/model.safetensors"]
+    store.objects[f"{name}/model.safetensors"] = data[:-1] + b"!"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (without_commit, "it has no COMMIT: its writing was cut short, or goes on"),
+        (half_a_commit, "its COMMIT is cut off, or no COMMIT at all"),
+        (other_format, "its COMMIT is of format 2, this trainer reads format 1"),
+        (renamed, "its COMMIT is of step 20"),
+        (short_model, "its model.safetensors has 5 bytes, its COMMIT says "),
+        (no_model, "its model.safetensors is missing"),
+        (changed_model, "its model.safetensors is not what was written: the checksum differs"),
+    ],
+)
+def test_what_is_passed_over_is_said_in_one_line(damage: Callable[[MemoryStore, str], None], said: str) -> None:
+    store = two_checkpoints()
+    damage(store, "step-00000020-5f0c1234-1")
+    lines: list[str] = []
+    assert latest(store, author().fingerprint, lines.append).commit.step == 10
+    (line,) = lines
+    assert line.startswith("checkpoint step-0000002")
+    assert f"-5f0c1234-1 is passed over: {said}" in line
+
+
+def test_a_writer_that_finds_anothers_commit_does_not_claim_its_checkpoint(store: Store) -> None:
+    commit(store, 10)
+    mine, rival = Target(store, author(), 2), MemoryStore()
+    commit(rival, 20, content=7.0)
+
+    class Overtaken:
+        """The other one commits just before."""
+
+        uri = store.uri
+        list, read, put, delete = store.list, store.read, store.put, store.delete
+
+        def put_if_absent(self, name: str, data: bytes) -> bool:
+            store.put(name, rival.objects[name])
+            return store.put_if_absent(name, data)
+
+    with pytest.raises(Exception, match="another process writes checkpoint step-00000020-5f0c1234-1"):
+        write(Target(Overtaken(), mine.author, 2), snapshot(20))
+    assert newest(store).commit.step == 10
+
+
+def test_a_commit_whose_answer_was_lost_and_that_was_sent_again_counts() -> None:
+    class AnswersLate(MemoryStore):
+        def put_if_absent(self, name: str, data: bytes) -> bool:
+            super().put_if_absent(name, data)
+            return super().put_if_absent(name, bytes(data[:1]) + data[1:])
+
+    store = AnswersLate()
+    write(Target(store, author(), 2), snapshot(20))
+    assert_same(newest(store).snapshot, snapshot(20))

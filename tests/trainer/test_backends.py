@@ -1,0 +1,184 @@
+"""What every backend offers beside the bucket, on real processes: gather, store, hashes, counters, devices."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.gang import Gang, Launcher, chips, run_spec
+from tests.trainer.reference import reference_losses
+from tpu_trainer.backends.base import map_tensors
+from tpu_trainer.backends.processes import needs_processes
+from tpu_trainer.backends.rendezvous import Seat
+from tpu_trainer.backends.torch_device import find_device
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.errors import BadSpecError
+from tpu_trainer.spec import TorchSpec, parse_run_spec
+
+TWO_PER_HOST = {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}
+
+GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
+    "torch": ({"backend": "torch", "hosts": 2, "torch": TWO_PER_HOST}, {}, 4),
+    "xla": ({"backend": "xla", "hosts": 2}, {}, 2),
+    "chips": ({"backend": "xla", "hardware": "TPU", "replicas": 2}, chips(2), 2),
+    "xla-spmd": ({"backend": "xla-spmd", "replicas": 4}, {}, 1),
+}
+"""Changes of the run spec, variables, and how many processes the gang has."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, bytecode: Any) -> Any:
+    """Per gang what its processes found, in the order of their ranks; every gang runs once."""
+    launcher = Launcher(tmp_path_factory.mktemp("gangs"), bytecode)
+    results: dict[str, list[dict[str, Any]]] = {}
+
+    def of(name: str) -> list[dict[str, Any]]:
+        if name not in results:
+            changes, env, _ = GANGS[name]
+            gang = launcher.start(run_spec(**changes), module="tests.trainer.control_plane", **env)
+            assert set(gang.wait()) == {0}, gang.output()
+            lines = [line for host in gang.hosts for line in host.output.splitlines() if line.startswith("found ")]
+            told = [json.loads(line.removeprefix("found ")) for line in lines]
+            results[name] = sorted(told, key=lambda one: one["rank"])
+        return results[name]
+
+    yield of
+    launcher.reap()
+
+
+@pytest.mark.parametrize("name", GANGS)
+def test_gather_gives_every_process_all_rows_in_the_order_of_ranks(found: Any, name: str) -> None:
+    world = GANGS[name][2]
+    tables = [[[rank, value] for rank in range(world)] for value in (0.5, 0.25)]
+    assert [one["gathered"] for one in found(name)] == [tables] * world
+
+
+@pytest.mark.parametrize(("name", "met"), [("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", None)])
+def test_all_processes_meet_at_one_store_and_one_alone_has_none(found: Any, name: str, met: int | None) -> None:
+    assert [one["store"] for one in found(name)] == [met] * GANGS[name][2]
+
+
+@pytest.mark.parametrize(("name", "terms"), [("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", 1)])
+def test_a_reduced_bucket_sums_one_term_per_process_but_the_partitioner_averages_itself(
+    found: Any, name: str, terms: int
+) -> None:
+    assert {one["terms"] for one in found(name)} == {terms}
+
+
+@pytest.mark.parametrize("name", ["xla", "chips"])
+def test_graph_hashes_differ_exactly_where_the_programs_do(found: Any, name: str) -> None:
+    first, second = found(name)
+    assert first["hash"] == second["hash"]
+    assert first["branch_hash"] != second["branch_hash"]
+
+
+def test_nothing_is_traced_where_operations_run_at_once(found: Any) -> None:
+    assert [one["hash"] for one in found("torch")] == [None] * 4
+
+
+@pytest.mark.parametrize("name", ["xla", "xla-spmd"])
+def test_reads_of_the_backend_are_not_counted_but_those_of_user_code_are(found: Any, name: str) -> None:
+    assert [(one["own_reads"], one["reads"] >= 2) for one in found(name)] == [(0, True)] * GANGS[name][2]
+
+
+@pytest.mark.parametrize("name", ["xla", "xla-spmd"])
+def test_compilations_executions_and_operations_without_a_kernel_are_counted(found: Any, name: str) -> None:
+    for one in found(name):
+        assert min(one["compilations"], one["executions"]) >= 1
+        assert one["compile_seconds"] > 0
+        assert list(one["fallbacks"]) == ["aten::nonzero"]
+
+
+def test_spmd_gives_every_device_its_own_rows_and_all_of_them_what_has_none(found: Any) -> None:
+    (one,) = found("xla-spmd")
+    assert one["shards"] == {"rows": [[4, 8]] * 4, "uneven": [[3, 8]] * 4, "number": [[]] * 4, "flag": [[1]] * 4}
+
+
+def start_two_per_host(launcher: Launcher, hosts: int, **changes: Any) -> Gang:
+    return launcher.start(run_spec(backend="torch", hosts=hosts, torch=TWO_PER_HOST, **changes))
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_two_processes_per_host_follow_plain_pytorch(launcher: Launcher, hosts: int) -> None:
+    gang = start_two_per_host(launcher, hosts)
+    assert set(gang.wait()) == {0}, gang.output()
+    assert gang.losses() == pytest.approx(reference_losses("sgd", steps=24, warmup=5, batch=16, seed=3), abs=1e-5)
+
+
+def test_sigterm_to_one_host_stops_all_processes_of_all_hosts_after_one_step(launcher: Launcher) -> None:
+    gang = start_two_per_host(launcher, 2, trainSteps=10_000_000)
+    gang.hosts[0].wait_for("step 10/")
+    gang.hosts[1].process.send_signal(signal.SIGTERM)
+    assert gang.wait() == [ExitCode.Preempted] * 2, gang.output()
+    assert {host.message()["step"] for host in gang.hosts} == {len(gang.losses())}
+
+
+def test_a_killed_process_ends_its_host_by_name_and_the_other_hosts_as_lost_peers(launcher: Launcher) -> None:
+    gang = start_two_per_host(launcher, 2, entrypoint="tests.trainer.tasks:one_process_dies")
+    assert gang.wait() == [ExitCode.PeerLost, ExitCode.InternalError], gang.output()
+    assert "ended by SIGKILL" in gang.hosts[1].message()["message"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (TorchSpec("cuda", "nccl"), r'trainer\.torch\.device: torch \S+ finds no "cuda" on this host, but cpu'),
+        (TorchSpec("tpu", "tpu_dist"), r'trainer\.torch\.device: torch \S+ finds no "tpu" on this host, but cpu'),
+        (TorchSpec("toaster", "gloo"), r'trainer\.torch\.device: torch \S+ finds no "toaster"'),
+        (
+            TorchSpec("cpu", "tpu_dist"),
+            r'trainer\.torch\.collectives: torch \S+ has no "tpu_dist" for device "cpu", but',
+        ),
+        (TorchSpec("cpu", "nccl"), r"trainer\.torch\.collectives: .*, but .*gloo"),
+    ],
+)
+def test_a_device_or_collectives_that_torch_has_not_are_a_bad_spec(chosen: TorchSpec, message: str) -> None:
+    with pytest.raises(BadSpecError, match=message):
+        find_device(chosen, local_rank=0)
+
+
+def test_every_process_of_a_host_takes_its_own_device_and_too_few_are_a_bad_spec(monkeypatch: Any) -> None:
+    """With stand-ins for the device's module and its collectives: no accelerator is needed to choose one."""
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert find_device(TorchSpec("cuda", "nccl", 2), local_rank=1) == torch.device("cuda", 1)
+    assert taken == [1]
+    with pytest.raises(BadSpecError, match="4 processes need a device each, this host has 2 of cuda"):
+        find_device(TorchSpec("cuda", "nccl", 4), local_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "several"),
+    [
+        ({"backend": "torch"}, False),
+        ({"backend": "torch", "torch": TWO_PER_HOST}, True),
+        ({"backend": "xla"}, False),
+        ({"backend": "xla", "hardware": "TPU"}, True),
+        ({"backend": "xla-spmd"}, False),
+        ({"backend": "xla-spmd", "hardware": "TPU"}, False),
+    ],
+)
+def test_a_host_is_several_processes_for_chips_and_where_the_spec_says_so(
+    changes: dict[str, Any], several: bool
+) -> None:
+    assert needs_processes(parse_run_spec(run_spec(**changes))) is several
+
+
+def test_seats_count_the_processes_host_by_host(tmp_path: Any) -> None:
+    hosts = [WorkerEnvironment(tmp_path, index, 3, "127.0.0.1", 1, None) for index in range(3)]
+    numbers = [Seat.of_local(host, local_rank, per_host=4).number for host in hosts for local_rank in range(4)]
+    assert numbers == list(range(12))
+
+
+def test_what_is_no_batch_passes_to_the_device_untouched() -> None:
+    position = object()
+    batch, passed = map_tensors(lambda tensor: tensor.to("meta"), (torch.zeros(2), position))
+    assert (batch.device.type, passed) == ("meta", position)

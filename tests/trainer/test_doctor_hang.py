@@ -1,0 +1,135 @@
+"""The watchdog: who does not get on is ended, with the reason; who does, or was merely asleep, is left alone."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.doctor import hang
+from tpu_trainer.doctor.counts import WARM_UP_STEPS
+from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.outcome import Outcome
+
+
+def running(phase: Phase) -> tuple[Clock, Pace]:
+    """A process that is in `phase` after step 120."""
+    clock, pace = Clock(), Pace()
+    for step in range(120 - WARM_UP_STEPS + 1, 121):
+        pace.step_done(step)
+    clock.enter(phase)
+    return clock, pace
+
+
+class Grave:
+    """What would end the process."""
+
+    def __init__(self) -> None:
+        self.dug = threading.Event()
+        self.outcomes: list[Outcome] = []
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.dug.set()
+
+
+@pytest.fixture
+def stacks(tmp_path: Path) -> Iterator[TextIO]:
+    with (tmp_path / "stacks").open("w+") as file:
+        yield file
+
+
+def test_a_phase_that_does_not_end_is_named_with_step_and_place_and_all_stacks(stacks: TextIO) -> None:
+    clock, pace = running(Phase.INPUT)
+    grave = Grave()
+    with hang.watchdog(clock, pace, grave, 0.05, stacks):
+        grave.dug.wait()
+    (outcome,) = grave.outcomes
+    assert (outcome.code, outcome.step) == (ExitCode.Hung, 120)
+    what, _, where = outcome.message.partition("; it is at ")
+    assert what == "hung for 0 s in phase input after step 120: the task's dataset did not give the next batch"
+    # The line that waits, in this very file.
+    assert where.startswith(f"{__file__}:")
+    assert "grave.dug.wait()" in where
+    assert "TPUJOB_HANG_SECONDS" in where
+    stacks.seek(0)
+    assert "test_doctor_hang.py" in stacks.read()
+
+
+def test_a_run_that_gets_on_is_left_alone_however_long_it_takes(stacks: TextIO) -> None:
+    """Far more time passes than the limit, in phases that are each shorter: the clock is set by hand."""
+    times = itertools.count()
+    clock, pace = Clock(lambda: next(times) / 1000), Pace()
+    asked = threading.Event()
+    grave = Grave()
+
+    class Lively(Clock):
+        def present(self) -> tuple[Phase, float]:
+            clock.enter(Phase.HOST)
+            if next(counted) == 20:
+                asked.set()
+            return clock.present()
+
+    counted = itertools.count()
+    for step in range(WARM_UP_STEPS):
+        pace.step_done(step)
+    with hang.watchdog(Lively(), pace, grave, 0.01, stacks):
+        asked.wait()
+    assert grave.outcomes == []
+
+
+def test_a_process_that_was_stopped_as_a_whole_starts_its_limit_anew(
+    stacks: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after SIGSTOP or a laptop's sleep: the watchdog itself has not run for an hour either."""
+    hours = itertools.count(0, 3600)
+    monkeypatch.setattr(hang, "monotonic", lambda: next(hours))
+    _, pace = running(Phase.DEVICE)
+    looked, grave = threading.Event(), Grave()
+
+    class Asleep(Clock):
+        def present(self) -> tuple[Phase, float]:
+            if next(counted) == 5:
+                looked.set()
+            return Phase.DEVICE, 3600.0
+
+    counted = itertools.count()
+    with hang.watchdog(Asleep(), pace, grave, 0.05, stacks):
+        looked.wait()
+    assert grave.outcomes == []
+
+
+def test_the_stuck_code_is_found_in_the_thread_that_reads_ahead() -> None:
+    reading, release = threading.Event(), threading.Event()
+
+    def read_ahead() -> None:
+        reading.set()
+        release.wait()
+
+    reader = threading.Thread(target=read_ahead)
+    reader.start()
+    reading.wait()
+    frames = {thread: frame for thread, frame in sys._current_frames().items() if thread == reader.ident}
+    place = hang.user_frame(frames, first=threading.get_ident())
+    release.set()
+    reader.join()
+    assert place is not None
+    assert place.endswith(("in read_ahead: release.wait()", "in read_ahead: reading.set()"))
+
+
+def test_a_thread_in_library_code_alone_has_no_place_of_the_users() -> None:
+    done = threading.Event()
+    library = threading.Thread(target=done.wait)
+    library.start()
+    frames = {thread: frame for thread, frame in sys._current_frames().items() if thread == library.ident}
+    place = hang.user_frame(frames, first=threading.get_ident())
+    done.set()
+    library.join()
+    assert place is None

@@ -1,0 +1,119 @@
+"""A run that is killed or stopped at any step, and started again, is the run that never was: bit for bit.
+
+Real processes and real signals, at places that a seed chooses. Every attempt begins right after the newest checkpoint
+that was committed: nothing before it is lost, nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import interrupted
+from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.test_chips import TWO_CHIPS
+from tpu_trainer.contract import ExitCode
+
+STEPS = 36
+SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Gangs:
+    """How a run's processes are made; `chips` replicas in one process, or a process for each host."""
+
+    backend: str
+    hosts: int = 1
+    chips: int = 1
+
+    def start(self, launcher: Launcher, attempt: int = 1, fault: str = "", **changes: Any) -> Gang:
+        spec = run_spec(
+            entrypoint="tests.trainer.interrupted:task",
+            backend=self.backend,
+            hosts=self.hosts,
+            replicas=self.hosts * self.chips,
+            hardware="TPU" if self.chips > 1 else "CPU",
+            optimizer="adamw",
+            trainSteps=STEPS,
+            **changes,
+        )
+        spec["job"]["attempt"] = attempt
+        env = {interrupted.FAULT: fault} if fault else {}
+        if self.chips > 1:
+            return launcher.start(spec, module="tests.trainer.chip_replicas", **TWO_CHIPS, **env)
+        return launcher.start(spec, **env)
+
+
+# Most seeds on the cheapest one: starting torch_xla takes longer than all the steps.
+KINDS = (*[Gangs("torch")] * 5, *[Gangs("torch", hosts=2)] * 3, Gangs("xla"), Gangs("xla", chips=2))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Callable[[Gangs], list[float]]:
+    """The losses of the run that nothing disturbs, per kind of gang."""
+    known: dict[Gangs, list[float]] = {}
+
+    def losses(gangs: Gangs) -> list[float]:
+        if gangs not in known:
+            launcher = Launcher(tmp_path_factory.mktemp("uninterrupted"), bytecode)
+            try:
+                gang = gangs.start(launcher)
+                assert set(gang.wait()) == {0}, gang.output()
+                known[gangs] = gang.losses()
+            finally:
+                launcher.reap()
+        return known[gangs]
+
+    return losses
+
+
+def committed(directory: Path) -> int:
+    """The newest step in a checkpoint that is whole; 0 where there is none."""
+    return max((json.loads(path.read_bytes())["step"] for path in directory.glob("step-*/COMMIT")), default=0)
+
+
+def losses_by_step(gang: Gang) -> dict[int, float]:
+    records = [record for record in gang.progress() if record["losses"]] if gang.progress_file.exists() else []
+    return {
+        record["step"] - len(record["losses"]) + 1 + index: loss
+        for record in records
+        for index, loss in enumerate(record["losses"])
+    }
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_run_killed_or_stopped_anywhere_goes_on_as_if_nothing_had_happened(
+    launcher: Launcher, tmp_path: Path, seed: int, uninterrupted: Callable[[Gangs], list[float]]
+) -> None:
+    chosen = random.Random(seed)
+    gangs = KINDS[seed % len(KINDS)]
+    checkpoints = tmp_path / "checkpoints"
+    checkpoint = {"uri": str(checkpoints), "everySteps": chosen.randint(2, 9), "keep": chosen.randint(1, 3)}
+    expected = dict(enumerate(uninterrupted(gangs), start=1))
+    for attempt in range(1, chosen.randint(1, 2) + 1):
+        begun = committed(checkpoints)
+        host, call = chosen.randrange(gangs.hosts), chosen.randint(1, STEPS - begun - 1)
+        name = chosen.choice(["KILL", "TERM"])
+        gang = gangs.start(launcher, attempt, f"{host}:{call}:{name}", checkpoint=checkpoint)
+        codes = gang.wait()
+        if name == "KILL":
+            assert codes.pop(host) == -signal.SIGKILL, gang.output()
+            assert set(codes) <= {ExitCode.PeerLost}, gang.output()
+        else:
+            assert set(codes) == {ExitCode.Preempted}, gang.output()
+            assert gang.hosts[0].message()["step"] == committed(checkpoints) >= begun + call, gang.output()
+        assert losses_by_step(gang).items() <= expected.items()
+        assert min(losses_by_step(gang), default=begun + 1) == begun + 1
+        if committed(checkpoints) == STEPS:
+            break
+    begun = committed(checkpoints)
+    gang = gangs.start(launcher, 9, checkpoint=checkpoint)
+    assert set(gang.wait()) == {ExitCode.Succeeded}, gang.output()
+    assert losses_by_step(gang) == {step: loss for step, loss in expected.items() if step > begun}

@@ -1,0 +1,243 @@
+"""What a LightningModule must not want, each refused by name, and what it is told of its trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from tests.trainer.test_task import hyperparameters
+from tpu_trainer.data import Share
+from tpu_trainer.errors import UserCodeError
+from tpu_trainer.lightning import adopt, is_lightning
+from tpu_trainer.lightning.optimizers import configured
+
+DATA = TensorDataset(torch.arange(40.0)[:, None])
+
+
+class Plain(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(DATA, batch_size=2)
+
+
+def adopted(kind: type[nn.Module], data: Any = None, world: int = 1, **spec: Any) -> Any:
+    return adopt(kind(), data, hyperparameters(**spec), Share(0, world))
+
+
+class Manual(Plain):
+    automatic_optimization = False
+
+
+class OwnBackward(Plain):
+    def backward(self, loss: Tensor) -> None: ...
+
+
+class Callbacks(Plain):
+    def configure_callbacks(self) -> Any: ...
+
+
+class NoData(lightning.LightningModule):
+    training_step, configure_optimizers = Plain.training_step, Plain.configure_optimizers
+
+
+class NoStep(lightning.LightningModule):
+    def configure_optimizers(self) -> Any: ...
+
+
+class TwoLoaders(Plain):
+    def train_dataloader(self) -> Any:
+        return [DataLoader(DATA), DataLoader(DATA)]
+
+
+class SeveralInputs(Plain):
+    def training_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any: ...
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+
+class IterableValidation(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Endless())
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (Manual, "Manual: automatic_optimization is False; this trainer makes the backward pass"),
+        (OwnBackward, "OwnBackward overrides backward"),
+        (Callbacks, "callbacks are not served"),
+        (NoData, r"neither the LightningModule nor a LightningDataModule gives a train_dataloader"),
+        (NoStep, r"NoStep has no training_step\(\)"),
+        (TwoLoaders, "train_dataloader: it gives a list of 2; it must give one torch.utils.data.DataLoader"),
+        (SeveralInputs, r"training_step: it takes \(batch, batch_idx, dataloader_idx\), it must take \(batch\)"),
+        (IterableValidation, "val_dataloader: its dataset is iterable"),
+    ],
+)
+def test_a_module_that_cannot_be_served_is_refused_before_training(kind: type[nn.Module], complaint: str) -> None:
+    with pytest.raises(UserCodeError, match=complaint):
+        adopted(kind)
+
+
+def test_a_second_of_the_pair_that_is_no_data_module_is_refused() -> None:
+    with pytest.raises(UserCodeError, match="the second of the pair is a DataLoader; it must be a LightningDataModule"):
+        adopted(Plain, DataLoader(DATA))
+
+
+OWN_BATCHES = BatchSampler(SequentialSampler(DATA), 2, drop_last=True)
+
+
+class Buckets(BatchSampler): ...
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, shuffle=True, batch_size=4),
+        DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0)),
+        DataLoader(DATA, batch_sampler=OWN_BATCHES),
+        DataLoader(Endless(), batch_size=4),
+    ],
+)
+def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None:
+    kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
+    task, _ = adopted(kind)
+    assert task.train is loader.dataset
+
+
+@pytest.mark.parametrize(
+    ("loader", "complaint"),
+    [
+        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40)), "sampler WeightedRandomSampler is not served"),
+        (DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)), "batch_sampler Buckets is not served"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "a RandomSampler with replacement"),
+        (DataLoader(DATA, batch_size=None), "batch_size is None; the dataset must give examples"),
+    ],
+)
+def test_any_other_order_is_refused_by_its_name(loader: Any, complaint: str) -> None:
+    kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
+    with pytest.raises(UserCodeError, match=complaint):
+        adopted(kind)
+
+
+def optimizer() -> SGD:
+    return SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+
+
+def constant(of: SGD) -> LambdaLR:
+    return LambdaLR(of, lambda step: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("form", "schedules"),
+    [
+        (lambda o, s: o, []),
+        (lambda o, s: [o], []),
+        (lambda o, s: ([o], [s]), [("epoch", 1)]),
+        (lambda o, s: ([o], [{"scheduler": s, "interval": "step", "frequency": 3}]), [("step", 3)]),
+        (lambda o, s: {"optimizer": o}, []),
+        (lambda o, s: {"optimizer": o, "lr_scheduler": s, "monitor": "val_loss"}, [("epoch", 1)]),
+        (lambda o, s: {"optimizer": o, "lr_scheduler": {"scheduler": s, "interval": "step"}}, [("step", 1)]),
+        (lambda o, s: [{"optimizer": o, "lr_scheduler": {"scheduler": s, "name": "rate"}}], [("epoch", 1)]),
+    ],
+)
+def test_every_form_of_one_optimizer_is_understood(form: Any, schedules: list[tuple[str, int]]) -> None:
+    one = optimizer()
+    scheduler = constant(one)
+    found = configured(form(one, scheduler))
+    assert found.optimizer is one
+    assert [(each.interval, each.frequency) for each in found.schedulers] == schedules
+    assert all(each.scheduler is scheduler for each in found.schedulers)
+
+
+@pytest.mark.parametrize(
+    ("form", "complaint"),
+    [
+        (lambda o: None, "it gives a NoneType; it must give an optimizer"),
+        (lambda o: [o, optimizer()], "it gives 2 optimizers, this trainer serves exactly one"),
+        (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it gives 2 optimizers"),
+        (lambda o: ([o, optimizer()], []), "it gives 2 optimizers"),
+        (lambda o: {"optimiser": o}, 'a dict without "optimizer", it has optimiser'),
+        (lambda o: ["adam"], "a str is no torch optimizer"),
+        (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau waits for a metric"),
+        (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
+        (lambda o: ([o], [{"scheduler": constant(o), "interval": "batch"}]), 'must be "step" or "epoch", got \'batch\''),
+        (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "frequency must be an integer of at least 1"),
+        (lambda o: ([o], [{"scheduler": constant(o), "every": 2}]), "lr_scheduler has every"),
+        (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to an optimizer that is not the one given"),
+        (lambda o: ([o], [0.1]), "is a float; it must have step"),
+    ],
+)
+def test_what_configure_optimizers_must_not_give_is_named(form: Any, complaint: str) -> None:
+    with pytest.raises(UserCodeError, match=complaint):
+        configured(form(optimizer()))
+
+
+@pytest.mark.parametrize(("given", "what"), [(None, "None"), ({"los": 1}, "None"), (0.5, "a float")])
+def test_a_training_step_without_a_loss_is_refused(given: Any, what: str) -> None:
+    task, hooks = adopted(type("Kind", (Plain,), {"training_step": lambda self, batch: given}))
+    hooks.step_begins([torch.ones(2, 1)], 1)
+    with pytest.raises(UserCodeError, match=f"training_step: the loss is {what}; it must return a tensor"):
+        task.loss(task.model, [torch.ones(2, 1)])
+
+
+def test_the_trainer_that_a_module_sees_tells_what_it_knows_and_names_what_it_does_not() -> None:
+    spec = {"trainSteps": 24, "batch": {"global": 16, "perReplica": 1, "accumulation": 2}}
+    task, _ = adopted(Plain, world=2, **spec)
+    trainer = task.model.trainer
+    # 40 examples make 2 steps of 16, each of 2 batches; 24 steps are 12 epochs of that.
+    known = (trainer.estimated_stepping_batches, trainer.num_training_batches, trainer.max_epochs, trainer.world_size)
+    assert known == (24, 4, 12, 2)
+    assert (task.model.current_epoch, task.model.global_step, task.model.logger) == (0, 0, None)
+    with pytest.raises(AttributeError, match=r"trainer\.strategy is not provided by tpu_trainer; it provides accum"):
+        _ = trainer.strategy
+    with pytest.raises(AttributeError, match="should_stop"):
+        trainer.should_stop = True
+
+
+class NoLightning(nn.Module):
+    """Has what counts, and never heard of Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    training_step, configure_optimizers = Plain.training_step, Plain.configure_optimizers
+    train_dataloader = Plain.train_dataloader
+
+
+def test_a_module_is_known_by_its_methods_not_by_its_class() -> None:
+    assert is_lightning(NoLightning())
+    assert not is_lightning(nn.Linear(1, 1))
+    task, hooks = adopted(NoLightning)
+    assert isinstance(hooks.configure([], hyperparameters()), SGD)
+    assert task.evaluator is None

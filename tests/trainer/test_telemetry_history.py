@@ -1,0 +1,161 @@
+"""The history of a run: constant memory, nothing lost but detail, and continued by the next attempt."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.histories import history_of
+from tpu_trainer.clock import Phase
+from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.telemetry import series
+from tpu_trainer.telemetry.history import KINDS_OF_FINDINGS, Attempt, History, Recorded
+from tpu_trainer.telemetry.memory import dump_history, load_history
+from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.series import Series
+
+ATTEMPT = Attempt(1, 0, 0, {})
+
+losses = st.lists(st.floats(-1e30, 1e30) | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=300)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "LIMIT", 8)
+
+
+def recorded(*samples: Sample) -> Recorded:
+    history = History()
+    for sample in samples:
+        history.sample(sample)
+    return history.recorded(ATTEMPT)
+
+
+def sample(step: int, values: list[float], seconds: float = 1.0) -> Sample:
+    split = {Phase.INPUT: seconds / 4, Phase.DEVICE: seconds / 2}
+    return Sample(step, tuple(values), learning_rate=0.1 * step, seconds=seconds, split=split)
+
+
+@given(st.integers(1, 5000))
+@settings(max_examples=30)
+def test_a_series_stays_small_and_all_its_points_but_the_last_stand_for_equally_many(count: int) -> None:
+    whole: Series[int] = Series(lambda a, b: a + b)
+    for _ in range(count):
+        whole.add(1)
+    *others, last = whole.points
+    assert len(whole.points) <= series.LIMIT
+    assert set(others) <= {whole.stride}
+    assert 1 <= last <= whole.stride
+    assert sum(whole.points) == count
+
+
+@pytest.mark.usefixtures("small")
+@given(values=losses)
+def test_every_loss_keeps_its_weight_however_often_points_are_merged(values: list[float]) -> None:
+    points = recorded(sample(len(values), values)).losses
+    finite = [value for value in values if math.isfinite(value)]
+    weights = [point.count - point.broken for point in points]
+    mean = math.fsum(weight * (point.mean or 0.0) for weight, point in zip(weights, points, strict=True))
+    assert len(points) <= 8
+    assert (sum(point.count for point in points), sum(weights)) == (len(values), len(finite))
+    assert mean == pytest.approx(math.fsum(finite), rel=1e-9, abs=1e-12 * sum(map(abs, finite)))
+
+
+@pytest.mark.usefixtures("small")
+@given(values=losses)
+def test_lowest_and_highest_loss_are_never_smoothed_away(values: list[float]) -> None:
+    points = recorded(sample(len(values), values)).losses
+    finite = [value for value in values if math.isfinite(value)]
+    assert min((p.low for p in points if p.low is not None), default=None) == min(finite, default=None)
+    assert max((p.high for p in points if p.high is not None), default=None) == max(finite, default=None)
+
+
+@pytest.mark.usefixtures("small")
+@given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=60))
+def test_merged_stretches_add_up_to_the_time_and_the_steps_of_the_run(counts: list[int]) -> None:
+    step, samples = 0, []
+    for count in counts:
+        step += count
+        samples.append(sample(step, [1.0] * count, seconds=0.5 * count))
+    stretches = recorded(*samples).stretches
+    assert len(stretches) <= 8
+    assert sum(s.steps for s in stretches) == step
+    assert sum(s.seconds for s in stretches) == pytest.approx(0.5 * step)
+    assert sum(s.split[Phase.INPUT] for s in stretches) == pytest.approx(0.125 * step)
+    assert (stretches[-1].step, stretches[-1].learning_rate) == (step, pytest.approx(0.1 * step))
+
+
+def test_a_sample_s_losses_belong_to_the_steps_that_end_with_its_own() -> None:
+    points = recorded(sample(3, [9.0, 8.0, 7.0]), sample(5, [6.0, 5.0])).losses
+    assert [(point.step, point.mean) for point in points] == [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
+
+
+def test_a_rate_that_is_not_known_any_more_leaves_the_last_one_standing() -> None:
+    known = Sample(1, (1.0,), 0.1, 1.0, {}, examples_per_second=5.0, mfu=0.4, noise_scale=80.0)
+    found = recorded(known, sample(2, [1.0]))
+    assert (found.examples_per_second, found.mfu, found.noise_scale) == (5.0, 0.4, 80.0)
+
+
+def test_findings_of_one_check_are_one_warning_with_its_number_and_the_last_message() -> None:
+    history = History()
+    for step in (30, 60, 90):
+        history.finding(Finding("InputBound", step, f"waited until {step}"))
+    (warned,) = history.recorded(ATTEMPT).warnings
+    assert (warned.first, warned.last, warned.times, warned.message) == (30, 90, 3, "waited until 90")
+
+
+def test_checks_without_end_do_not_fill_the_memory() -> None:
+    history = History()
+    for number in range(2 * KINDS_OF_FINDINGS):
+        history.finding(Finding(f"Check{number}", 1, "found"))
+    assert len(history.recorded(ATTEMPT).warnings) == KINDS_OF_FINDINGS
+
+
+def told(history: History) -> History:
+    history.evaluated(20, {"accuracy": 0.5})
+    history.finding(Finding("InputBound", 20, "waits"))
+    return history
+
+
+def test_the_next_attempt_reads_what_the_last_one_has_written() -> None:
+    before = told(history_of(40)).recorded(Attempt(1, 0, 40, {Phase.DEVICE: 3.0}, "Preempted"))
+    after = load_history(dump_history(before, "5f0c"), "5f0c")
+    assert after is not None
+    again = History(after).recorded(ATTEMPT)
+    assert again == History(before).recorded(ATTEMPT)
+    assert again.attempts[0].split == {Phase.DEVICE: 3.0}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"schema": "hist', id="torn"),
+        pytest.param(b"[1]", id="no object"),
+        pytest.param(b'{"schema": "history/v9", "uid": "5f0c", "recorded": {}}', id="of another version"),
+        pytest.param(b'{"schema": "history/v1", "uid": "5f0c", "recorded": {"strides": 1}}', id="of another shape"),
+        pytest.param(dump_history(Recorded(), "other"), id="of another job"),
+    ],
+)
+def test_a_history_that_is_not_ours_is_passed_over(document: bytes) -> None:
+    assert load_history(document, "5f0c") is None
+
+
+def test_steps_that_a_resumed_run_does_again_are_forgotten() -> None:
+    history = told(history_of(40))
+    history.evaluated(40, {"accuracy": 0.7})
+    until = history.recorded(ATTEMPT).until(25)
+    assert [point.step for point in until.losses] == list(range(1, 26))
+    assert [point.step for point in until.stretches] == [10, 20]
+    assert [evaluation.step for evaluation in until.evaluations] == [20]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_continued_series_goes_on_as_coarse_as_it_was() -> None:
+    before = history_of(64).recorded(ATTEMPT)
+    history = History(before)
+    history.sample(sample(72, [1.0] * 8))
+    assert [point.count for point in history.recorded(ATTEMPT).losses] == [16] * 4 + [8]

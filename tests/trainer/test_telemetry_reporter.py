@@ -1,0 +1,267 @@
+"""The reporter: what it leaves behind, where, and that no trouble with it is the run's."""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.gang import DEADLINE, run_spec
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.spec import RunSpec, parse_run_spec
+from tpu_trainer.telemetry import reporter as module
+from tpu_trainer.telemetry.folder import open_folder
+from tpu_trainer.telemetry.memory import load_history
+from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, REPORT, Reporter, open_reporter
+from tpu_trainer.telemetry.sample import Sample
+
+DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
+
+
+def spec_of(attempt: int = 1, **report: Any) -> RunSpec:
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": attempt}
+    return parse_run_spec(run_spec(job=job, report=report))
+
+
+def sample(step: int, count: int = 10) -> Sample:
+    losses = tuple(1 / done for done in range(step - count + 1, step + 1))
+    split = {Phase.INPUT: 0.5, Phase.DEVICE: 1.5}
+    return Sample(step, losses, 0.25, 2.0, split, examples_per_second=80.0, mfu=0.4, noise_scale=32.0)
+
+
+@pytest.fixture(params=["a directory", "an object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "a directory":
+        yield str(tmp_path / "reports" / "small")
+        return
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    yield "memory://bucket/reports/small"
+    MemoryFileSystem.store.clear()
+
+
+def test_a_run_leaves_a_report_and_its_history(place: str) -> None:
+    reporter = open_reporter(spec_of(uri=place), None, Clock(), "cpu", reports=True)
+    reporter.began(0)
+    for step in (10, 20):
+        reporter.sample(sample(step))
+    reporter.evaluated(20, {"accuracy": 0.875})
+    reporter.finding(Finding("InputBound", 20, "read ahead more"))
+    reporter.ended(DONE)
+
+    page = open_folder(place).read(REPORT)
+    assert page is not None
+    assert all(word in page.decode() for word in ("Succeeded", "trained 20 steps", "0.875", "read ahead more"))
+    history = load_history(open_folder(place).read(HISTORY) or b"", "5f0c")
+    assert history is not None
+    assert [point.step for point in history.losses] == list(range(1, 21))
+
+
+def test_the_next_attempt_goes_on_with_the_report_of_the_last(place: str) -> None:
+    for attempt, start, end, code in ((1, 0, 30, ExitCode.Preempted), (2, 20, 40, ExitCode.Succeeded)):
+        reporter = open_reporter(spec_of(attempt, uri=place), None, Clock(), "cpu", reports=True)
+        reporter.began(start)
+        for step in range(start + 10, end + 10, 10):
+            reporter.sample(sample(step))
+        reporter.ended(Outcome(code, "ended", end))
+
+    history = load_history(open_folder(place).read(HISTORY) or b"", "5f0c")
+    assert history is not None
+    assert [point.step for point in history.losses] == list(range(1, 41))
+    assert [(a.number, a.first, a.last, a.outcome) for a in history.attempts] == [
+        (1, 0, 30, "Preempted"),
+        (2, 20, 40, "Succeeded"),
+    ]
+
+
+def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left(tmp_path: Path) -> None:
+    first = open_reporter(spec_of(1), tmp_path, Clock(), "cpu", reports=True)
+    first.began(0)
+    first.sample(sample(10))
+    first.ended(Outcome(ExitCode.PeerLost, "a peer went away", 10))
+    second = open_reporter(spec_of(2), tmp_path, Clock(), "cpu", reports=True)
+    second.ended(Outcome(ExitCode.StorageFailed, "no such bucket"))
+
+    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
+    assert history is not None
+    assert len(history.losses) == 10
+    assert [(a.first, a.last, a.outcome) for a in history.attempts] == [(0, 10, "PeerLost"), (10, 10, "StorageFailed")]
+    assert "no such bucket" in (tmp_path / REPORT).read_text()
+
+
+def test_the_run_spec_s_place_comes_before_the_environment_s(tmp_path: Path) -> None:
+    reporter = open_reporter(spec_of(uri=str(tmp_path / "there")), tmp_path / "here", Clock(), "cpu", reports=True)
+    reporter.ended(DONE)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_without_a_place_or_on_another_replica_nothing_is_made(tmp_path: Path, reports: bool) -> None:
+    reporter = open_reporter(spec_of(), None if reports else tmp_path, Clock(), "cpu", reports=reports)
+    reporter.began(0)
+    reporter.sample(sample(10))
+    reporter.evaluated(10, {"accuracy": 0.5})
+    reporter.ended(DONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Storage:
+    """Files in memory; `open` lets writes through, `written` is set by each."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.files: dict[str, bytes] = {}
+        self.pages = 0
+        self.open = threading.Event()
+        self.open.set()
+        self.asked, self.written = threading.Event(), threading.Event()
+        self._error = error
+
+    def write(self, name: str, content: bytes) -> None:
+        self.asked.set()
+        assert self.open.wait(DEADLINE)
+        if self._error:
+            raise self._error
+        self.files[name] = content
+        self.pages += name == REPORT
+        if name == HISTORY:
+            self.written.set()
+
+    def read(self, name: str) -> bytes | None:
+        if self._error:
+            raise self._error
+        return self.files.get(name)
+
+
+@pytest.mark.parametrize("error", [PermissionError("403: not yours\nlong story"), RuntimeError("token expired")])
+def test_trouble_with_the_storage_is_one_line_and_never_an_error_of_the_run(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(spec_of(), Storage(error), Clock(), {})
+    reporter.began(0)
+    reporter.sample(sample(10))
+    reporter.ended(DONE)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("report: ")
+    assert str(error).partition("\n")[0] in said
+
+
+def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None:
+    time, storage = [0.0], Storage()
+    reporter = Reporter(spec_of(), storage, Clock(), {}, now=lambda: time[0])
+    reporter.began(0)
+    reporter.sample(sample(10))
+    assert not storage.asked.is_set()
+    time[0] += EVERY_SECONDS
+    reporter.sample(sample(20))
+    assert storage.written.wait(DEADLINE)
+    assert "Running" in storage.files[REPORT].decode()
+
+
+def test_a_slow_storage_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
+    time, storage = [0.0], Storage()
+    storage.open.clear()
+    reporter = Reporter(spec_of(), storage, Clock(), {}, now=lambda: time[0])
+    reporter.began(0)
+    for step in (10, 20, 30):
+        time[0] += EVERY_SECONDS
+        reporter.sample(sample(step))
+    assert storage.asked.wait(DEADLINE)
+    assert storage.files == {}
+    storage.open.set()
+    reporter.ended(DONE)
+    assert "Succeeded" in storage.files[REPORT].decode()
+    assert storage.pages == 2
+
+
+def test_a_storage_that_hangs_does_not_keep_the_worker_from_leaving(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.0)
+    storage = Storage()
+    storage.open.clear()
+    reporter = Reporter(spec_of(), storage, Clock(), {})
+    reporter.ended(DONE)
+    assert "not written within" in capsys.readouterr().err
+    storage.open.set()
+    assert storage.written.wait(DEADLINE)
+
+
+def test_a_half_written_file_never_takes_the_old_one_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(str(tmp_path))
+    folder.write(REPORT, b"old")
+
+    def fail(self: Path, content: bytes) -> int:
+        with self.open("wb") as half:
+            half.write(content[:2])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="no space"):
+        folder.write(REPORT, b"new one")
+    assert [path.name for path in tmp_path.iterdir()] == [REPORT]
+    assert (tmp_path / REPORT).read_bytes() == b"old"
+
+
+def events(content: bytes) -> list[tuple[int, str, float]]:
+    """(step, tag, value) of every scalar of an event file, its checksums checked."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        data = content[12 : 12 + length]
+        sums = struct.unpack("<II", content[8:12] + content[12 + length : 16 + length])
+        assert sums == (masked_crc32c(content[:8]), masked_crc32c(data))
+        event = Event.FromString(data)
+        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        content = content[16 + length :]
+    return found
+
+
+def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Path) -> None:
+    reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
+    reporter.began(0)
+    reporter.sample(sample(2, count=2))
+    reporter.evaluated(2, {"accuracy": 0.875})
+    reporter.ended(DONE)
+
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    assert events(file.read_bytes()) == [
+        (1, "loss", 1.0),
+        (2, "loss", 0.5),
+        (2, "recipe/learning rate", 0.25),
+        (2, "speed/examples per second", 80.0),
+        (2, "speed/step milliseconds", 1000.0),
+        (2, "speed/waiting for input", 0.25),
+        (2, "speed/model flops utilisation", pytest.approx(0.4)),
+        (2, "recipe/gradient noise scale", 32.0),
+        (2, "evaluation/accuracy", 0.875),
+    ]
+
+
+def test_event_files_take_losses_that_are_not_finite_or_too_large(tmp_path: Path) -> None:
+    reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
+    reporter.sample(Sample(3, (math.nan, -math.inf, 1e300), 0.1, 1.0, {}))
+    reporter.ended(DONE)
+
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    values = [value for _, tag, value in events(file.read_bytes()) if tag == "loss"]
+    assert math.isnan(values[0])
+    assert values[1:] == [-math.inf, math.inf]
+
+
+def test_event_files_are_made_only_when_asked_for(tmp_path: Path) -> None:
+    reporter = open_reporter(spec_of(), tmp_path, Clock(), "cpu", reports=True)
+    reporter.sample(sample(10))
+    reporter.ended(DONE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [HISTORY, REPORT]

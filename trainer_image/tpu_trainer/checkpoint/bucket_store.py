@@ -1,0 +1,108 @@
+"""A store in a bucket of Google Cloud Storage, through gcsfs. See `store`.
+
+The service does the hard part: an object appears whole or not at all, is seen by everybody from then on, and can be
+made on the condition that there is none. STORAGE_EMULATOR_HOST names another server, without credentials.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+import google_crc32c
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+from gcsfs.retry import HttpError  # type: ignore[import-untyped]
+from google.auth.exceptions import GoogleAuthError
+
+from tpu_trainer.checkpoint.store import MissingError, refused
+
+# No limit on a whole request: how long one takes depends on the size of the model. Silence ends it.
+_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+
+# What gcsfs lets through once its own retries are used up.
+_TROUBLE = (OSError, aiohttp.ClientError, HttpError, GoogleAuthError, ValueError, RuntimeError)
+
+_REASON_LIMIT = 200
+
+
+class BucketStore:
+    """Objects are those of `bucket` whose name begins with `path` and a slash."""
+
+    def __init__(self, bucket: str, path: str) -> None:
+        self.uri = f"gs://{bucket}/{path}"
+        self._bucket, self._root = bucket, f"{bucket}/{path}/"
+        # gcsfs logs every refused request with a traceback before it raises; here each is said once, in one line.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+        self._files = GCSFileSystem(
+            # Else it looks for Google's credentials, and for the machine's on the network, before it does without.
+            token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else None,
+            # A cached listing would hide what other processes write.
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            session_kwargs={"timeout": _PATIENCE},
+        )
+
+    def list(self, prefix: str) -> dict[str, int]:
+        with self._saying("list the bucket"):
+            found = self._files.find(self._root, prefix=prefix, detail=True)
+        return {name.removeprefix(self._root): int(file["size"]) for name, file in found.items()}
+
+    def read(self, name: str) -> bytes:
+        with self._saying(f"read {name}"):
+            try:
+                data: bytes = self._files.cat_file(self._root + name)
+            except FileNotFoundError as error:
+                raise MissingError(f"{self.uri}: {name} is not there") from error
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        doing = f"write {name}"
+        with self._saying(doing):
+            self._files.pipe_file(self._root + name, data)
+            stored = self._files.info(self._root + name)
+        # Checked by what the service itself computed: nothing between here and there can have changed a bit.
+        if (int(stored["size"]), stored["crc32c"]) != (len(data), _crc32c(data)):
+            raise refused(self.uri, doing, "the bucket holds other bytes than were sent")
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        with self._saying(f"write {name}"):
+            try:
+                self._files.pipe_file(self._root + name, data, mode="create")
+            except FileExistsError:
+                return False
+        return True
+
+    def delete(self, name: str) -> None:
+        with self._saying(f"delete {name}"):
+            try:
+                self._files.rm_file(self._root + name)
+            except FileNotFoundError:
+                return
+
+    @contextmanager
+    def _saying(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except _TROUBLE as error:
+            raise refused(self.uri, doing, self._reason(error)) from error
+
+    def _reason(self, error: Exception) -> str:
+        said = (str(error).splitlines() or [""])[-1][:_REASON_LIMIT]
+        if isinstance(error, FileNotFoundError):
+            return f"there is no bucket {self._bucket}"
+        if isinstance(error, GoogleAuthError) or (isinstance(error, HttpError) and error.code in (401, "401")):
+            return f"no valid Google credentials: {said}"
+        if isinstance(error, aiohttp.ClientConnectionError | TimeoutError):
+            return f"no connection: {said or type(error).__name__}"
+        if str(error).startswith("Forbidden"):
+            return f"permission denied: {said}"
+        return f"{type(error).__name__}: {said}"
+
+
+def _crc32c(data: bytes) -> str:
+    """As the service writes it: the checksum's four bytes, the highest first, in base64."""
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()

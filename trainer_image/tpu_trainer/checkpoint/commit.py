@@ -1,0 +1,97 @@
+"""COMMIT, the object that makes a checkpoint: it is written last and says what the others must be. Pure data.
+
+Called by `writing`, `catalogue` and `retention`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import google_crc32c
+
+COMMIT = "COMMIT"
+FORMAT = 1
+
+_FOLDER = re.compile(r"step-([0-9]{8,12})-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
+
+
+class OtherFormatError(ValueError):
+    """A COMMIT that another version of the trainer has written."""
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who writes: one attempt of one job. `world` counts processes, `global_batch` examples per step."""
+
+    uid: str
+    attempt: int
+    fingerprint: str
+    world: int
+    global_batch: int
+
+    @property
+    def job(self) -> str:
+        """The job in a folder's name: enough of its uid to tell the jobs of one directory apart."""
+        return re.sub("[^0-9A-Za-z]", "", self.uid)[:8] or "0"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The name of a checkpoint. One writer has its own, so that two never share a file."""
+
+    step: int
+    job: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:08}-{self.job}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, name: str) -> Folder | None:
+        """None for what is no checkpoint's name."""
+        found = _FOLDER.fullmatch(name)
+        return cls(int(found[1]), found[2], int(found[3])) if found else None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a file must be: `size` in bytes, `crc32c` (RFC 3720, Castagnoli) of all of them."""
+
+    size: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Mark:
+        return cls(len(data), google_crc32c.value(data))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """step, examples: as in the snapshot. files: by name, all there are."""
+
+    step: int
+    examples: int
+    author: Author
+    files: Mapping[str, Mark]
+
+    def to_json(self) -> bytes:
+        files = {name: asdict(mark) for name, mark in self.files.items()}
+        document = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
+        return json.dumps({**document, "author": asdict(self.author)}, indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Commit:
+        """Raises ValueError, OtherFormatError among them, whose text says what is wrong with it."""
+        try:
+            document = json.loads(data)
+            version = document["format"]
+            if version == FORMAT:
+                marks = document["files"].items()
+                files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
+                return cls(int(document["step"]), int(document["examples"]), Author(**document["author"]), files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError("COMMIT is cut off, or no COMMIT at all") from error
+        raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads format {FORMAT}")

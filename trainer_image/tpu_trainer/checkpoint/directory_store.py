@@ -1,0 +1,126 @@
+"""A store in a directory: of a disk, of a shared file system, or of a bucket mounted with gcsfuse. See `store`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpu_trainer.checkpoint.store import MissingError, refused
+
+# What network and FUSE file systems answer where a directory cannot be synced; they write names through by themselves.
+_NO_DIRECTORY_SYNC = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+
+class DirectoryStore:
+    """Objects are files below `root`, which is made with the first of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.uri = str(root)
+        self._root = root
+
+    def list(self, prefix: str) -> dict[str, int]:
+        # Only the folders asked for: the directory may hold a data set beside the checkpoints.
+        top, _, _ = prefix.partition("/")
+        with self._saying("list the directory"):
+            try:
+                found = [path for path in self._root.iterdir() if path.name.startswith(top)]
+            except FileNotFoundError:
+                return {}
+            files = [file for path in found for file in _files_below(path)]
+            names = {file.relative_to(self._root).as_posix(): file for file in files}
+            sizes = {name: _size(file) for name, file in names.items() if name.startswith(prefix)}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def read(self, name: str) -> bytes:
+        with self._saying(f"read {name}"):
+            try:
+                return (self._root / name).read_bytes()
+            except FileNotFoundError as error:
+                raise MissingError(f"{self.uri}: {name} is not there") from error
+
+    def put(self, name: str, data: bytes) -> None:
+        target = self._root / name
+        part = target.with_name(f"{target.name}.part")
+        with self._saying(f"write {name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(part, data, os.O_CREAT | os.O_TRUNC)
+            part.replace(target)
+            self._sync_directories(target)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        # O_EXCL and not a link to a finished file: gcsfuse and some shared file systems have no hard links. What a
+        # crash leaves of it does not parse, and so counts as absent for those who read.
+        target = self._root / name
+        with self._saying(f"write {name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                _write(target, data, os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                return False
+            except OSError:
+                with contextlib.suppress(OSError):
+                    target.unlink()
+                raise
+            self._sync_directories(target)
+        return True
+
+    def delete(self, name: str) -> None:
+        target = self._root / name
+        with self._saying(f"delete {name}"):
+            target.unlink(missing_ok=True)
+            # The folder goes with its last file.
+            with contextlib.suppress(OSError):
+                if target.parent != self._root:
+                    target.parent.rmdir()
+
+    def _sync_directories(self, target: Path) -> None:
+        """Makes the names durable as well: the file's, and those of directories that may be new."""
+        for directory in (target.parent, self._root, self._root.parent):
+            try:
+                handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+            except OSError as error:
+                if error.errno not in _NO_DIRECTORY_SYNC:
+                    raise
+
+    @contextmanager
+    def _saying(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise refused(self.uri, doing, error.strerror or type(error).__name__) from error
+
+
+def _write(path: Path, data: bytes, flags: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | flags, 0o666), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    """The files below a directory, or the file itself; what another process deletes meanwhile is left out."""
+    if not path.is_dir():
+        yield path
+        return
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for directory, _, files in os.walk(path, onerror=failed):
+        yield from (Path(directory, file) for file in files)
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,216 @@
+"""The state of a run at one step, copied to the host: what a checkpoint holds, and how it goes back into a run.
+
+Called by `replica`: the model's part before it is placed on the device, the optimizer's after. Written by `writing`,
+read by `catalogue`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tpu_trainer.checkpoint.tree import put_together, take_apart
+from tpu_trainer.errors import UserCodeError, user_code
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+Tensors = Mapping[str, Tensor]
+
+STORABLE = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64}
+    | {torch.complex64}
+)
+"""The types that safetensors holds."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """step: steps of the present recipe that are done. examples: seen by the job so far, over all its slices.
+
+    document: what the run keeps beside its tensors, as JSON. trees: the optimizer's and the hooks' state as `tree`
+    leaves it. tensors: on the host and nobody else's, by the file they belong to: "model", "optimizer", "hooks".
+    """
+
+    step: int
+    examples: int
+    document: Mapping[str, Any]
+    trees: Mapping[str, Any]
+    tensors: Mapping[str, Tensors]
+
+
+def take_snapshot(
+    model: nn.Module,
+    optimizer: Optimizer,
+    hooks_state: Mapping[str, Any],
+    step: int,
+    examples: int,
+    document: Mapping[str, Any],
+) -> Snapshot:
+    """Copies everything, so that training can go on at once. Of the optimizer its state, not its parameter groups:
+    rates are the recipe's, and that may be a new one.
+
+    Waits for the device, at the end of a step: what is not computed yet would be computed for this copy alone.
+
+    Raises:
+        UserCodeError: the state holds something that a checkpoint cannot keep.
+    """
+    state, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
+    hooks, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
+    live = {"model": _unique_tensors(model), "optimizer": of_optimizer, "hooks": of_hooks}
+    for file, tensors in live.items():
+        for name, tensor in tensors.items():
+            _check_storable(f"{file}: {name}", tensor)
+    # All at once: every single transfer from a device costs a round trip.
+    copies = iter(_to_host([tensor for tensors in live.values() for tensor in tensors.values()]))
+    return Snapshot(
+        step,
+        examples,
+        document,
+        {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks},
+        {file: {name: next(copies) for name in tensors} for file, tensors in live.items()},
+    )
+
+
+def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
+    """Equal for runs that can continue each other: same names, types and shapes of the model's tensors, same task,
+    same seed. Neither the recipe nor the slice is in it. Taken before the model is placed."""
+    described = {name: _described(tensor) for name, tensor in _unique_tensors(model).items()}
+    text = json.dumps({"entrypoint": entrypoint, "seed": seed, "tensors": described}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
+    """Gives the model, still on the host, the snapshot's values.
+
+    Raises:
+        UserCodeError: the model is not the snapshot's; the text names the first difference.
+    """
+    kept, here = snapshot.tensors["model"], _unique_tensors(model)
+    for name in sorted({*kept, *here}):
+        there, now = (_described(tensors[name]) if name in tensors else "nothing" for tensors in (kept, here))
+        if there != now:
+            raise UserCodeError(
+                f"the checkpoint of step {snapshot.step} does not fit the task's model: {name} is {there} in the "
+                f"checkpoint and {now} in the model"
+            )
+    with user_code("loading the checkpoint into the model"):
+        first_names = {id(tensor): name for name, tensor in here.items()}
+        state = model.state_dict(keep_vars=True)
+        model.load_state_dict({name: kept[first_names.get(id(value), name)] for name, value in state.items()})
+
+
+def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
+    """Gives the optimizer the snapshot's state, each tensor on its parameter's device and in the type it had.
+
+    Step counts stay on the host, where torch keeps them.
+
+    Raises:
+        UserCodeError: it is another optimizer, or for other parameters.
+    """
+    kept = snapshot.trees["optimizer"]
+    for what, now in _optimizer_shape(optimizer).items():
+        if kept[what] != now:
+            raise UserCodeError(
+                f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} {_shortened(kept[what])} "
+                f"in the checkpoint, {_shortened(now)} in this run"
+            )
+    together = put_together(kept["state"], {name: t.clone() for name, t in snapshot.tensors["optimizer"].items()})
+    state = {int(key) if key.isdigit() else key: value for key, value in together.items()}
+    groups = optimizer.param_groups
+    with user_code("loading the checkpoint into the optimizer"):
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    # torch has put copies in their place, and whoever sets the rates may hold the originals.
+    optimizer.param_groups = groups
+    _undo_casts(optimizer, state)
+
+
+def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
+    """What the task's hooks gave, lists in place of tuples, tensors on the host."""
+    state: dict[str, Any] = put_together(snapshot.trees["hooks"], snapshot.tensors["hooks"])
+    return state
+
+
+def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model's state, a weight that is used in several places under its first name only.
+
+    Parameters only: a shared buffer does not stay shared on its way to a device.
+    """
+    with user_code("the model's state_dict()"):
+        state = model.state_dict(keep_vars=True)
+    seen: set[int] = set()
+    unique = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise UserCodeError(
+                f"a checkpoint cannot keep the model: {name} of its state_dict() must be a tensor, "
+                f"got {type(value).__name__}"
+            )
+        if not (isinstance(value, nn.Parameter) and id(value) in seen):
+            unique[name] = value
+        seen.add(id(value))
+    return unique
+
+
+def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    with user_code("the optimizer's state_dict()"):
+        state = optimizer.state_dict()["state"]
+    return {str(key): value for key, value in state.items()}
+
+
+def _optimizer_shape(optimizer: Optimizer) -> dict[str, Any]:
+    """What must be equal for the state of one optimizer to be that of another."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {"class": type(optimizer).__name__, "parameters": [list(parameter.shape) for parameter in parameters]}
+
+
+def _undo_casts(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
+    """torch loads floating-point state in the parameter's type; an optimizer that keeps float32 moments beside
+    bfloat16 weights would lose their low bits."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, kept in state.items():
+        loaded = optimizer.state.get(parameters[index]) if isinstance(index, int) else None
+        if not (isinstance(loaded, dict) and isinstance(kept, dict)):
+            continue
+        for key, value in kept.items():
+            held = loaded.get(key)
+            if isinstance(held, Tensor) and isinstance(value, Tensor) and held.dtype != value.dtype:
+                loaded[key] = value.to(held.device)
+
+
+def _check_storable(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.dtype not in STORABLE:
+        raise UserCodeError(f"a checkpoint cannot keep {name}: a dense tensor is needed, got {_described(tensor)}")
+
+
+def _described(tensor: Tensor) -> str:
+    layout = "" if tensor.layout is torch.strided else f", {str(tensor.layout).removeprefix('torch.')}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies on the host, in order, contiguous, sharing memory with nothing."""
+    lazy = [tensor.detach() for tensor in tensors if tensor.device.type == "xla"]
+    if lazy:
+        import torch_xla
+
+        fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(lazy))
+
+    def copied(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "xla":
+            return next(fetched)  # type: ignore[no-any-return]
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+    return [copied(tensor) for tensor in tensors]

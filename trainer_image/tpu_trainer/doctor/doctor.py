@@ -1,0 +1,195 @@
+"""The doctor: one per replica, called by `loop` at fixed places. Tells findings; raises only where going on is wrong.
+
+In the loop's order, each step:
+    before_sync   ahead of everything that sends traced work to the device: of the bucket's exchange and of the sync
+    after_step    after the sync
+    set_aside     after work that is no step: an evaluation, a checkpoint, a read of the signals
+and every hundred steps `checkup`, which is a collective. So that a slow host can be told from those that wait for it,
+the loop spends exchange and sync in Phase.DEVICE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
+from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
+from tpu_trainer.doctor.parameters import checksums, digest, first_difference, halves
+from tpu_trainer.doctor.parties import odd_ones, replicas
+from tpu_trainer.doctor.programs import Programs
+from tpu_trainer.doctor.vitals import INPUT_SHARE, Vitals, input_share, long_enough, straggler
+from tpu_trainer.doctor.voice import Voice
+from tpu_trainer.errors import DivergedError
+from tpu_trainer.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NO_DIGEST = (0, 0)
+
+
+class Doctor:
+    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads.
+
+    `seconds`: what each of the checks has cost so far, waiting for the other replicas included.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        backend: Backend,
+        clock: Clock,
+        tell: Callable[[Finding], None],
+        *,
+        model: nn.Module,
+        host: int,
+        pace: Pace,
+    ) -> None:
+        self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
+        self._spec, self._backend, self._clock = spec, backend, clock
+        self._model, self._host, self._pace = model, host, pace
+        self._names = [name for name, _ in model.named_parameters()]
+        self._voice = Voice(tell)
+        self._programs = Programs(backend, clock)
+        # Every pass of a step is sent off by itself; and where the bucket crosses in host memory, the device is done
+        # with the gradients before the update is traced.
+        executions = spec.batch.accumulation + (1 if backend.reads_free else 0)
+        self._counts = StepCounts(backend.counters, self._voice, executions)
+        self._since = clock.seconds()
+        self._compare_once_more = False
+        self._compilations = 0
+        self._suspect: int | None = None
+
+    def before_sync(self, step: int, tensors: Sequence[Tensor]) -> None:
+        """Compares the pending programs between the replicas, in the first steps and after recompilations.
+
+        Raises:
+            DivergedError: in every replica, before any of them has sent the program to its device.
+            PeerLostError: a replica never came to the comparison.
+        """
+        if self._counts.steps < WARM_UP_STEPS or self._compare_once_more:
+            start = perf_counter()
+            self._programs.compare(step, tensors)
+            self.seconds["programs"] += perf_counter() - start
+
+    def after_step(self, step: int, batch: Any) -> None:
+        """`batch`: the one of the step's last pass."""
+        start = perf_counter()
+        self._compare_once_more = False
+        self._counts.after_step(step, batch)
+        self._pace.step_done(step)
+        if self._counts.steps == 1:
+            self._padding(step, batch)
+        elif self._counts.steps == WARM_UP_STEPS:
+            # Compiling is over: from here on time tells how the run goes.
+            self._since = self._clock.seconds()
+        self.seconds["counters"] += perf_counter() - start
+
+    def set_aside(self) -> None:
+        self._counts.set_aside()
+
+    def checkup(self, step: int) -> None:
+        """Exchanges with all replicas how they are doing; a collective.
+
+        Raises:
+            DivergedError: in every replica, when parameters are not the same any more.
+        """
+        start = perf_counter()
+        with self._clock.during(Phase.DEVICE):
+            self._checkup(step)
+        self._counts.set_aside()
+        self.seconds["checkup"] += perf_counter() - start
+
+    def leave(self) -> None:
+        """This replica ends with a failure; lets the others know that it comes to no further comparison."""
+        self._programs.leave()
+
+    @property
+    def input_bound(self) -> float:
+        """Part of the time since the last checkup that this replica waited for its input, 0..1."""
+        vitals = self._vitals(_NO_DIGEST)
+        return vitals.input / max(vitals.total, 1e-9)
+
+    def _padding(self, step: int, batch: Any) -> None:
+        per_replica = self._spec.batch.per_replica
+        advice = padding_advice(products_of(self._model), rows_of(batch, per_replica), per_replica)
+        if advice is not None and self._spec.backend != "torch":
+            self._voice.say("Padding", step, advice)
+
+    def _vitals(self, parameters: tuple[int, int]) -> Vitals:
+        spent = {phase: seconds - self._since[phase] for phase, seconds in self._clock.seconds().items()}
+        work = spent[Phase.INPUT] + spent[Phase.HOST]
+        compilations = self._counts.compilations - self._compilations
+        return Vitals(self._host, spent[Phase.INPUT], work, work + spent[Phase.DEVICE], compilations, parameters)
+
+    def _checkup(self, step: int) -> None:
+        own = self._vitals(_NO_DIGEST)
+        sums: Tensor | None = None
+        if self._backend.world > 1:
+            (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
+            own = self._vitals(digest(sums))
+        vitals = [Vitals.of(row) for row in self._backend.gather(own.row())]
+        if sums is not None:
+            self._same_parameters(step, vitals, sums)
+        self._same_compilations(step, vitals)
+        if long_enough(vitals):
+            self._who_waits(step, vitals)
+            self._since = self._clock.seconds()
+
+    def _same_parameters(self, step: int, vitals: Sequence[Vitals], sums: Tensor) -> None:
+        if (parties := odd_ones([one.digest for one in vitals])) is None:
+            return
+        odd, others = parties
+        # All replicas have seen the same rows, so all of them come here.
+        name = self._names[first_difference(self._backend.gather(halves(sums)))]
+        raise DivergedError(
+            f"after step {step} the parameters of {replicas(odd)} are not those of {replicas(others)}, first in {name}"
+            ". Each replica makes the same update to the same values, so something in the task's optimizer or hooks "
+            "depends on the rank, the host or an unseeded random number, or a machine computes wrongly"
+        )
+
+    def _same_compilations(self, step: int, vitals: Sequence[Vitals]) -> None:
+        counts = [one.compilations for one in vitals]
+        self._compilations = self._counts.compilations
+        self._compare_once_more = any(counts)
+        if (parties := odd_ones(counts)) is None:
+            return
+        odd, others = parties
+        self._voice.say(
+            "UnequalCompilations",
+            step,
+            f"since the last checkup {replicas(odd)} compiled {max(counts[rank] for rank in odd)} new programs, "
+            f"{replicas(others)} {counts[others[0]]}: their batches differ in shape, or a branch depends on their own "
+            "data. On TPU all replicas must run the same program in every step, or they wait for each other for ever",
+        )
+
+    def _who_waits(self, step: int, vitals: Sequence[Vitals]) -> None:
+        host, share = input_share(vitals)
+        if share > INPUT_SHARE:
+            self._voice.say("InputBound", step, _INPUT_BOUND.format(share=share, host=host), severity=share)
+        slow = straggler(vitals)
+        # Twice in a row: any host is slow once.
+        if slow is not None and slow.host == self._suspect:
+            reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
+            message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
+            self._voice.say("StragglerHost", step, message, cause=slow.host, severity=slow.factor)
+        self._suspect = None if slow is None else slow.host
+
+
+_INPUT_BOUND = (
+    "{share:.0%} of the time is spent waiting for the next batch (host {host} most). Raise the task's workers, make "
+    "reading and transforming an example cheaper or do it beforehand, use larger files, keep the data in the region of "
+    "the slice"
+)
+_STRAGGLER = (
+    "host {host} is slow: its own work takes {factor:.1f} times as long as that of the others, who wait {share:.0%} of "
+    "the time for it. "
+)
+_SLOW_INPUT = "Most of it is waiting for its input: look at that host's disk, network and share of the data"
+_SLOW_WORK = "Look at what else runs on that machine, and for work that the task does on one host only"

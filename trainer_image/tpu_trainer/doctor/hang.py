@@ -1,0 +1,126 @@
+"""Ends a process that does not get on, with the reason, so that the job is restarted and not paid for in silence.
+
+Neither a collective on TPU nor a dataset on dead storage has a time limit of its own. A thread looks at how long the
+present phase of the clock has lasted. Started by `replica` around everything it does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import TextIO
+
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
+from tpu_trainer.doctor.counts import WARM_UP_STEPS
+from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.outcome import Outcome
+
+LEAST_SECONDS = 300.0
+MEDIAN_STEPS = 10
+COMPILING_SECONDS = 1800.0
+"""While programs are compiled: before and in the first steps, and in an evaluation, which has programs of its own."""
+
+PEER_SECONDS = 60.0
+"""Longer for a replica that waits for the others, so that the one that is stuck speaks first and is the one named."""
+
+_LONGEST_POLL = 5.0
+
+
+def limit_seconds(phase: Phase, pace: Pace, override: float | None = None) -> float:
+    """How long a phase may last. `override` replaces the limit of a run under way, and is a lower one for the rest."""
+    usual = max(MEDIAN_STEPS * pace.median_seconds, LEAST_SECONDS) if override is None else override
+    compiling = phase in (Phase.START, Phase.EVALUATE) or pace.steps < WARM_UP_STEPS
+    limit = max(usual, COMPILING_SECONDS) if compiling else usual
+    return limit + PEER_SECONDS if phase is Phase.DEVICE else limit
+
+
+@contextmanager
+def watchdog(
+    clock: Clock, pace: Pace, die: Callable[[Outcome], None], seconds: float | None = None, dump: TextIO | None = None
+) -> Iterator[None]:
+    """While the block runs, a phase that lasts too long ends in `die`, after all threads' stacks went to `dump`.
+
+    `die` is called in the watchdog's thread and must end the process without the help of the others. `seconds`: instead
+    of the usual limit. Works while the block is in native code that has let go of the interpreter, as torch's waits
+    have. A process that was stopped as a whole (SIGSTOP, a suspended laptop) starts its limit anew.
+    """
+    over = threading.Event()
+    ward = threading.get_ident()
+    poll = _LONGEST_POLL if seconds is None else min(_LONGEST_POLL, seconds / 10)
+
+    def watch() -> None:
+        running_since = before = monotonic()
+        while not over.wait(poll):
+            now = monotonic()
+            if now - before > 2 * poll + 1.0:
+                running_since = now
+            before = now
+            phase, lasted = clock.present()
+            limit = limit_seconds(phase, pace, seconds)
+            if min(lasted, now - running_since) > limit:
+                message = _message(phase, lasted, limit, pace, sys._current_frames(), ward)
+                faulthandler.dump_traceback(dump or sys.stderr, all_threads=True)
+                die(Outcome(ExitCode.Hung, message, pace.last))
+                return
+
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _message(phase: Phase, lasted: float, limit: float, pace: Pace, frames: Mapping[int, FrameType], ward: int) -> str:
+    place = user_frame(frames, ward)
+    return (
+        f"hung for {lasted:.0f} s in phase {phase} after step {pace.last or 0}: {_REASONS[phase]}"
+        f"{f'; it is at {place}' if place else ''}. The stacks of all threads are in the log. The limit is "
+        f"{limit:.0f} s"
+        f"{'' if phase in (Phase.START, Phase.EVALUATE) else f'; {ENV_HANG_SECONDS} sets another'}"
+    )
+
+
+_REASONS = {
+    Phase.START: "the start did not come to an end: reading the task, meeting the other hosts, or the first programs",
+    Phase.INPUT: "the task's dataset did not give the next batch",
+    Phase.HOST: "the task's own code did not return",
+    Phase.DEVICE: "the device gave no result, or another replica did not come to the exchange",
+    Phase.CHECKPOINT: "a checkpoint was not written, or the one before it is still being written",
+    Phase.EVALUATE: "the evaluation did not come to an end",
+}
+
+
+def user_frame(frames: Mapping[int, FrameType], first: int) -> str | None:
+    """Where the user's own code stands, as "file:line in function: source"; thread `first` before all others.
+
+    A batch is often read by a thread of its own, while the one that waits for it is in the trainer's code. None where
+    no thread is in code outside of Python, its packages and the trainer.
+    """
+    for thread in sorted(frames, key=lambda thread: thread != first):
+        frame: FrameType | None = frames[thread]
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if _is_users(file):
+                source = linecache.getline(file, frame.f_lineno).strip()
+                return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}{f': {source}' if source else ''}"
+            frame = frame.f_back
+    return None
+
+
+_TRAINER = str(Path(__file__).parents[1])
+_LIBRARIES = (_TRAINER, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file and "dist-packages" not in file

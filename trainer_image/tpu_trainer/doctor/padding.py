@@ -1,0 +1,107 @@
+"""How much of the matrix products is filling. Called by `doctor` once, after the first step; pure.
+
+A TPU holds a float32 matrix in tiles of 8 x 128 and its matrix unit is 128 wide (256 from v6e on), so that sizes are
+rounded up: rows to 8, features to 128 (Cloud TPU performance guide: batch a multiple of 8, features of 128).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+ROWS, FEATURES = 8, 128
+
+LEAST_WASTE = 0.1
+LEAST_WEIGHTS = 1_000_000
+"""Products of fewer weights take microseconds, filling included: they are never what a step waits for."""
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Product:
+    """A weight of shape [outputs, inputs] that activations are multiplied with."""
+
+    name: str
+    outputs: int
+    inputs: int
+
+    @property
+    def useful(self) -> int:
+        return self.outputs * self.inputs
+
+    @property
+    def padded(self) -> int:
+        return _up(self.outputs, FEATURES) * _up(self.inputs, FEATURES)
+
+
+def products_of(model: nn.Module) -> list[Product]:
+    """The matrices of all modules but tables that are looked up in; a shared one once.
+
+    Convolutions are left out: XLA lays those out as suits it, with batch or features along the wide side.
+    """
+    found: dict[int, Product] = {}
+    for at, module in model.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            for name, weight in module.named_parameters(at, recurse=False):
+                if weight.dim() == 2:
+                    found[id(weight)] = Product(name, *weight.shape)
+    return list(found.values())
+
+
+def rows_of(batch: Any, per_replica: int) -> int:
+    """Rows that a replica multiplies at once: its examples, times the positions each of them has.
+
+    The largest tensor of the batch tells: [examples, features], or [examples, positions, ...] where it is more than two
+    dimensions or holds integers.
+    """
+    largest = max(_tensors(batch), key=Tensor.numel, default=None)
+    if largest is None or largest.dim() < 2:
+        return per_replica
+    positions = largest.shape[1:] if not largest.is_floating_point() else largest.shape[1:-1]
+    return per_replica * math.prod(positions)
+
+
+def padding_advice(products: Sequence[Product], rows: int, per_replica: int) -> str | None:
+    """What to make larger, in words; None where less than a tenth of the matrix products' work is filling.
+
+    All products are taken to have the same rows, so that each counts with the size of its weight.
+    """
+    useful = sum(product.useful for product in products)
+    padded = sum(product.padded for product in products)
+    if useful < LEAST_WEIGHTS:
+        return None
+    waste = 1 - useful * rows / (padded * _up(rows, ROWS))
+    if waste < LEAST_WASTE:
+        return None
+    advice = []
+    if rows % ROWS:
+        advice.append(
+            f"{per_replica} examples per replica are computed as {_up(rows, ROWS)} rows: make the batch per replica a "
+            f"multiple of {ROWS} (best of {FEATURES})"
+        )
+    worst = sorted(products, key=lambda product: product.useful - product.padded)[:_MOST_NAMED]
+    named = [_in_words(product) for product in worst if product.padded > product.useful]
+    if named:
+        advice.append(f"{'; '.join(named)}: make features multiples of {FEATURES}")
+    return f"on TPU about {waste:.0%} of the matrix products' work is filling. {'. '.join(advice)}"
+
+
+def _in_words(product: Product) -> str:
+    computed = [_up(product.outputs, FEATURES), _up(product.inputs, FEATURES)]
+    return f"{product.name} {[product.outputs, product.inputs]} is computed as {computed}"
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]

@@ -1,0 +1,75 @@
+"""What watches the loop without being part of it: clock, doctor, checkpoints, and the reports of what was read.
+
+Made by `replica`; `loop` calls it at its fixed places.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tpu_trainer.checkpoint.checkpointer import Checkpoints
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.signals import Reading
+from tpu_trainer.telemetry.noise_scale import NoiseScale
+from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.utilisation import Utilisation
+from tpu_trainer.telling import Telling
+from tpu_trainer.throughput import Throughput
+
+
+@dataclass
+class Instruments:
+    """`noise`: None where it is not asked for."""
+
+    clock: Clock
+    doctor: Doctor
+    checkpoints: Checkpoints
+    throughput: Throughput
+    utilisation: Utilisation
+    noise: NoiseScale | None
+    telling: Telling
+
+    def __post_init__(self) -> None:
+        self._losses: list[float] = []
+        self._rate = 0.0
+        self._since = time.monotonic()
+        self._split = self.clock.seconds()
+        self._begun = self._since
+        self._steps = 0
+
+    def read(self, step: int, reading: Reading, learning_rate: float) -> None:
+        """`step`: the last one whose results have come."""
+        self._losses += reading.losses
+        self._rate = learning_rate
+        self._steps += len(reading.losses)
+        self.throughput.arrived(step, time.monotonic())
+        if self.noise is not None:
+            for own, whole in reading.squares:
+                self.noise.add(own, whole)
+
+    @property
+    def step_seconds(self) -> float:
+        """The best there is: of warm steps, or else of all that have been read."""
+        passed = (time.monotonic() - self._begun) / max(1, self._steps)
+        return self.throughput.step_seconds or passed
+
+    def report(self, step: int) -> None:
+        """Tells what has been read since the last report; nothing where nothing has."""
+        if not self._losses:
+            return
+        now, seconds = time.monotonic(), self.clock.seconds()
+        sample = Sample(
+            step=step,
+            losses=tuple(self._losses),
+            learning_rate=self._rate,
+            seconds=now - self._since,
+            split={phase: seconds[phase] - self._split[phase] for phase in Phase},
+            examples_per_second=self.throughput.rate,
+            mfu=self.utilisation.of(self.throughput.step_seconds),
+            noise_scale=None if self.noise is None else self.noise.value,
+        )
+        self.telling.sample(sample, self.checkpoints.last_step)
+        self._losses.clear()
+        self._since, self._split = now, seconds

@@ -1,0 +1,173 @@
+"""The loop's calls, passed on as Lightning's hooks, in Lightning's order. Made by `module`, called by `loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.hooks import Hooks
+from tpu_trainer.lightning.optimizers import Schedules, configured
+from tpu_trainer.lightning.session import Session
+from tpu_trainer.task import Batch, Hyperparameters
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_OWN_KEYS = ("state_dict", "epoch", "global_step")
+"""What `on_save_checkpoint` finds in the checkpoint; all else in it is the module's and is kept."""
+
+
+class LightningHooks(Hooks):
+    """What is held between two calls is let go before the step ends: a tensor alive there becomes an output of the
+    compiled graph."""
+
+    def __init__(self, session: Session, hp: Hyperparameters, evaluated: bool) -> None:
+        self._session, self._view, self._hp = session, session.view, hp
+        self._evaluated = evaluated
+        self._schedules: Schedules | None = None
+        self._clips = session.has("configure_gradient_clipping")
+        self._begun = (0, 0)
+        self._index = -1
+        self._pass = 0
+        self._batch: Batch = None
+        self._outputs: dict[str, Any] = {}
+
+    def configure(self, parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> Optimizer:
+        """The Task's `optimizer`. The module is on its device."""
+        session = self._session
+        with user_code("configure_optimizers"):
+            given = session.module.configure_optimizers()  # type: ignore[operator]
+        found = configured(given)
+        self._schedules = Schedules(found, self._advance)
+        # Who sets rates by hand does it in optimizer_step, and would find them set again before every step.
+        self.own_schedule = bool(found.schedulers) or session.has("optimizer_step")
+        self._view.optimizers = [found.optimizer]
+        self._view.lr_scheduler_configs = list(found.schedulers)
+        return found.optimizer
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The Task's `loss`: `step_begins` has received this batch already."""
+        given = self._session.step("training_step", self._batch, self._index)
+        outputs = given if isinstance(given, Mapping) else {"loss": given}
+        loss = outputs.get("loss")
+        if not isinstance(loss, Tensor):
+            what = "None" if loss is None else f"a {type(loss).__name__}"
+            raise UserCodeError(
+                f'training_step: the loss is {what}; it must return a tensor, or a dict with the tensor "loss". A '
+                "batch cannot be skipped, because the other replicas would wait for it"
+            )
+        self._outputs = {key: value.detach() if isinstance(value, Tensor) else value for key, value in outputs.items()}
+        return loss
+
+    def train_begins(self, optimizer: Optimizer, step: int) -> None:
+        self._view.global_step = step
+        epoch, _ = self._begun
+        self._view.current_epoch = epoch
+        if self._schedules is not None:
+            self._schedules.fast_forward(optimizer, step, epoch)
+        self._session.call("on_fit_start")
+        self._session.call("on_train_start")
+
+    def epoch_begins(self, epoch: int) -> None:
+        begun, examples = self._begun
+        steps = examples // self._hp.global_batch_size if epoch == begun else 0
+        self._begun = (epoch, 0)
+        self._index = steps * self._hp.accumulation_steps - 1
+        self._view.current_epoch = epoch
+        self._session.call("on_train_epoch_start")
+
+    def step_begins(self, batch: Batch, step: int) -> None:
+        self._index += 1
+        self._batch = self._session.received(batch)
+        if self._session.call("on_train_batch_start", self._batch, self._index) == -1:
+            raise UserCodeError("on_train_batch_start: it returned -1; an epoch cannot be cut short by one replica")
+
+    def before_backward(self, loss: Tensor) -> None:
+        if self._pass == 0:
+            self._session.call("on_before_zero_grad", *self._view.optimizers)
+        self._session.call("on_before_backward", loss)
+
+    def after_backward(self) -> None:
+        self._session.call("on_after_backward")
+        self._pass += 1
+        if self._pass < self._hp.accumulation_steps:
+            self._batch_ends()
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        self._session.call("on_before_optimizer_step", optimizer)
+        if self._clips:
+            none = {"gradient_clip_val": None, "gradient_clip_algorithm": None}
+            self._session.call("configure_gradient_clipping", optimizer, **none)
+
+    def update(self, optimizer: Optimizer) -> None:
+        if not self._session.has("optimizer_step"):
+            optimizer.step()
+            return
+        loss = self._outputs["loss"]
+        # The gradients are there already: what remains of Lightning's closure is its result.
+        self._session.call("optimizer_step", self._view.current_epoch, self._index, optimizer, lambda: loss)
+
+    def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
+        self._view.global_step = step
+        if self._schedules is not None:
+            self._schedules.after("step", step)
+        self._pass = 0
+        self._batch_ends()
+
+    def epoch_ends(self, epoch: int) -> None:
+        self._session.call("on_train_epoch_end")
+        self._session.log.epoch_ends()
+        if self._schedules is not None:
+            self._schedules.after("epoch", epoch + 1)
+
+    def train_ends(self) -> None:
+        self._session.call("on_train_end")
+        self._session.trained = True
+        # Else the last evaluation ends the session, which still needs the data.
+        if not self._evaluated:
+            self._session.finish()
+
+    def failed(self, error: BaseException) -> None:
+        self._session.call_both("on_exception", error)
+
+    def state(self) -> dict[str, Any]:
+        steps = (self._index + 1) // self._hp.accumulation_steps
+        kept: dict[str, Any] = {"epoch": self._view.current_epoch, "examples": steps * self._hp.global_batch_size}
+        if self._session.has("on_save_checkpoint"):
+            checkpoint = self._checkpoint()
+            self._session.call("on_save_checkpoint", checkpoint)
+            kept["module"] = {key: value for key, value in checkpoint.items() if key not in _OWN_KEYS}
+        if self._session.data_has("state_dict"):
+            with user_code("state_dict of the LightningDataModule"):
+                kept["data"] = self._session.data.state_dict()
+        return kept
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._begun = (state["epoch"], state["examples"])
+        if self._session.has("on_load_checkpoint"):
+            self._session.call("on_load_checkpoint", {**self._checkpoint(), **state.get("module", {})})
+        if self._session.data_has("load_state_dict") and "data" in state:
+            with user_code("load_state_dict of the LightningDataModule"):
+                self._session.data.load_state_dict(state["data"])
+
+    def _checkpoint(self) -> dict[str, Any]:
+        view = self._view
+        return {
+            "state_dict": self._session.module.state_dict(),
+            "epoch": view.current_epoch,
+            "global_step": view.global_step,
+        }
+
+    def _batch_ends(self) -> None:
+        outputs, batch = self._outputs, self._batch
+        self._outputs, self._batch = {}, None
+        self._session.call("on_train_batch_end", outputs, batch, self._index)
+
+    def _advance(self, scheduler: Any) -> None:
+        if self._session.has("lr_scheduler_step"):
+            self._session.call("lr_scheduler_step", scheduler, None)
+        else:
+            scheduler.step()

@@ -1,0 +1,144 @@
+"""What `configure_optimizers` gives back: one optimizer, with schedulers or without. Called by `hooks`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from tpu_trainer.errors import UserCodeError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_SCHEDULER_KEYS = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+_FORMS = (
+    "an optimizer, [optimizer], ([optimizer], [schedulers]), or "
+    '{"optimizer": ..., "lr_scheduler": scheduler or {"scheduler": ..., "interval": "step" or "epoch", "frequency": n}}'
+)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A scheduler, stepped after every `frequency`-th "step" or "epoch" of the run."""
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+
+
+@dataclass(frozen=True)
+class Configured:
+    optimizer: Optimizer
+    schedulers: tuple[Scheduled, ...]
+
+
+def configured(given: Any) -> Configured:
+    """The optimizer and its schedulers, from any form that Lightning knows for one optimizer.
+
+    Raises:
+        UserCodeError: no optimizer or several, a form unknown to Lightning, or a scheduler that waits for a metric.
+    """
+    optimizers, schedulers = _parts(given)
+    if len(optimizers) != 1:
+        raise UserCodeError(
+            f"configure_optimizers: it gives {len(optimizers)} optimizers, this trainer serves exactly one; parameter "
+            "groups of one optimizer can have rates of their own"
+        )
+    (optimizer,) = optimizers
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is no torch optimizer")
+    return Configured(optimizer, tuple(_scheduled(scheduler, optimizer) for scheduler in schedulers))
+
+
+def _parts(given: Any) -> tuple[list[Any], list[Any]]:
+    """The optimizers and the schedulers of what was given."""
+    if isinstance(given, torch.optim.Optimizer):
+        return [given], []
+    if isinstance(given, Mapping):
+        return _of_mapping(given)
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) == 2 and isinstance(given[0], list):
+            schedulers = given[1]
+            return list(given[0]), list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+        if given and all(isinstance(each, Mapping) for each in given):
+            parts = [_of_mapping(each) for each in given]
+            return [one for found, _ in parts for one in found], [one for _, found in parts for one in found]
+        return list(given), []
+    raise UserCodeError(f"configure_optimizers: it gives a {type(given).__name__}; it must give {_FORMS}")
+
+
+def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    if "optimizer" not in given:
+        raise UserCodeError(
+            f'configure_optimizers: a dict without "optimizer", it has {", ".join(map(str, given)) or "nothing"}; it '
+            f"must give {_FORMS}"
+        )
+    return [given["optimizer"]], [given["lr_scheduler"]] if given.get("lr_scheduler") is not None else []
+
+
+def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
+    parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {"scheduler": given}
+    scheduler = parts.get("scheduler")
+    name = type(scheduler).__name__
+    if unknown := sorted(set(parts) - _SCHEDULER_KEYS):
+        raise UserCodeError(f"configure_optimizers: lr_scheduler has {', '.join(unknown)}; it must give {_FORMS}")
+    if parts.get("reduce_on_plateau") or isinstance(scheduler, ReduceLROnPlateau):
+        raise UserCodeError(
+            f"configure_optimizers: {name} waits for a metric; this trainer serves schedulers that depend on the step "
+            "or the epoch only, so that a resumed run has the rates of one that never stopped"
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise UserCodeError(f'configure_optimizers: lr_scheduler "scheduler" is a {name}; it must have step()')
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise UserCodeError(f"configure_optimizers: {name} belongs to an optimizer that is not the one given")
+    interval, frequency = parts.get("interval", "epoch"), parts.get("frequency", 1)
+    if interval not in ("step", "epoch"):
+        raise UserCodeError(f'configure_optimizers: interval must be "step" or "epoch", got {interval!r}')
+    if not isinstance(frequency, int) or frequency < 1:
+        raise UserCodeError(f"configure_optimizers: frequency must be an integer of at least 1, got {frequency!r}")
+    return Scheduled(scheduler, interval, frequency)
+
+
+class Schedules:
+    """The schedulers of a run. A rate is a function of the steps and epochs done, and of nothing else.
+
+    `advance` makes one scheduler's step.
+    """
+
+    def __init__(self, configured: Configured, advance: Callable[[Any], None]) -> None:
+        self._schedulers = configured.schedulers
+        self._advance = advance
+        self._fresh = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in configured.optimizer.param_groups
+        ]
+
+    def after(self, interval: str, count: int) -> None:
+        """`count` steps or epochs are done; the schedulers that are due make their step."""
+        for each in self._schedulers:
+            if each.interval == interval and count % each.frequency == 0:
+                self._advance(each.scheduler)
+
+    def fast_forward(self, optimizer: Optimizer, steps: int, epochs: int) -> None:
+        """Puts every scheduler where it is after that many steps and epochs.
+
+        Their steps are made again from the start and not loaded: on another slice a run has another number of steps,
+        and what was kept of a scheduler made for the old number would be wrong. For the same reason the groups' rates
+        are those that the schedulers began with, not those of the checkpoint. Costs some 10 microseconds a step.
+        """
+        if not self._schedulers:
+            return
+        for group, fresh in zip(optimizer.param_groups, self._fresh, strict=True):
+            group.update(fresh)
+        with warnings.catch_warnings():
+            # torch warns of a scheduler that steps before its optimizer has.
+            warnings.simplefilter("ignore", UserWarning)
+            for count in range(1, steps + 1):
+                self.after("step", count)
+            for count in range(1, epochs + 1):
+                self.after("epoch", count)

@@ -1,0 +1,92 @@
+"""Where a run begins: at nothing, or where a checkpoint ends, on this slice or on one of another size.
+
+What is carried over is counted in examples. On the same global batch the steps are the same, too, and the run
+continues as if it had never stopped. On another one the rest of the example budget is trained by the new recipe, whose
+rate is reached by a short ramp. Called by `replica`; the state itself is kept by `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tpu_trainer.data import Position
+from tpu_trainer.schedule import Ramp, rate_factor
+from tpu_trainer.task import Hyperparameters
+
+RAMP_SHARE = 0.05
+"""The longest ramp, as a share of the steps that are left."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One stretch of a run on one slice: it began with `step` steps of `global_batch` examples counted as done."""
+
+    step: int
+    global_batch: int
+    replicas: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
+
+    legs: the stretches trained before, the present one last.
+    """
+
+    step: int = 0
+    examples: int = 0
+    position: Position = field(default_factory=Position)
+    ramp: Ramp | None = None
+    legs: tuple[Leg, ...] = ()
+
+    def examples_after(self, step: int, global_batch: int) -> int:
+        return self.examples + (step - self.step) * global_batch
+
+
+def document(start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters) -> dict[str, Any]:
+    """What a checkpoint after `step` steps keeps of the run, as JSON; `learning_rate` is the last step's."""
+    return {
+        "examples": start.examples_after(step, hp.global_batch_size),
+        "globalBatch": hp.global_batch_size,
+        "position": asdict(position),
+        "learningRate": learning_rate,
+        "ramp": None if start.ramp is None else asdict(start.ramp),
+        "legs": [asdict(leg) for leg in start.legs],
+    }
+
+
+def fresh(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
+    return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),))
+
+
+def continued(kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int) -> Start:
+    """The start that a checkpoint's document leads to with the recipe `hp`."""
+    examples, batch = int(kept["examples"]), hp.global_batch_size
+    # Rounded down: the last, partial step's worth is added to the budget, never taken from it.
+    step = min(examples // batch, hp.train_steps)
+    same = kept["globalBatch"] == batch
+    before = tuple(Leg(**leg) for leg in kept["legs"])
+    return Start(
+        step=step,
+        examples=examples,
+        position=Position(**kept["position"]),
+        ramp=_kept_ramp(kept) if same else _ramp(float(kept["learningRate"]), step, hp),
+        legs=(*before, Leg(step, batch, replicas, attempt)),
+    )
+
+
+def _kept_ramp(kept: Mapping[str, Any]) -> Ramp | None:
+    return None if kept["ramp"] is None else Ramp(**kept["ramp"])
+
+
+def _ramp(old_rate: float, step: int, hp: Hyperparameters) -> Ramp | None:
+    """From the rate of the last step on the other slice up to the new recipe's; a lower one is taken at once."""
+    new_rate = hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+    steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
+    if steps < 1 or not 0 < old_rate < new_rate:
+        return None
+    return Ramp(first=step, steps=steps, begin=old_rate / new_rate)

@@ -1,0 +1,82 @@
+"""The summed signals of the steps, from the device to the loop: losses, the wish to stop, and squares of gradients.
+
+Reading a value makes the host wait for the device, so it is done for several steps at once, and where the device works
+ahead of the host the newest step is left out: its successor is traced while its results are still being made. Every
+replica reads the same sums after the same step, so all decide alike without another exchange. Called by `loop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpu_trainer.backends.base import Backend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_STEPS = 10
+"""Steps between two readings at most, and between two reports."""
+
+STOP_SECONDS = 1.0
+"""A request to stop should not wait longer than this for its reading; a step that takes longer is read by itself."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """losses: the global loss of every step read; stopping: a replica asked for the end in one of them.
+
+    squares: per step the mean over the replicas of their own gradient's square, and the square of the global gradient;
+    empty where the noise scale is not wanted.
+    """
+
+    losses: tuple[float, ...]
+    stopping: bool
+    squares: tuple[tuple[float, float], ...] = ()
+
+
+class Signals:
+    """Holds the signals that have not been read yet. `read_through` is the last step that has been."""
+
+    def __init__(self, backend: Backend, step: int) -> None:
+        self._backend = backend
+        self._unread: list[Tensor] = []
+        self._globals: list[Tensor] = []
+        self._every = 1 if backend.reads_free else MOST_STEPS
+        self.read_through = step
+
+    def add(self, summed: Tensor, global_square: Tensor | None) -> None:
+        """One step's summed signals, and the square of its global gradient where that is wanted."""
+        self._unread.append(summed)
+        if global_square is not None:
+            self._globals.append(global_square)
+
+    def due(self, step: int) -> bool:
+        return step % self._every == 0
+
+    def settle_interval(self, step_seconds: float) -> None:
+        """Called by all replicas after the same step, each with its own measure: they agree on the slowest."""
+        if not self._backend.reads_free:
+            slowest = max(seconds for (seconds,) in self._backend.gather([step_seconds]))
+            self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
+
+    def read(self, *, whole: bool) -> Reading | None:
+        """Waits for the results; of all steps if `whole`, else without the newest where the device works ahead."""
+        kept = 0 if whole or self._backend.reads_free else 1
+        count = len(self._unread) - kept
+        if count < 1:
+            return None
+        here = self._backend.to_host([*self._unread[:count], *self._globals[:count]])
+        signals, squares = [tensor.tolist() for tensor in here[:count]], [float(tensor) for tensor in here[count:]]
+        del self._unread[:count], self._globals[:count]
+        self.read_through += count
+        return _reading(signals, squares, self._backend.terms)
+
+
+def _reading(values: Sequence[Sequence[float]], squares: Sequence[float], terms: int) -> Reading:
+    return Reading(
+        losses=tuple(row[0] / terms for row in values),
+        stopping=any(row[1] > 0 for row in values),
+        squares=tuple((row[2] / terms, whole) for row, whole in zip(values, squares, strict=False)),
+    )

@@ -1,0 +1,116 @@
+"""The run spec as the trainer holds it: read once at the start, never changed. Made by `spec.parser`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """Which run of which job this is; `uid` and `attempt` together name one gang."""
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The hardware the recipe was scaled to; `hosts` and `replicas` count the whole job, all slices together."""
+
+    generation: str
+    topology: str
+    slices: int
+    hosts: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples per step of the whole job; a replica takes `per_replica` of them at once, `accumulation` times."""
+
+    total: int
+    per_replica: int
+    accumulation: int
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """The learning rate after warm-up; `milestones` are steps, `factor` None where the recipe is silent."""
+
+    name: str
+    milestones: tuple[int, ...]
+    factor: float | None
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer's name and the values the recipe gives it; None where the recipe is silent."""
+
+    name: str
+    learning_rate: float
+    momentum: float | None
+    weight_decay: float | None
+    beta1: float | None
+    beta2: float | None
+    epsilon: float | None
+
+
+@dataclass(frozen=True)
+class TorchSpec:
+    """What the torch backend runs on: a torch device type, the process group's backend, and processes per host.
+
+    ("cpu", "gloo") is the default; ("cuda", "nccl") is GPUs, ("tpu", "tpu_dist") is TorchTPU.
+    """
+
+    device: str = "cpu"
+    collectives: str = "gloo"
+    processes_per_host: int = 1
+
+
+@dataclass(frozen=True)
+class CheckpointSpec:
+    """Where checkpoints go and how often; of steps and minutes, the one that is due first counts.
+
+    With neither there is a checkpoint only when the run is stopped or ends. `keep` is how many committed ones stay.
+    """
+
+    uri: str
+    every_steps: int | None
+    every_minutes: int | None
+    keep: int
+
+
+@dataclass(frozen=True)
+class ReportSpec:
+    """What is written beside the model; `uri` None means the directory the environment names, or nowhere."""
+
+    uri: str | None = None
+    tensor_board: bool = False
+    gradient_noise_scale: bool = False
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run, fully resolved: nothing in it is left for the trainer to derive."""
+
+    job: JobRef
+    entrypoint: str
+    backend: str
+    hardware: str
+    slice: Slice
+    batch: Batch
+    train_steps: int
+    warmup_steps: int
+    schedule: ScheduleSpec
+    evaluate_every_steps: int | None
+    ema_decay: float | None
+    seed: int
+    optimizer: OptimizerSpec
+    parameters: Mapping[str, str]
+    data_uri: str | None
+    torch: TorchSpec = TorchSpec()
+    checkpoint: CheckpointSpec | None = None
+    report: ReportSpec = ReportSpec()

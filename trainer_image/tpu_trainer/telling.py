@@ -1,0 +1,43 @@
+"""Who hears what the run has to say: people at the log, whoever follows the progress file, the report.
+
+Made by `replica`, one for each; on all replicas but one it is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.progress import Progress
+from tpu_trainer.telemetry.reporter import Reporter
+from tpu_trainer.telemetry.sample import Sample
+
+
+@dataclass(frozen=True)
+class Telling:
+    """`aloud`: this is the one replica of the gang that reports."""
+
+    progress: Progress
+    reporter: Reporter
+    aloud: bool
+
+    def began(self, step: int) -> None:
+        self.reporter.began(step)
+
+    def sample(self, sample: Sample, checkpoint_step: int | None) -> None:
+        self.progress.checkpoint_step = checkpoint_step
+        self.progress.sample(sample)
+        self.reporter.sample(sample)
+
+    def finding(self, finding: Finding) -> None:
+        self.progress.finding(finding)
+        self.reporter.finding(finding)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.progress.evaluated(step, metrics)
+        self.reporter.evaluated(step, metrics)
+
+    def ended(self, outcome: Outcome) -> None:
+        self.reporter.ended(outcome)
