@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from transformers import AutoModelForCausalLM, GPT2Config
+from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
 from tpu_trainer import Task
 
@@ -31,11 +32,13 @@ def task(context: int = 64, layers: int = 2, width: int = 64) -> Task:
         bos_token_id=None,
         eos_token_id=None,
         use_cache=False,
+        loss_type="ForCausalLM",
     )
+    # With "eager" and the mask in `outputs` the model asks its tensors nothing: every such question would make the device
+    # wait for the host, once a step.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     train, held_out = windows(context)
-    return Task(
-        model=AutoModelForCausalLM.from_config(config), train=train, loss=loss, evaluation=held_out, metrics=metrics
-    )
+    return Task(model=model, train=train, loss=loss, evaluation=held_out, metrics=metrics)
 
 
 def windows(context: int) -> tuple[TensorDataset, TensorDataset]:
@@ -49,17 +52,20 @@ def windows(context: int) -> tuple[TensorDataset, TensorDataset]:
     )
 
 
+def outputs(model: nn.Module, tokens: Tensor) -> CausalLMOutputWithCrossAttentions:
+    # The model itself compares each token with the prediction made before it.
+    return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens)
+
+
 def loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
     (tokens,) = batch
-    # The model itself compares each token with the prediction made before it.
-    return model(input_ids=tokens, labels=tokens).loss
+    return outputs(model, tokens).loss
 
 
 def metrics(model: nn.Module, batch: tuple[Tensor]) -> dict[str, Tensor]:
     """Per example: the mean loss over its tokens in nats, and the share of tokens that were the most probable ones."""
     (tokens,) = batch
-    scores = model(input_ids=tokens).logits[:, :-1]
-    following = tokens[:, 1:]
+    scores, following = outputs(model, tokens).logits[:, :-1], tokens[:, 1:]
     losses = nn.functional.cross_entropy(scores.transpose(1, 2), following, reduction="none")
     return {
         "evaluation_loss": losses.mean(dim=1),

@@ -35,7 +35,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for report in terminalreporter.getreports(outcome):
             layer = Path(report.nodeid.partition("::")[0]).parts[1]
             ran[layer] += 1
-            seconds[layer] += report.duration
+            # A module that could not even be imported took no time.
+            seconds[layer] += getattr(report, "duration", 0.0)
     left_out = config.stash.get(_LEFT_OUT, {})
     terminalreporter.section("layers")
     for layer in LAYERS:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.trainer.compare import interleaved
-from bench.trainer.names import FEATURES, LOOPS
+from bench.trainer.names import LOOPS
 from bench.trainer.reports import NotComparable
-from bench.trainer.runs import DOCTOR_HOSTS, Length, cost_of_doctor, rate_of_feature, rate_of_loop
+from bench.trainer.runs import DOCTOR_HOSTS, FEATURES, Length, cost_of_doctor, rate_of_feature, rate_of_loop
 from bench.trainer.tables import doctor_table, features_table, filled_in, loops_table, machine_line
 
 PACKAGES = ("torch", "torch_xla", "pytorch-lightning", "accelerate")
@@ -65,7 +65,7 @@ def told(model: str, name: str, rate: float) -> float:
 PARTS = {
     "mlp": Part(Length(50, 400), 5, Length(20, 80), partial(of_loops, "mlp"), loops_table),
     "transformer": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "transformer"), loops_table),
-    "features": Part(Length(50, 400), 5, Length(20, 80), of_features, features_table),
+    "features": Part(Length(50, 400), 3, Length(20, 80), of_features, features_table),
     "doctor": Part(Length(50, 400), 3, Length(20, 180), of_doctor, doctor_table),
 }
 

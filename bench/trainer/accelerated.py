@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch_xla
 from accelerate import Accelerator  # type: ignore[import-untyped]
+
 from bench.trainer.models import loader, optimizer
 from bench.trainer.reports import due, report
-
 from tpu_trainer import Task
 
 

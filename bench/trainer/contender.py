@@ -6,6 +6,7 @@ import importlib
 import sys
 
 import torch
+
 from bench.trainer.models import MODELS, SEED
 
 LOOPS = {

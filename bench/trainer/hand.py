@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch_xla
-from bench.trainer.models import loader, optimizer
-from bench.trainer.reports import due, report
 from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
+from bench.trainer.models import loader, optimizer
+from bench.trainer.reports import due, report
 from tpu_trainer import Task
 
 

@@ -6,12 +6,12 @@ import tempfile
 from typing import Any
 
 import torch
-from bench.trainer.models import loader, optimizer
-from bench.trainer.reports import due, report
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.accelerators import XLAAccelerator
 from torch import Tensor
 
+from bench.trainer.models import loader, optimizer
+from bench.trainer.reports import due, report
 from tpu_trainer import Task
 
 

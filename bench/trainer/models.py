@@ -89,7 +89,7 @@ def mlp(hp: Hyperparameters | None = None) -> Task:
     generator = torch.Generator().manual_seed(SEED)
     labels = torch.randint(CLASSES, (POOL,), generator=generator)
     centres = torch.randn(CLASSES, FEATURES, generator=generator)
-    points = centres[labels] / 5 + torch.randn(POOL, FEATURES, generator=generator)
+    points = centres[labels] / 15 + torch.randn(POOL, FEATURES, generator=generator)
     return Task(model=model, train=Repeated(TensorDataset(points, labels)), loss=_classification)
 
 

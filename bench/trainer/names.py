@@ -20,9 +20,12 @@ CHECKS = {
     "checkup": "slow hosts, input, equal parameters (every 100 steps)",
 }
 
+PLAIN_PAIR = "plain-pair"
+"""Nothing switched on, with one host and with two: what only several replicas do is compared with the second."""
+
 FEATURES = {
-    PLAIN: "nothing",
     "checkpoint": f"checkpoint every {CHECKPOINT_EVERY} steps",
-    "noise-scale": "gradient noise scale",
     "tensorboard": "TensorBoard",
+    "noise-scale": "gradient noise scale (2 hosts)",
 }
+WITHOUT = {"checkpoint": PLAIN, "tensorboard": PLAIN, "noise-scale": PLAIN_PAIR}

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.trainer import ours
 from bench.trainer.models import MODELS
-from bench.trainer.names import CHECKPOINT_EVERY, OURS, PLAIN
+from bench.trainer.names import CHECKPOINT_EVERY, OURS, PLAIN, PLAIN_PAIR
 from bench.trainer.observed import doctor_cost
 from bench.trainer.process import watch
-from bench.trainer.reports import check_learned, parse, steps_per_second
+from bench.trainer.reports import NotComparable, check_learned, parse, steps_per_second
 
 DOCTOR_HOSTS = 2
 """Most of what the doctor does is to compare replicas."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What the run spec says where it is on (some of it names the run's directory), and what that leaves behind.
+
+    `trace`: a file, and what stands in it. A feature that was not on costs nothing.
+    """
+
+    fields: Callable[[Path], dict[str, Any]]
+    trace: tuple[str, bytes]
+    hosts: int = 1
+
+
+_REPORT = ("report.html", b"")
+FEATURES = {
+    PLAIN: Feature(lambda directory: {}, _REPORT),
+    PLAIN_PAIR: Feature(lambda directory: {}, _REPORT, hosts=2),
+    "checkpoint": Feature(
+        lambda directory: {"checkpoint": {"uri": str(directory), "everySteps": CHECKPOINT_EVERY, "keep": 3}},
+        ("step-*/COMMIT", b""),
+    ),
+    "tensorboard": Feature(lambda directory: {"report": {"tensorBoard": True}}, ("events.out.tfevents.*", b"")),
+    "noise-scale": Feature(
+        lambda directory: {"report": {"gradientNoiseScale": True}},
+        ("report.html", b"Gradient noise scale"),
+        hosts=2,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -38,12 +68,17 @@ def rate_of_loop(loop: str, model: str, length: Length) -> float:
     return _rate(lines, model, length)
 
 
-def rate_of_feature(feature: str, model: str, length: Length) -> float:
-    """Steps per second of one run of this trainer with one feature switched on; PLAIN is none."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        spec = ours.run_spec(model, length.steps, **_switched_on(feature, directory))
-        return _rate(watch("tpu_trainer", [], *ours.environments(spec, directory)), model, length)
+def rate_of_feature(name: str, model: str, length: Length) -> float:
+    """Steps per second of one run of this trainer with one feature switched on, or with none."""
+    feature = FEATURES[name]
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        spec = ours.run_spec(model, length.steps, feature.hosts, **feature.fields(directory))
+        lines = watch("tpu_trainer", [], *ours.environments(spec, directory))
+        file, text = feature.trace
+        if not any(text in found.read_bytes() for found in directory.glob(file)):
+            raise NotComparable(f"{name} has left no {file} with {text.decode()!r} behind: it was not on")
+    return _rate(lines, model, length)
 
 
 def cost_of_doctor(model: str, length: Length) -> dict[str, Any]:
@@ -60,14 +95,3 @@ def _rate(lines: list[tuple[float, str]], model: str, length: Length) -> float:
     rate = steps_per_second(reports, length.warm_up)
     check_learned(reports, MODELS[model].chance)
     return rate
-
-
-def _switched_on(feature: str, directory: Path) -> dict[str, Any]:
-    checkpoint = {"uri": str(directory / "checkpoints"), "everySteps": CHECKPOINT_EVERY, "keep": 3}
-    fields: dict[str, dict[str, Any]] = {
-        PLAIN: {},
-        "checkpoint": {"checkpoint": checkpoint},
-        "noise-scale": {"report": {"gradientNoiseScale": True}},
-        "tensorboard": {"report": {"tensorBoard": True}},
-    }
-    return fields[feature]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.trainer.compare import Spread, ratios
-from bench.trainer.names import CHECKS, FEATURES, LOOPS, OURS, PLAIN
+from bench.trainer.names import CHECKS, FEATURES, LOOPS, OURS, PLAIN, WITHOUT
 
 
 def loops_table(part: Mapping[str, Any]) -> str:
@@ -24,11 +24,10 @@ def features_table(part: Mapping[str, Any]) -> str:
     """What each feature adds to the time of a step, in percent."""
     rates = part["stepsPerSecond"]
     rows = [["switched on", "a step takes longer by", "min..max"]]
-    for name in rates:
-        if name != PLAIN:
-            ratio = ratios(rates, PLAIN, name)
-            added = Spread(*(100 * (value - 1) for value in (ratio.median, ratio.least, ratio.greatest)))
-            rows.append([FEATURES[name], f"{added.median:.1f} %", _range(added, "{:.1f}")])
+    for name, words in FEATURES.items():
+        ratio = ratios(rates, WITHOUT[name], name)
+        added = Spread(*(100 * (value - 1) for value in (ratio.median, ratio.least, ratio.greatest)))
+        rows.append([words, f"{added.median:.1f} %", _range(added, "{:.1f}")])
     return _captioned(part, rates[PLAIN], rows)
 
 

@@ -3,9 +3,9 @@
 XLA:CPU pairs up replicas for a collective by the module's own id unless the operation has a channel id, and
 xm.all_reduce gives it none; every replica compiles its own module, so they never meet and XLA aborts after ten
 seconds. The binding used here emits the same HLO all-reduce with a channel id. Ten seconds are also little for
-eight replicas that compile at once on two cores: so they take turns at each of their syncs, and all but the first
-find the program compiled. Nothing else is replaced: launch, ordinals, placement, broadcast, the loop and the flat
-bucket are those of a TPU run.
+eight replicas that trace and compile at once on two cores: so they wait for each other at every sync, then take turns,
+and all but the first find the program compiled. Nothing else is replaced: launch, ordinals, placement, broadcast, the
+loop and the flat bucket are those of a TPU run.
 
 The patches stand at import, because the started processes import this module anew.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections import defaultdict
 from typing import Any
 
 import torch_xla
@@ -32,20 +31,25 @@ def all_reduce_on_cpu(kind: str, flat: Any) -> Any:
 
 
 class Turns:
-    """torch_xla.sync, by one replica at a time. A lock for every sync of its own: a replica at its next one waits for
-    the one before to be executed, which needs the others to come."""
+    """torch_xla.sync once all replicas have come to theirs, one replica at a time.
+
+    Every sync has a meeting and a lock of its own: a replica at its next one waits for the one before to be executed,
+    which needs the others to come.
+    """
 
     def __init__(self) -> None:
         self._sync = torch_xla.sync
-        self._locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._guard = threading.Lock()
+        self._turns: dict[int, tuple[threading.Barrier, threading.Lock]] = {}
         self._replica = threading.local()
 
-    def __call__(self, wait: bool = False) -> None:
-        counts = self._replica.__dict__.setdefault("counts", itertools.count())
-        with self._locks[next(counts)]:
+    def __call__(self) -> None:
+        count = self._replica.__dict__.setdefault("count", itertools.count())
+        with self._guard:
+            everyone, turn = self._turns.setdefault(next(count), (threading.Barrier(xr.world_size()), threading.Lock()))
+        everyone.wait()
+        with turn:
             self._sync()
-        if wait:
-            self._sync(wait=True)
 
 
 xm.all_reduce = all_reduce_on_cpu

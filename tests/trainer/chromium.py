@@ -119,6 +119,8 @@ def chromium(profile: Path) -> Iterator[Page]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=(to_read, back_write),
+        # It leaves settings and caches in a home; they are not the user's.
+        env={**os.environ, "HOME": str(profile), "XDG_CONFIG_HOME": str(profile), "XDG_CACHE_HOME": str(profile)},
         start_new_session=True,
     )
     os.close(to_read)

@@ -84,6 +84,18 @@ def every_pitfall(hp: Hyperparameters) -> Task:
     return Task(model=Wide(), train=Rows(), loss=loss, collate=collate)
 
 
+def evaluation_reads(hp: Hyperparameters) -> Task:
+    """Its metrics do all that a step should not: nobody minds."""
+
+    def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        features, labels = batch
+        torch.unique(features).sum().item()
+        return {"accuracy": (model(features).argmax(1) == labels).float()}
+
+    examples = tasks.examples()
+    return Task(model=tasks.Network(), train=examples, loss=tasks.loss, evaluation=examples, metrics=metrics)
+
+
 def one_host_runs_another_program(hp: Hyperparameters) -> Task:
     """Host 1 adds a term of its own to the loss."""
 

@@ -49,7 +49,9 @@ class ThreadBackend:
         self._meeting = meeting
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        for tensor, first in zip(tensors, self._meeting.exchange(self.rank, [t.clone() for t in tensors])[0], strict=True):
+        for tensor, first in zip(
+            tensors, self._meeting.exchange(self.rank, [t.clone() for t in tensors])[0], strict=True
+        ):
             tensor.copy_(first)
 
     def to_device(self, batch: Any) -> Any:

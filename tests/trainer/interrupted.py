@@ -1,5 +1,6 @@
-"""A task that ends its own process in the middle of a step, as a node or the kubelet would: the signal comes at the
-n-th call of the loss, so a test can place it anywhere in a run. It draws random numbers in the model and in the data,
+"""A task that is sent a signal at a place of its run that the test chooses, as a node or the kubelet would send it.
+
+At the n-th call of the loss, or while the task is made (n = 0). It draws random numbers in the model and in the data,
 which a run that continues must draw again.
 """
 
@@ -44,9 +45,14 @@ def task(hp: Hyperparameters) -> Task:
     host, call, name = os.environ.get(FAULT, "-1:0:KILL").split(":")
     mine = int(host) == int(os.environ["TPUJOB_HOST_INDEX"])
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        if next(calls) == int(call) and mine:
+    def reached(place: int) -> None:
+        if mine and place == int(call):
             os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        reached(next(calls))
         return tasks.loss(model, batch)
+
+    reached(0)
 
     return Task(model=Dropping(), train=Noisy(), loss=loss)

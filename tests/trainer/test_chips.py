@@ -12,7 +12,7 @@ from tpu_trainer.contract import ExitCode
 
 def test_sigterm_to_the_host_stops_its_chips_together(launcher: Launcher) -> None:
     gang = start_replicas(launcher, "chips", 2, trainSteps=10_000_000)
-    gang.hosts[0].wait_for("step 10/")
+    gang.hosts[0].wait_for(": loss ")
     gang.hosts[0].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [ExitCode.Preempted], gang.output()
     assert gang.hosts[0].message()["step"] == len(gang.losses())

@@ -36,9 +36,17 @@ def ill(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Iterator[Ga
         launcher.reap()
 
 
-def test_a_healthy_run_is_told_nothing(launcher: Launcher) -> None:
-    gang = launcher.start(run_spec(backend="xla", trainSteps=130))
-    assert gang.wait() == [ExitCode.Succeeded], gang.output()
+def test_a_healthy_gang_is_told_nothing_whatever_its_evaluations_do(launcher: Launcher) -> None:
+    gang = launcher.start(
+        run_spec(
+            backend="xla",
+            hosts=2,
+            entrypoint="tests.trainer.doctor_tasks:evaluation_reads",
+            evaluateEverySteps=10,
+            trainSteps=60,
+        )
+    )
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
     assert warnings(gang) == {}
 
 

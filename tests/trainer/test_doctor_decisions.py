@@ -107,8 +107,14 @@ class Device:
     def __init__(self) -> None:
         self.now = Counters()
         self.told: list[Finding] = []
-        self.counts = StepCounts(lambda: self.now, Voice(self.told.append), executions=1)
+        self.counts = StepCounts(self, Voice(self.told.append), executions=1)
         self._step = 0
+
+    def compilations(self) -> int:
+        return self.now.compilations
+
+    def counters(self) -> Counters:
+        return self.now
 
     def steps(self, count: int, batch: Any = None, **more: Any) -> list[str]:
         """The checks that found something in these steps."""
@@ -187,8 +193,8 @@ def test_what_an_evaluation_does_is_not_laid_to_a_step() -> None:
     device = warm_device()
     for _ in range(WINDOW_STEPS):
         assert device.steps(1) == []
-        device.add(compilations=3, executions=50, host_reads=50, fallbacks={"aten::nonzero": 9})
-        device.counts.set_aside()
+        with device.counts.set_aside():
+            device.add(compilations=3, executions=50, host_reads=50, fallbacks={"aten::nonzero": 9})
     assert device.counts.compilations == 0
 
 
@@ -196,7 +202,8 @@ def test_setting_work_aside_keeps_what_steps_have_done() -> None:
     device = warm_device()
     for step in range(WINDOW_STEPS):
         found = device.steps(1, host_reads=1, executions=1)
-        device.counts.set_aside()
+        with device.counts.set_aside():
+            device.add(host_reads=7)
         assert found == ([] if step + 1 < WINDOW_STEPS else ["HostSync"])
 
 

@@ -137,7 +137,10 @@ def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None
 @pytest.mark.parametrize(
     ("loader", "complaint"),
     [
-        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40)), "sampler WeightedRandomSampler is not served"),
+        (
+            DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40)),
+            "sampler WeightedRandomSampler is not served",
+        ),
         (DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)), "batch_sampler Buckets is not served"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "a RandomSampler with replacement"),
         (DataLoader(DATA, batch_size=None), "batch_size is None; the dataset must give examples"),
@@ -190,7 +193,10 @@ def test_every_form_of_one_optimizer_is_understood(form: Any, schedules: list[tu
         (lambda o: ["adam"], "a str is no torch optimizer"),
         (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau waits for a metric"),
         (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
-        (lambda o: ([o], [{"scheduler": constant(o), "interval": "batch"}]), 'must be "step" or "epoch", got \'batch\''),
+        (
+            lambda o: ([o], [{"scheduler": constant(o), "interval": "batch"}]),
+            'must be "step" or "epoch", got \'batch\'',
+        ),
         (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "frequency must be an integer of at least 1"),
         (lambda o: ([o], [{"scheduler": constant(o), "every": 2}]), "lr_scheduler has every"),
         (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to an optimizer that is not the one given"),

@@ -72,8 +72,8 @@ def test_all_sections_are_laid_out_and_nothing_is_asked_for_elsewhere(
     page.open(report, width, dark)
     assert page.requests == [report.as_uri()]
     sizes = page.evaluate(
-        "[...document.querySelectorAll('section, .plot svg, svg.split, h1, .badge')].map(e => e.getBoundingClientRect())"
-        ".map(box => [box.width, box.height])"
+        "[...document.querySelectorAll('section, .plot svg, svg.split, h1, .badge')]"
+        ".map(e => e.getBoundingClientRect()).map(box => [box.width, box.height])"
     )
     assert all(wide > 0 and high > 0 for wide, high in sizes)
     shown = page.evaluate("[...document.querySelectorAll('section')].map(section => section.id)")

@@ -128,8 +128,16 @@ def of_a_bool(fast: bool) -> None: ...
 @pytest.mark.parametrize(
     ("function", "parameters", "complaint"),
     [
-        (of_an_int, {"widht": "8"}, "nothing is known for its parameter width; recipe.parameters has widht, and the hyp"),
-        (of_an_int, {"width": "8", "dpeth": "2"}, "recipe.parameters has dpeth, which it does not take; its parameters"),
+        (
+            of_an_int,
+            {"widht": "8"},
+            "nothing is known for its parameter width; recipe.parameters has widht, and the hyp",
+        ),
+        (
+            of_an_int,
+            {"width": "8", "dpeth": "2"},
+            "recipe.parameters has dpeth, which it does not take; its parameters",
+        ),
         (of_an_int, {"width": "wide"}, 'recipe.parameters.width: expected an integer, got "wide"'),
         (of_an_int, {"width": "2.5"}, 'recipe.parameters.width: expected an integer, got "2.5"'),
         (of_an_int, {"width": "inf"}, 'recipe.parameters.width: expected an integer, got "inf"'),

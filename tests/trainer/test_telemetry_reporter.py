@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer.checkpoint.stores import MemoryStore
 from tests.trainer.gang import DEADLINE, run_spec
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.errors import BadSpecError, StorageError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry import reporter as module
-from tpu_trainer.telemetry.folder import open_folder
 from tpu_trainer.telemetry.memory import load_history
 from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, REPORT, Reporter, open_reporter
 from tpu_trainer.telemetry.sample import Sample
@@ -37,19 +37,9 @@ def sample(step: int, count: int = 10) -> Sample:
     return Sample(step, losses, 0.25, 2.0, split, examples_per_second=80.0, mfu=0.4, noise_scale=32.0)
 
 
-@pytest.fixture(params=["a directory", "an object store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "a directory":
-        yield str(tmp_path / "reports" / "small")
-        return
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    yield "memory://bucket/reports/small"
-    MemoryFileSystem.store.clear()
-
-
-def test_a_run_leaves_a_report_and_its_history(place: str) -> None:
-    reporter = open_reporter(spec_of(uri=place), None, Clock(), "cpu", reports=True)
+def test_a_run_leaves_a_report_and_its_history(tmp_path: Path) -> None:
+    reporter = open_reporter(spec_of(uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
+    reporter.finding(Finding("Padding", 0, "pad less"))
     reporter.began(0)
     for step in (10, 20):
         reporter.sample(sample(step))
@@ -57,23 +47,22 @@ def test_a_run_leaves_a_report_and_its_history(place: str) -> None:
     reporter.finding(Finding("InputBound", 20, "read ahead more"))
     reporter.ended(DONE)
 
-    page = open_folder(place).read(REPORT)
-    assert page is not None
-    assert all(word in page.decode() for word in ("Succeeded", "trained 20 steps", "0.875", "read ahead more"))
-    history = load_history(open_folder(place).read(HISTORY) or b"", "5f0c")
+    page = (tmp_path / REPORT).read_text()
+    assert all(words in page for words in ("Succeeded", "trained 20 steps", "0.875", "read ahead more", "pad less"))
+    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
     assert history is not None
     assert [point.step for point in history.losses] == list(range(1, 21))
 
 
-def test_the_next_attempt_goes_on_with_the_report_of_the_last(place: str) -> None:
+def test_the_next_attempt_goes_on_with_the_report_of_the_last(tmp_path: Path) -> None:
     for attempt, start, end, code in ((1, 0, 30, ExitCode.Preempted), (2, 20, 40, ExitCode.Succeeded)):
-        reporter = open_reporter(spec_of(attempt, uri=place), None, Clock(), "cpu", reports=True)
+        reporter = open_reporter(spec_of(attempt, uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
         reporter.began(start)
         for step in range(start + 10, end + 10, 10):
             reporter.sample(sample(step))
         reporter.ended(Outcome(code, "ended", end))
 
-    history = load_history(open_folder(place).read(HISTORY) or b"", "5f0c")
+    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
     assert history is not None
     assert [point.step for point in history.losses] == list(range(1, 41))
     assert [(a.number, a.first, a.last, a.outcome) for a in history.attempts] == [
@@ -103,6 +92,11 @@ def test_the_run_spec_s_place_comes_before_the_environment_s(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_a_place_that_is_none_is_an_error_of_the_run_spec() -> None:
+    with pytest.raises(BadSpecError, match=r"^report\.uri: "):
+        open_reporter(spec_of(uri="ftp://there"), None, Clock(), "cpu", reports=True)
+
+
 @pytest.mark.parametrize("reports", [True, False])
 def test_without_a_place_or_on_another_replica_nothing_is_made(tmp_path: Path, reports: bool) -> None:
     reporter = open_reporter(spec_of(), None if reports else tmp_path, Clock(), "cpu", reports=reports)
@@ -113,38 +107,42 @@ def test_without_a_place_or_on_another_replica_nothing_is_made(tmp_path: Path, r
     assert list(tmp_path.iterdir()) == []
 
 
-class Storage:
-    """Files in memory; `open` lets writes through, `written` is set by each."""
+class SlowStore(MemoryStore):
+    """Lets writes through while `open` is set; says when one was `asked` for, and when a version was `written`."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.files: dict[str, bytes] = {}
-        self.pages = 0
-        self.open = threading.Event()
-        self.open.set()
-        self.asked, self.written = threading.Event(), threading.Event()
-        self._error = error
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions = 0
+        self.open, self.asked, self.written = threading.Event(), threading.Event(), threading.Event()
 
-    def write(self, name: str, content: bytes) -> None:
+    def put(self, name: str, data: bytes) -> None:
         self.asked.set()
         assert self.open.wait(DEADLINE)
-        if self._error:
-            raise self._error
-        self.files[name] = content
-        self.pages += name == REPORT
+        super().put(name, data)
+        self.versions += name == REPORT
         if name == HISTORY:
             self.written.set()
 
-    def read(self, name: str) -> bytes | None:
-        if self._error:
-            raise self._error
-        return self.files.get(name)
+
+class BrokenStore(MemoryStore):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def put(self, name: str, data: bytes) -> None:
+        raise self._error
+
+    def read(self, name: str) -> bytes:
+        raise self._error
 
 
-@pytest.mark.parametrize("error", [PermissionError("403: not yours\nlong story"), RuntimeError("token expired")])
-def test_trouble_with_the_storage_is_one_line_and_never_an_error_of_the_run(
+@pytest.mark.parametrize(
+    "error", [StorageError("gs://b/c: permission denied"), RuntimeError("token expired\nlong story")]
+)
+def test_trouble_with_the_store_is_one_line_and_never_an_error_of_the_run(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reporter = Reporter(spec_of(), Storage(error), Clock(), {})
+    reporter = Reporter(spec_of(), BrokenStore(error), Clock(), {})
     reporter.began(0)
     reporter.sample(sample(10))
     reporter.ended(DONE)
@@ -155,60 +153,43 @@ def test_trouble_with_the_storage_is_one_line_and_never_an_error_of_the_run(
 
 
 def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None:
-    time, storage = [0.0], Storage()
-    reporter = Reporter(spec_of(), storage, Clock(), {}, now=lambda: time[0])
+    time, store = [0.0], SlowStore()
+    store.open.set()
+    reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
     reporter.began(0)
     reporter.sample(sample(10))
-    assert not storage.asked.is_set()
+    assert not store.asked.is_set()
     time[0] += EVERY_SECONDS
     reporter.sample(sample(20))
-    assert storage.written.wait(DEADLINE)
-    assert "Running" in storage.files[REPORT].decode()
+    assert store.written.wait(DEADLINE)
+    assert "Running" in store.objects[REPORT].decode()
 
 
-def test_a_slow_storage_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
-    time, storage = [0.0], Storage()
-    storage.open.clear()
-    reporter = Reporter(spec_of(), storage, Clock(), {}, now=lambda: time[0])
+def test_a_slow_store_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
+    time, store = [0.0], SlowStore()
+    reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
     reporter.began(0)
     for step in (10, 20, 30):
         time[0] += EVERY_SECONDS
         reporter.sample(sample(step))
-    assert storage.asked.wait(DEADLINE)
-    assert storage.files == {}
-    storage.open.set()
+    assert store.asked.wait(DEADLINE)
+    assert store.objects == {}
+    store.open.set()
     reporter.ended(DONE)
-    assert "Succeeded" in storage.files[REPORT].decode()
-    assert storage.pages == 2
+    assert "Succeeded" in store.objects[REPORT].decode()
+    assert store.versions == 2
 
 
-def test_a_storage_that_hangs_does_not_keep_the_worker_from_leaving(
+def test_a_store_that_hangs_does_not_keep_the_worker_from_leaving(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "LAST_SECONDS", 0.0)
-    storage = Storage()
-    storage.open.clear()
-    reporter = Reporter(spec_of(), storage, Clock(), {})
+    store = SlowStore()
+    reporter = Reporter(spec_of(), store, Clock(), {})
     reporter.ended(DONE)
     assert "not written within" in capsys.readouterr().err
-    storage.open.set()
-    assert storage.written.wait(DEADLINE)
-
-
-def test_a_half_written_file_never_takes_the_old_one_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = open_folder(str(tmp_path))
-    folder.write(REPORT, b"old")
-
-    def fail(self: Path, content: bytes) -> int:
-        with self.open("wb") as half:
-            half.write(content[:2])
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match="no space"):
-        folder.write(REPORT, b"new one")
-    assert [path.name for path in tmp_path.iterdir()] == [REPORT]
-    assert (tmp_path / REPORT).read_bytes() == b"old"
+    store.open.set()
+    assert store.written.wait(DEADLINE)
 
 
 def events(content: bytes) -> list[tuple[int, str, float]]:

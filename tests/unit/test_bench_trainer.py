@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from bench.trainer.compare import Spread, interleaved, ratios
 from bench.trainer.observed import doctor_cost
 from bench.trainer.process import watch
@@ -74,8 +75,19 @@ def test_the_table_of_loops_gives_this_trainers_lead_over_each_of_the_others() -
 
 
 def test_the_table_of_features_gives_what_each_adds_to_a_step() -> None:
-    part = {"stepsPerSecond": {"plain": [100.0, 100.0, 100.0], "tensorboard": [80.0, 100.0, 125.0]}}
-    assert features_table({**LENGTH, **part}).splitlines()[4:] == ["| TensorBoard | 0.0 % | -20.0..25.0 |"]
+    rates = {
+        "plain": [100.0, 100.0, 100.0],
+        "plain-pair": [60.0, 60.0, 60.0],
+        "checkpoint": [50.0, 50.0, 50.0],
+        "tensorboard": [80.0, 100.0, 125.0],
+        "noise-scale": [60.0, 40.0, 50.0],
+    }
+    part = {"stepsPerSecond": rates}
+    assert features_table({**LENGTH, **part}).splitlines()[4:] == [
+        "| checkpoint every 50 steps | 100.0 % | 100.0..100.0 |",
+        "| TensorBoard | 0.0 % | -20.0..25.0 |",
+        "| gradient noise scale (2 hosts) | 20.0 % | 0.0..50.0 |",
+    ]
 
 
 def test_the_doctors_cost_is_what_its_account_grew_by_after_the_warm_up() -> None:

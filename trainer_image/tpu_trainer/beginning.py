@@ -19,6 +19,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.errors import user_code
 from tpu_trainer.loop import Work
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
@@ -62,8 +63,9 @@ class Storage:
             return None
         store, found = self.target.store, None
         if backend.rank == 0:
-            writing.prepare(self.target)
             found = latest(store, self.target.author.fingerprint, say)
+            # After the choice, which says what it passes over: this removes what is torn and this job's own.
+            writing.prepare(self.target)
         chosen = from_row(backend.gather(as_row(found.folder if found else None))[0])
         if chosen is None or backend.rank == 0:
             return found
@@ -104,7 +106,9 @@ def checkpoints_of(
 
     def take(step: int, position: Position) -> Snapshot:
         kept = document(work.start, step, position, work.rates.present, work.hp)
-        return take_snapshot(work.task.model, work.optimizer, work.hooks.state(), step, int(kept["examples"]), kept)
+        with user_code("the state of the task's hooks"):
+            state = work.hooks.state()
+        return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept)
 
     checkpointer: Checkpointer
     checkpointer = Checkpointer(

@@ -133,18 +133,24 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
             f"the task's train dataset has {size} examples, fewer than one global batch of {order.global_batch}; "
             "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
         )
-    batches = load(task, task.train, PassSampler(size, order), task.workers)
+    drawn = random_seed(order.seed, first_batch, order.share.rank)
+    batches = load(task, task.train, PassSampler(size, order), task.workers, drawn)
     for count, (_, position) in enumerate(global_batches(size, order)):
         for part in range(order.passes):
             order.seed_generators(first_batch + count * order.passes + part)
             yield next(batches), position
 
 
-def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0) -> Iterator[Batch]:
-    """The collated batches that `batches` (lists of indices) names; `workers` processes read them ahead."""
+def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
+    """The collated batches that `batches` (lists of indices) names.
+
+    `workers` processes read them ahead; random numbers that they draw begin with `seed`.
+    """
+    # A generator of its own: the loader draws a number when it begins, wherever in a run that is.
+    generator = torch.Generator().manual_seed(seed)
     with user_code("the task's dataset"):
         loader: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=batches, collate_fn=task.collate, num_workers=workers
+            dataset, batch_sampler=batches, collate_fn=task.collate, num_workers=workers, generator=generator
         )
         iterator = iter(loader)
     while True:

@@ -91,12 +91,20 @@ def train(
     for step in range(start.step + 1, hp.train_steps + 1):
         last = step == hp.train_steps
         backend.seed(random_seed(hp.seed, step, backend.rank))
-        with instruments.utilisation.counting():
-            loss, batch, position = _forward_backward(work, model, step, batches, backend, instruments)
+        with clock.during(Phase.INPUT):
+            batch, position = next(batches)
         if position.epoch != epoch:
             with user_code("the end of an epoch"):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
+        with instruments.utilisation.counting():
+            loss = _one_pass(work, model, step, batch)
+            for _ in range(1, hp.accumulation_steps):
+                # Each pass is sent off by itself: traced together, all their activations would be alive at once.
+                backend.sync()
+                with clock.during(Phase.INPUT):
+                    batch, position = next(batches)
+                loss = loss + _one_pass(work, model, step, batch)
         doctor.before_sync(step, [loss, *(p.grad for p in parameters if p.grad is not None)])
         # Where the collective is the host's own, this is where it waits for the others.
         with clock.during(Phase.DEVICE):
@@ -118,16 +126,13 @@ def train(
 
         signals.add(summed, square)
         with clock.during(Phase.CHECKPOINT):
-            if checkpoints.after_step(step, position):
-                doctor.set_aside()
+            checkpoints.after_step(step, position)
         if hp.evaluate_every_steps and step % hp.evaluate_every_steps == 0 and not last:
-            with clock.during(Phase.EVALUATE):
+            with clock.during(Phase.EVALUATE), doctor.set_aside():
                 evaluate_now(step)
-            doctor.set_aside()
         if signals.due(step) or last:
             with clock.during(Phase.DEVICE):
                 reading = signals.read(whole=last)
-            doctor.set_aside()
             if reading is not None:
                 trained = Trained(step, reading.losses[-1], stopped=reading.stopping and not last)
                 instruments.read(signals.read_through, reading, work.rates.present)
@@ -135,7 +140,8 @@ def train(
             instruments.report(signals.read_through)
         if step % CHECKUP_EVERY == 0 or step == REPORT_EVERY:
             doctor.checkup(step)
-            signals.settle_interval(instruments.step_seconds)
+            with doctor.set_aside():
+                signals.settle_interval(instruments.step_seconds)
         if trained.stopped:
             with clock.during(Phase.CHECKPOINT):
                 checkpoints.save_now(step, position)
@@ -144,24 +150,6 @@ def train(
         hooks.epoch_ends(epoch)
         hooks.train_ends()
     return trained
-
-
-def _forward_backward(
-    work: Work, model: nn.Module, step: int, batches: Batches, backend: Backend, instruments: Instruments
-) -> tuple[Tensor, Batch, Position]:
-    """The mean loss over the step's batches, the gradients of that mean left on the parameters; the last batch, and
-    where the data stands after it."""
-    passes, total = work.hp.accumulation_steps, None
-    for part in range(passes):
-        if part:
-            # Each pass is sent off by itself: traced together, all their activations would be alive at once.
-            backend.sync()
-        with instruments.clock.during(Phase.INPUT):
-            batch, position = next(batches)
-        loss = _one_pass(work, model, step, batch)
-        total = loss if total is None else total + loss
-    assert total is not None
-    return total, batch, position
 
 
 def _one_pass(work: Work, model: nn.Module, step: int, batch: Batch) -> Tensor:

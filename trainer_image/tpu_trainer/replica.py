@@ -60,7 +60,12 @@ def run_replica(
     """
     clock, pace = Clock(), Pace()
     telling = _telling(spec, environment, clock, "", aloud=False)
-    with watchdog(clock, pace, die, environment.hang_seconds):
+
+    def hung(outcome: Outcome) -> None:
+        telling.ended(outcome)
+        die(outcome)
+
+    with watchdog(clock, pace, hung, environment.hang_seconds):
         try:
             backend = open_backend(spec, environment, stop)
             # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the
@@ -172,6 +177,11 @@ class _Run:
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
         checkpoints.finish()
+        if (cost := checkpoints.cost).commits:
+            progress.say(
+                f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; the training stood still for them for "
+                f"{cost.blocked:.1f} s"
+            )
         progress.checkpoint_step = checkpoints.last_step
         progress.done()
         return _outcome(ExitCode.Succeeded, "trained", trained, evaluated, rate)

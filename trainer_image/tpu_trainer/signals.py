@@ -35,6 +35,10 @@ class Reading:
     stopping: bool
     squares: tuple[tuple[float, float], ...] = ()
 
+    def then(self, later: Reading) -> Reading:
+        stopping = self.stopping or later.stopping
+        return Reading(self.losses + later.losses, stopping, self.squares + later.squares)
+
 
 class Signals:
     """Holds the signals that have not been read yet. `read_through` is the last step that has been."""
@@ -43,7 +47,8 @@ class Signals:
         self._backend = backend
         self._unread: list[Tensor] = []
         self._globals: list[Tensor] = []
-        self._every = 1 if backend.reads_free else MOST_STEPS
+        # Until the pace is known: the first steps compile, and a request to stop may have waited for that already.
+        self._every = 1
         self.read_through = step
 
     def add(self, summed: Tensor, global_square: Tensor | None) -> None:
@@ -62,11 +67,20 @@ class Signals:
             self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
 
     def read(self, *, whole: bool) -> Reading | None:
-        """Waits for the results; of all steps if `whole`, else without the newest where the device works ahead."""
+        """Waits for the results; of all steps if `whole`, else without the newest where the device works ahead.
+
+        None where there is nothing to read. A reading that stops the run is of all steps.
+        """
         kept = 0 if whole or self._backend.reads_free else 1
         count = len(self._unread) - kept
         if count < 1:
             return None
+        reading = self._take(count)
+        rest = self._take(kept) if reading.stopping and kept else None
+        return reading if rest is None else reading.then(rest)
+
+    def _take(self, count: int) -> Reading:
+        """The `count` oldest."""
         here = self._backend.to_host([*self._unread[:count], *self._globals[:count]])
         signals, squares = [tensor.tolist() for tensor in here[:count]], [float(tensor) for tensor in here[count:]]
         del self._unread[:count], self._globals[:count]

@@ -37,7 +37,7 @@ def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: 
     commit(store, 10, author(fingerprint="other model"))
     commit(store, 20, author(attempt=2), keep=1)
     store.put("step-notes.txt", b"")
-    store.put("step-00000010-another-9/model.safetensors", b"in flight")
+    store.put("step-00000015-another-1/model.safetensors", b"in flight")
     store.put("step-00000090-5f0c1234-4/model.safetensors", b"in flight")
     commit(store, 30, author(attempt=2), keep=1)
     assert folders(store) == {
@@ -46,7 +46,7 @@ def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: 
         "step-00000010-5f0c1234-1",
         "step-00000030-5f0c1234-2",
         "step-notes.txt",
-        "step-00000010-another-9",
+        "step-00000015-another-1",
         "step-00000090-5f0c1234-4",
     }
 

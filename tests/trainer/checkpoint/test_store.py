@@ -143,6 +143,7 @@ def test_a_full_disk_leaves_the_object_that_was_there(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write step-1/a: No space left on device"):
         store.put("step-1/a", b"more than fits")
     assert store.read("step-1/a") == b"whole"
+    assert store.list("") == {"step-1/a": 5}
 
 
 def test_a_directory_goes_with_its_last_file_but_the_root_stays(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tpu_trainer.checkpoint.catalogue import Found, latest
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
 from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.checkpoint.writing import Target, prepare, write
+from tpu_trainer.errors import StorageError
 
 
 def newest(store: Store) -> Found | None:
@@ -191,7 +192,7 @@ def test_a_writer_that_finds_anothers_commit_does_not_claim_its_checkpoint(store
             store.put(name, rival.objects[name])
             return store.put_if_absent(name, data)
 
-    with pytest.raises(Exception, match="another process writes checkpoint step-00000020-5f0c1234-1"):
+    with pytest.raises(StorageError, match="another process writes checkpoint step-00000020-5f0c1234-1"):
         write(Target(Overtaken(), mine.author, 2), snapshot(20))
     assert newest(store).commit.step == 10
 
@@ -205,3 +206,19 @@ def test_a_commit_whose_answer_was_lost_and_that_was_sent_again_counts() -> None
     store = AnswersLate()
     write(Target(store, author(), 2), snapshot(20))
     assert_same(newest(store).snapshot, snapshot(20))
+
+
+@pytest.mark.parametrize("puts", range(3))
+def test_a_write_that_is_refused_gives_back_the_room_it_took(puts: int) -> None:
+    left = iter(range(puts))
+
+    class Full(MemoryStore):
+        def put(self, name: str, data: bytes) -> None:
+            if next(left, None) is None:
+                raise StorageError("memory: cannot write: No space left on device")
+            super().put(name, data)
+
+    store = Full()
+    with pytest.raises(StorageError, match="No space left on device"):
+        write(Target(store, author(), 2), snapshot(20))
+    assert store.objects == {}

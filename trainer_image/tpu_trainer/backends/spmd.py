@@ -54,6 +54,12 @@ class XlaSpmd(XlaDevice):
         self._local_devices = devices // group.size
         self._mesh = xs.Mesh(np.arange(devices), (devices,), ("data",))
 
+    def seed(self, seed: int) -> None:
+        """Rank 0's in every process: one program draws the numbers of the whole batch, and a device takes its part."""
+        common = torch.tensor(seed)
+        self._group.broadcast([common])
+        super().seed(int(common))
+
     def place(self, model: nn.Module) -> None:
         # While the model is still in host memory: a replicated tensor is what each host sends to its own devices.
         self._group.broadcast([*model.parameters(), *model.buffers()])

@@ -41,6 +41,9 @@ def find_device(chosen: TorchSpec, local_rank: int) -> torch.device:
             f"trainer.torch.processesPerHost: {chosen.processes_per_host} processes need a device each, this host has "
             f"{count} of {chosen.device}"
         )
+    if chosen.device == "tpu":
+        # TorchTPU has given this process its one device already, and knows no other.
+        return torch.device("tpu")
     module.set_device(local_rank)
     return torch.device(chosen.device, local_rank)
 

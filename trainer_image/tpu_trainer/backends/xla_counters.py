@@ -1,9 +1,10 @@
-"""torch_xla's own metrics as `Counters`. Called by the XLA backends; the doctor reads the result after every step."""
+"""torch_xla's own metrics as `Counters`. Called by the XLA backends, for the doctor.
+
+A metric keeps its last 1024 samples and hands all of them over (50 microseconds); a counter is one number (0.3). So
+what is asked in every step is taken from counters.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch_xla.debug import metrics
 
@@ -19,28 +20,23 @@ class XlaCounters:
     def __init__(self) -> None:
         self._own_reads = 0
 
-    @contextmanager
-    def own_reads(self) -> Iterator[None]:
-        """Transfers made in the block are the backend's."""
-        before = _samples("TransferFromDeviceTime")
-        try:
-            yield
-        finally:
-            self._own_reads += _samples("TransferFromDeviceTime") - before
+    def own_read(self) -> None:
+        """The backend makes one transfer from the device."""
+        self._own_reads += 1
+
+    def compilations(self) -> int:
+        return _counter("UncachedCompile")
 
     def read(self) -> Counters:
-        compilations, compile_nanoseconds = _metric("CompileTime")
+        _, compile_nanoseconds = _metric("CompileTime")
+        reads, _ = _metric("TransferFromDeviceTime")
         return Counters(
-            compilations=compilations,
+            compilations=self.compilations(),
             compile_seconds=compile_nanoseconds / 1e9,
             # A program over several devices of one process is counted under a name of its own.
-            executions=_samples("ExecuteTime") + _samples("ExecuteReplicatedTime"),
-            host_reads=_samples("TransferFromDeviceTime") - self._own_reads,
-            fallbacks={
-                name: metrics.counter_value(name)
-                for name in metrics.counter_names()
-                if name.startswith("aten::") and name != _READ_OF_A_NUMBER
-            },
+            executions=_counter("ExecuteComputation") + _counter("ExecuteReplicated"),
+            host_reads=reads - self._own_reads,
+            fallbacks={name: _counter(name) for name in metrics.executed_fallback_ops() if name != _READ_OF_A_NUMBER},
         )
 
 
@@ -50,5 +46,6 @@ def _metric(name: str) -> tuple[int, float]:
     return (0, 0.0) if data is None else (int(data[0]), float(data[1]))
 
 
-def _samples(name: str) -> int:
-    return _metric(name)[0]
+def _counter(name: str) -> int:
+    """0 for one that has never been counted up."""
+    return metrics.counter_value(name) or 0

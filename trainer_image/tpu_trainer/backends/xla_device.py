@@ -38,9 +38,13 @@ class XlaDevice:
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """In one transfer; fetched one by one, each would wait for a graph of its own. Those on the host stay there."""
         away = [tensor for tensor in tensors if tensor.device.type == "xla"]
-        with self._counters.own_reads():
-            fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(away) if away else ())
+        if away:
+            self._counters.own_read()
+        fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(away) if away else ())
         return [next(fetched) if tensor.device.type == "xla" else tensor for tensor in tensors]
+
+    def compilations(self) -> int:
+        return self._counters.compilations()
 
     def counters(self) -> Counters:
         return self._counters.read()

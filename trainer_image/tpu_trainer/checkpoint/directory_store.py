@@ -47,8 +47,9 @@ class DirectoryStore:
         part = target.with_name(f"{target.name}.part")
         with self._saying(f"write {name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(part, data, os.O_CREAT | os.O_TRUNC)
-            part.replace(target)
+            with _leaving_nothing(part):
+                _write(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), data)
+                part.replace(target)
             self._sync_directories(target)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -58,13 +59,11 @@ class DirectoryStore:
         with self._saying(f"write {name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                _write(target, data, os.O_CREAT | os.O_EXCL)
+                handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 return False
-            except OSError:
-                with contextlib.suppress(OSError):
-                    target.unlink()
-                raise
+            with _leaving_nothing(target):
+                _write(handle, data)
             self._sync_directories(target)
         return True
 
@@ -98,11 +97,22 @@ class DirectoryStore:
             raise refused(self.uri, doing, error.strerror or type(error).__name__) from error
 
 
-def _write(path: Path, data: bytes, flags: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | flags, 0o666), "wb") as file:
+def _write(handle: int, data: bytes) -> None:
+    with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _leaving_nothing(path: Path) -> Iterator[None]:
+    """Where the block fails the file goes: on a full disk it would be in the way of the next try."""
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _files_below(path: Path) -> Iterator[Path]:

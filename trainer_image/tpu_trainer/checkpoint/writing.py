@@ -5,6 +5,7 @@ Called by `background`, in its thread, and by `checkpointer` at the start.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from tpu_trainer.checkpoint import retention
@@ -48,9 +49,13 @@ def write(target: Target, snapshot: Snapshot) -> int:
     # the COMMIT of the first time would vouch for a mixture.
     store.delete(f"{folder}/{COMMIT}")
     marks: dict[str, Mark] = {}
-    for file, data in files_of(snapshot):
-        store.put(f"{folder}/{file}", data)
-        marks[file] = Mark.of(data)
+    try:
+        for file, data in files_of(snapshot):
+            store.put(f"{folder}/{file}", data)
+            marks[file] = Mark.of(data)
+    except StorageError:
+        _take_back(store, [f"{folder}/{file}" for file in marks])
+        raise
     commit = Commit(snapshot.step, snapshot.examples, author, marks).to_json()
     # A request that was sent again after a lost answer finds its own COMMIT there.
     if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
@@ -66,3 +71,10 @@ def make_room(target: Target, step: int) -> None:
     """
     written = Folder(step, target.author.job, target.author.attempt)
     retention.keep_newest(target.store, target.author, target.keep, written)
+
+
+def _take_back(store: Store, names: list[str]) -> None:
+    """Deletes what a failed write has left: on a full disk it would be in the way of the next one."""
+    with contextlib.suppress(StorageError):
+        for name in names:
+            store.delete(name)

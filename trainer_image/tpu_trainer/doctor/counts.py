@@ -7,8 +7,9 @@ step in two, so its reads and executions are not reported again as such.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from tpu_trainer.backends.base import Counters
 from tpu_trainer.doctor.shapes import Shapes, difference, shapes_of
@@ -18,7 +19,7 @@ WARM_UP_STEPS = 3
 """Steps of this process that may compile: the first; the second, when the optimizer has state; and one to spare."""
 
 WINDOW_STEPS = 20
-"""Steps over which rates are taken: executions are counted when they end, so that a single step's number is vague."""
+"""Steps over which rates are taken; all that is counted costs too much to be asked for in every step."""
 
 MOST_PER_STEP = 0.1
 """Events per step that are nobody's concern: a read every tenth step is how values should be read."""
@@ -26,42 +27,63 @@ MOST_PER_STEP = 0.1
 _NO_SHAPES: Shapes = {}
 
 
+class Counting(Protocol):
+    """What is asked of a Backend here."""
+
+    def compilations(self) -> int: ...
+
+    def counters(self) -> Counters: ...
+
+
 class StepCounts:
     """`compilations`: those made by steps after the warm-up. `executions`: how many a step of the trainer's makes."""
 
-    def __init__(self, counters: Callable[[], Counters], voice: Voice, executions: int) -> None:
+    def __init__(self, backend: Counting, voice: Voice, executions: int) -> None:
         self.compilations = 0
         self.steps = 0
-        self._counters = counters
+        self._backend = backend
         self._voice = voice
         self._executions = executions
         self._first = _NO_SHAPES
         self._recompilations: Counter[str] = Counter()
         self._window_steps = 0
-        self._window = self._before = counters()
+        self._window = Counters()
+        self._compiled, self._compile_seconds = 0, 0.0
 
     def after_step(self, step: int, batch: Any) -> None:
         self.steps += 1
         if self.steps == 1:
             self._first = shapes_of(batch)
-        before, self._before = self._before, self._counters()
-        if self.steps <= WARM_UP_STEPS:
-            self._window = self._before
+        if self.steps < WARM_UP_STEPS:
             return
-        if self._before.compilations != before.compilations:
-            self.compilations += self._before.compilations - before.compilations
-            self._recompiled(step, batch, self._before.compile_seconds - before.compile_seconds)
+        if self.steps == WARM_UP_STEPS:
+            self._window = self._read()
+            return
+        if self._backend.compilations() != self._compiled:
+            self._recompiled(step, batch)
         self._window_steps += 1
         if self._window_steps == WINDOW_STEPS:
-            self._rates(step, minus(self._before, self._window))
-            self._window, self._window_steps = self._before, 0
+            now = self._read()
+            self._rates(step, minus(now, self._window))
+            self._window, self._window_steps = now, 0
 
-    def set_aside(self) -> None:
-        """What has been counted since the last step was not the step's: an evaluation, a checkpoint, a checkup."""
-        now = self._counters()
-        self._window, self._before = minus(now, minus(self._before, self._window)), now
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """What is counted while the block runs is not a step's."""
+        in_steps = minus(self._read(), self._window)
+        yield
+        self._window = minus(self._read(), in_steps)
 
-    def _recompiled(self, step: int, batch: Any, seconds: float) -> None:
+    def _read(self) -> Counters:
+        now = self._backend.counters()
+        self._compiled, self._compile_seconds = now.compilations, now.compile_seconds
+        return now
+
+    def _recompiled(self, step: int, batch: Any) -> None:
+        compiled, compile_seconds = self._compiled, self._compile_seconds
+        now = self._read()
+        self.compilations += now.compilations - compiled
+        seconds = now.compile_seconds - compile_seconds
         change = difference(self._first, shapes_of(batch))
         cause = "program" if change is None else "shapes"
         self._recompilations[cause] += 1

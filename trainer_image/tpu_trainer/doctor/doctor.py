@@ -3,7 +3,7 @@
 In the loop's order, each step:
     before_sync   ahead of everything that sends traced work to the device: of the bucket's exchange and of the sync
     after_step    after the sync
-    set_aside     after work that is no step: an evaluation, a checkpoint, a read of the signals
+    set_aside     around work that is no step: an evaluation, an exchange of the trainer's own
 and every hundred steps `checkup`, which is a collective. So that a slow host can be told from those that wait for it,
 the loop spends exchange and sync in Phase.DEVICE.
 """
@@ -11,6 +11,7 @@ the loop spends exchange and sync in Phase.DEVICE.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Doctor:
         # Every pass of a step is sent off by itself; and where the bucket crosses in host memory, the device is done
         # with the gradients before the update is traced.
         executions = spec.batch.accumulation + (1 if backend.reads_free else 0)
-        self._counts = StepCounts(backend.counters, self._voice, executions)
+        self._counts = StepCounts(backend, self._voice, executions)
         self._since = clock.seconds()
         self._compare_once_more = False
         self._compilations = 0
@@ -91,8 +92,9 @@ class Doctor:
             self._since = self._clock.seconds()
         self.seconds["counters"] += perf_counter() - start
 
-    def set_aside(self) -> None:
-        self._counts.set_aside()
+    def set_aside(self) -> AbstractContextManager[None]:
+        """What the device's runtime counts while the block runs is not laid to the steps."""
+        return self._counts.set_aside()
 
     def checkup(self, step: int) -> None:
         """Exchanges with all replicas how they are doing; a collective.
@@ -101,20 +103,13 @@ class Doctor:
             DivergedError: in every replica, when parameters are not the same any more.
         """
         start = perf_counter()
-        with self._clock.during(Phase.DEVICE):
+        with self._clock.during(Phase.DEVICE), self.set_aside():
             self._checkup(step)
-        self._counts.set_aside()
         self.seconds["checkup"] += perf_counter() - start
 
     def leave(self) -> None:
         """This replica ends with a failure; lets the others know that it comes to no further comparison."""
         self._programs.leave()
-
-    @property
-    def input_bound(self) -> float:
-        """Part of the time since the last checkup that this replica waited for its input, 0..1."""
-        vitals = self._vitals(_NO_DIGEST)
-        return vitals.input / max(vitals.total, 1e-9)
 
     def _padding(self, step: int, batch: Any) -> None:
         per_replica = self._spec.batch.per_replica
@@ -129,11 +124,8 @@ class Doctor:
         return Vitals(self._host, spent[Phase.INPUT], work, work + spent[Phase.DEVICE], compilations, parameters)
 
     def _checkup(self, step: int) -> None:
-        own = self._vitals(_NO_DIGEST)
-        sums: Tensor | None = None
-        if self._backend.world > 1:
-            (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
-            own = self._vitals(digest(sums))
+        sums = self._checksums() if self._backend.world > 1 else None
+        own = self._vitals(_NO_DIGEST if sums is None else digest(sums))
         vitals = [Vitals.of(row) for row in self._backend.gather(own.row())]
         if sums is not None:
             self._same_parameters(step, vitals, sums)
@@ -141,6 +133,10 @@ class Doctor:
         if long_enough(vitals):
             self._who_waits(step, vitals)
             self._since = self._clock.seconds()
+
+    def _checksums(self) -> Tensor:
+        (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
+        return sums
 
     def _same_parameters(self, step: int, vitals: Sequence[Vitals], sums: Tensor) -> None:
         if (parties := odd_ones([one.digest for one in vitals])) is None:

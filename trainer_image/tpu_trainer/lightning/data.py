@@ -136,8 +136,8 @@ def _source(session: Session, loader: DataLoader[Any], name: str) -> Source:
     if (before := session.of_data("on_before_batch_transfer")) is not None:
         collate = Collate(collate, before)
     # A batch sampler of torch's own, made by hand, leaves the loader without a batch size.
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
-    return Source(loader.dataset, collate, loader.num_workers, int(size))
+    size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", 1)
+    return Source(loader.dataset, collate, loader.num_workers, size)
 
 
 def _check_order(loader: DataLoader[Any], name: str) -> None:

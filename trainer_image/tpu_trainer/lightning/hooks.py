@@ -29,6 +29,7 @@ class LightningHooks(Hooks):
         self._evaluated = evaluated
         self._schedules: Schedules | None = None
         self._clips = session.has("configure_gradient_clipping")
+        # The epoch that is trained, or was at the checkpoint, and the examples taken of it then.
         self._begun = (0, 0)
         self._index = -1
         self._pass = 0
@@ -124,6 +125,8 @@ class LightningHooks(Hooks):
             self._schedules.after("epoch", epoch + 1)
 
     def train_ends(self) -> None:
+        # Lightning counts an epoch as done before it says that the training is.
+        self._view.current_epoch += 1
         self._session.call("on_train_end")
         self._session.trained = True
         # Else the last evaluation ends the session, which still needs the data.
@@ -135,7 +138,7 @@ class LightningHooks(Hooks):
 
     def state(self) -> dict[str, Any]:
         steps = (self._index + 1) // self._hp.accumulation_steps
-        kept: dict[str, Any] = {"epoch": self._view.current_epoch, "examples": steps * self._hp.global_batch_size}
+        kept: dict[str, Any] = {"epoch": self._begun[0], "examples": steps * self._hp.global_batch_size}
         if self._session.has("on_save_checkpoint"):
             checkpoint = self._checkpoint()
             self._session.call("on_save_checkpoint", checkpoint)

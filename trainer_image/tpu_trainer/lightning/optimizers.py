@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,14 +130,13 @@ class Schedules:
         and what was kept of a scheduler made for the old number would be wrong. For the same reason the groups' rates
         are those that the schedulers began with, not those of the checkpoint. Costs some 10 microseconds a step.
         """
-        if not self._schedulers:
+        if not self._schedulers or steps == 0:
             return
         for group, fresh in zip(optimizer.param_groups, self._fresh, strict=True):
             group.update(fresh)
-        with warnings.catch_warnings():
-            # torch warns of a scheduler that steps before its optimizer has.
-            warnings.simplefilter("ignore", UserWarning)
-            for count in range(1, steps + 1):
-                self.after("step", count)
-            for count in range(1, epochs + 1):
-                self.after("epoch", count)
+        # torch warns of a scheduler that steps before its optimizer. This one has stepped, in an earlier process.
+        vars(optimizer)["_opt_called"] = True
+        for count in range(1, steps + 1):
+            self.after("step", count)
+        for count in range(1, epochs + 1):
+            self.after("epoch", count)

@@ -167,6 +167,11 @@ class History:
         warned = Warned(finding.check, first, finding.step, times + 1, finding.message)
         self._warnings[finding.check] = warned
 
+    @property
+    def warnings(self) -> tuple[Warned, ...]:
+        """One for each check that had something to say, in the order of their first words."""
+        return tuple(self._warnings.values())
+
     def recorded(self, attempt: Attempt) -> Recorded:
         """All of it up to now, with the present attempt as it stands."""
         rate, mfu, noise = self._rates
@@ -174,7 +179,7 @@ class History:
             losses=self._losses.points,
             stretches=self._stretches.points,
             evaluations=self._evaluations.points,
-            warnings=tuple(self._warnings.values()),
+            warnings=self.warnings,
             attempts=(*self._attempts, attempt),
             examples_per_second=rate,
             mfu=mfu,

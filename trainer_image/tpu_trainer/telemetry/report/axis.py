@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SPAN_FOR_LOGARITHM = 30
@@ -50,7 +50,8 @@ def axis_of(values: Iterable[float], ticks: int = 5, from_zero: bool = False, lo
 
 def step_axis(first: int, last: int) -> Axis:
     """Steps, exactly from `first` to `last`, ticks at whole numbers."""
-    size = max(1.0, _round_size((max(last, first + 1) - first) / 6))
+    # Without 2.5, which is no number of steps.
+    size = max(1.0, _round_size((max(last, first + 1) - first) / 6, (1, 2, 5, 10)))
     start = math.ceil(first / size)
     ticks = [tick * size for tick in range(start, math.floor(last / size) + 1)]
     return Axis(first, max(last, first + 1), tuple(ticks))
@@ -70,7 +71,7 @@ def _logarithmic(low: float, high: float) -> Axis:
     return Axis(low / 1.2, high * 1.2, tuple(p for p in powers if low / 1.2 <= p <= high * 1.2), logarithmic=True)
 
 
-def _round_size(size: float) -> float:
-    """The next of 1, 2, 2.5, 5 times a power of ten that is not smaller."""
+def _round_size(size: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:
+    """The next of the factors times a power of ten that is not smaller."""
     power = 10.0 ** math.floor(math.log10(size))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= size * (1 - 1e-9))
+    return next(factor * power for factor in factors if factor * power >= size * (1 - 1e-9))

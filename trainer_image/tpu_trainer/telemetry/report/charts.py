@@ -32,6 +32,11 @@ def loss_chart(recorded: Recorded) -> Markup | None:
     return draw(Plot("Loss over steps", _steps(recorded), loss_axis(recorded), curves, broken=broken))
 
 
+def merged(recorded: Recorded) -> bool:
+    """A point of the loss curve stands for several steps."""
+    return any(point.count > 1 for point in columns(recorded.losses))
+
+
 def loss_axis(recorded: Recorded) -> Axis:
     span = [value for point in recorded.losses for value in (point.low, point.high) if drawable(value)]
     evaluated = [e.metrics["loss"] for e in evaluations_of(recorded, "loss")]

@@ -37,8 +37,8 @@ ENDINGS = {
 PHASES = {
     Phase.START: ("Start", "imports, meeting the other hosts, placing the model, reading a checkpoint"),
     Phase.INPUT: ("Waiting for input", "the next batch was not ready"),
-    Phase.HOST: ("Host", "Python: the task's code, tracing, compiling"),
-    Phase.DEVICE: ("Device", "waiting for results: computing, and exchanging gradients with the peers"),
+    Phase.HOST: ("Host", "Python: the task's code, and tracing its steps"),
+    Phase.DEVICE: ("Device", "waiting for results: compiling, computing, exchanging gradients with the peers"),
     Phase.CHECKPOINT: ("Checkpoints", "as far as the training waited for them"),
     Phase.EVALUATE: ("Evaluation", "going through the evaluation set"),
 }
@@ -52,6 +52,7 @@ def render_report(
     `recorded.attempts` ends with the present attempt.
     """
     split = total([attempt.split for attempt in recorded.attempts])
+    shown = tiles(recorded, spec)
     state, ending = ENDINGS[outcome.code] if outcome else ("running", "Running")
     return _template().render(
         spec=spec,
@@ -62,8 +63,10 @@ def render_report(
         message=outcome.message if outcome else "",
         written=written,
         environment=environment,
-        tiles=tiles(recorded, spec),
+        tiles=shown,
+        tile_columns=_columns(len(shown)),
         loss=charts.loss_chart(recorded),
+        merged=charts.merged(recorded),
         loss_axis=charts.loss_axis(recorded),
         broken=sum(point.broken for point in recorded.losses),
         loss_evaluated=bool(charts.evaluations_of(recorded, "loss")),
@@ -95,6 +98,12 @@ def _charted(recorded: Recorded) -> list[str]:
     """The metrics with a chart; the evaluated loss stands beside the training's."""
     names = {name: None for evaluation in recorded.evaluations for name in evaluation.metrics}
     return [name for name in names if name != "loss" and charts.evaluations_of(recorded, name)][:METRICS]
+
+
+def _columns(tiles: int) -> int:
+    """Of at most five, as many as leave the last row fullest."""
+    rows = -(-tiles // 5)
+    return -(-tiles // rows)
 
 
 @cache

@@ -46,7 +46,8 @@ def _schedule(spec: RunSpec) -> str:
             steps = "step" if len(schedule.milestones) == 1 else "steps"
             return f"× {number(0.1 if schedule.factor is None else schedule.factor)} at {steps} {milestones}"
         case _:
-            return f"{schedule.name.lower()} down to × {number(schedule.factor or 0.0)}"
+            part = f"{number(schedule.factor)} of it" if schedule.factor else "0"
+            return f"{schedule.name.lower()} down to {part}"
 
 
 def _optimizer(optimizer: OptimizerSpec) -> list[str]:

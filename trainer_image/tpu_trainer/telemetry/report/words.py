@@ -43,7 +43,9 @@ def share(part: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """850 ms, 3.2 s, 4 min 05 s, 2 h 05 min, 3 d 4 h."""
+    """0.42 ms, 850 ms, 3.2 s, 4 min 05 s, 2 h 05 min, 3 d 4 h."""
+    if 0 < seconds < 0.00001:
+        return f"<{THIN}0.01{THIN}ms"
     if seconds < 0.0995:
         return f"{1000 * seconds:.3g}{THIN}ms"
     if seconds < 0.9995:

@@ -1,0 +1,85 @@
+"""Told to stop at the awkward moments: at the start, while compiling, while a checkpoint is written, and twice."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import interrupted
+from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.test_interrupted import committed
+from tpu_trainer.contract import ExitCode
+
+LONG = 10_000_000
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def start(launcher: Launcher, checkpoints: Path, fault: str = "", **changes: Any) -> Gang:
+    every = changes.pop("everySteps", LONG)
+    spec = run_spec(
+        entrypoint="tests.trainer.interrupted:task",
+        trainSteps=LONG,
+        checkpoint={"uri": str(checkpoints), "everySteps": every, "keep": 2},
+        **{"hosts": 1, "replicas": 2, **changes},
+    )
+    return launcher.start(spec, **({interrupted.FAULT: fault} if fault else {}))
+
+
+def test_while_the_task_is_made_all_hosts_leave_before_the_first_step(launcher: Launcher, checkpoints: Path) -> None:
+    gang = start(launcher, checkpoints, "1:0:TERM", hosts=2)
+    assert gang.wait() == [ExitCode.Preempted] * 2, gang.output()
+    assert "before the first step" in gang.hosts[0].message()["message"]
+    assert committed(checkpoints) == 0
+
+
+@pytest.mark.parametrize("replicas", [{"hosts": 1, "replicas": 1}, {"hosts": 2, "replicas": 2}], ids=["alone", "gang"])
+def test_while_the_first_step_is_traced_and_compiled_the_run_ends_with_a_checkpoint_of_its_first_steps(
+    launcher: Launcher, checkpoints: Path, replicas: dict[str, int]
+) -> None:
+    gang = start(launcher, checkpoints, "0:1:TERM", backend="xla", **replicas)
+    assert set(gang.wait()) == {ExitCode.Preempted}, gang.output()
+    step = gang.hosts[0].message()["step"]
+    assert committed(checkpoints) == step <= 3
+
+
+def test_twice_while_a_checkpoint_is_written_both_it_and_the_last_step_are_committed(
+    launcher: Launcher, checkpoints: Path
+) -> None:
+    spec = run_spec(
+        entrypoint="tests.trainer.interrupted:task",
+        replicas=1,
+        trainSteps=LONG,
+        checkpoint={"uri": str(checkpoints), "everySteps": 5, "keep": 3},
+    )
+    gang = launcher.start(spec, module="tests.trainer.signalled_writer")
+    assert gang.wait() == [ExitCode.Preempted], gang.output()
+    kept = sorted(int(path.parent.name.split("-")[1]) for path in checkpoints.glob("step-*/COMMIT"))
+    assert kept[0] == 5
+    assert kept[-1] == gang.hosts[0].message()["step"] == committed(checkpoints)
+
+
+def test_twice_in_a_row_is_as_good_as_once(launcher: Launcher, checkpoints: Path) -> None:
+    gang = start(launcher, checkpoints)
+    gang.hosts[0].wait_for("step 10/")
+    for _ in range(2):
+        gang.hosts[0].process.send_signal(signal.SIGTERM)
+    assert gang.wait() == [ExitCode.Preempted], gang.output()
+    assert "checkpoint written" in gang.hosts[0].message()["message"]
+    assert committed(checkpoints) == gang.hosts[0].message()["step"]
+
+
+def test_without_storage_the_last_words_say_that_nothing_was_kept(launcher: Launcher, checkpoints: Path) -> None:
+    gang = start(launcher, checkpoints)
+    gang.hosts[0].wait_for("step 10/")
+    checkpoints.rename(checkpoints.with_name("gone"))
+    checkpoints.write_text("a file where the directory was")
+    gang.hosts[0].process.send_signal(signal.SIGTERM)
+    assert gang.wait() == [ExitCode.Preempted], gang.output()
+    assert "its checkpoint could not be written" in gang.hosts[0].message()["message"]
