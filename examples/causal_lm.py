@@ -7,15 +7,18 @@ A byte is a token. The text is this project's own README and documentation of on
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from transformers import AutoModelForCausalLM, GPT2Config
-from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
 from tpu_trainer import Task
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
 TOKENS = Path(__file__).with_suffix(".npy")
 VOCABULARY = 256
@@ -32,11 +35,12 @@ def task(context: int = 64, layers: int = 2, width: int = 64) -> Task:
         bos_token_id=None,
         eos_token_id=None,
         use_cache=False,
-        loss_type="ForCausalLM",
     )
-    # With "eager" and the mask in `outputs` the model asks its tensors nothing: every such question would make the device
-    # wait for the host, once a step.
+    # With "eager" and the mask in `outputs` the model asks its tensors nothing: every such question would make the
+    # device wait for the host, once a step.
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    # GPT-2's class name alone does not tell transformers which loss is meant, and it would warn of its guess.
+    model.loss_type = "ForCausalLM"
     train, held_out = windows(context)
     return Task(model=model, train=train, loss=loss, evaluation=held_out, metrics=metrics)
 

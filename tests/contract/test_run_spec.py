@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
@@ -16,6 +17,7 @@ from tpu_trainer.errors import BadSpecError
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.output import Checkpoint, Report
 from tpu_training_operator.api.trainer import TorchRuntime
+from tpu_training_operator.domain.comparison import comparison
 from tpu_training_operator.domain.gang import config_map
 from tpu_training_operator.domain.resolve import Resolution, resolve
 
@@ -68,6 +70,9 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         torch=_torch(job.spec.trainer.torch),
         checkpoint=_checkpoint(job.spec.checkpoint),
         report=_report(job.spec.report),
+        scaling=tuple(
+            trainer.ScalingRow(row.name, row.tuned_on, row.runs_on, row.rule) for row in comparison(recipe, resolution)
+        ),
     )
 
 
@@ -127,19 +132,20 @@ RICHEST = {
 
 
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """The path of every field the schema has, and whether it is required."""
+    """The path of every field the schema has, in lists of objects that of the first, and whether it is required."""
     for name, below in schema.get("properties", {}).items():
         yield path + name, name in schema.get("required", ())
         yield from fields(below, f"{path}{name}.")
+        yield from fields(below.get("items", {}), f"{path}{name}[0].")
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The operator's richest run spec with one field set, or taken away by the value ..."""
     document = copy.deepcopy(written(RICHEST)[2])
-    *parents, last = path.split(".")
-    place = document
+    *parents, last = re.findall(r"[^.[\]]+", path)
+    place: Any = document
     for parent in parents:
-        place = place[parent]
+        place = place[int(parent) if parent.isdigit() else parent]
     if value is ...:
         del place[last]
     else:
@@ -177,7 +183,7 @@ def test_a_milestone_that_is_no_step_is_refused(milestone: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["news", *(f"{path}.news" for path, below in SCHEMA["properties"].items() if "properties" in below)]
+    "path", ["news", *sorted({re.sub(r"[^.]+$", "news", path) for path, _ in fields(SCHEMA) if "." in path})]
 )
 def test_a_field_of_a_later_version_is_refused_by_name(path: str) -> None:
     assert complaint(changed(path, "1")).startswith(f"{path}: unknown field")

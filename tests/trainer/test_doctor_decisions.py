@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from tpu_trainer.backends.base import Counters
 from tpu_trainer.clock import Phase
-from tpu_trainer.doctor import hang, padding
-from tpu_trainer.doctor.counts import WARM_UP_STEPS, WINDOW_STEPS, StepCounts, minus
+from tpu_trainer.doctor import hang
 from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.parties import odd_ones, replicas
@@ -101,119 +96,6 @@ def test_every_check_and_every_cause_is_spoken_of_by_itself() -> None:
     assert len(told) == 4
 
 
-class Device:
-    """Counters as a run would leave them: `step` does what a step of the trainer does, plus what the task causes."""
-
-    def __init__(self) -> None:
-        self.now = Counters()
-        self.told: list[Finding] = []
-        self.counts = StepCounts(self, Voice(self.told.append), executions=1)
-        self._step = 0
-
-    def compilations(self) -> int:
-        return self.now.compilations
-
-    def counters(self) -> Counters:
-        return self.now
-
-    def steps(self, count: int, batch: Any = None, **more: Any) -> list[str]:
-        """The checks that found something in these steps."""
-        before = len(self.told)
-        for _ in range(count):
-            self._step += 1
-            self.add(**{"executions": 0, **more})
-            self.add(executions=1)
-            self.counts.after_step(self._step, torch.zeros(8) if batch is None else batch)
-        return [finding.check for finding in self.told[before:]]
-
-    def add(self, fallbacks: dict[str, int] | None = None, **more: float) -> None:
-        both = {name: self.now.fallbacks.get(name, 0) + count for name, count in (fallbacks or {}).items()}
-        self.now = replace(
-            self.now,
-            fallbacks={**self.now.fallbacks, **both},
-            **{name: getattr(self.now, name) + value for name, value in more.items()},
-        )
-
-
-def warm_device() -> Device:
-    device = Device()
-    assert device.steps(WARM_UP_STEPS, compilations=1, host_reads=3, executions=3) == []
-    return device
-
-
-@pytest.mark.parametrize(
-    ("events", "found"),
-    [
-        ({}, []),
-        ({"host_reads": 1, "executions": 1}, ["HostSync"]),
-        ({"executions": 1}, ["MidStepExecution"]),
-        ({"fallbacks": {"aten::nonzero": 1}, "host_reads": 1, "executions": 1}, ["CpuFallback"]),
-        ({"fallbacks": {"aten::nonzero": 1}, "host_reads": 2, "executions": 2}, ["CpuFallback", "HostSync"]),
-        ({"fallbacks": {"aten::nonzero": 1, "aten::_unique2": 1}, "host_reads": 2}, ["CpuFallback", "CpuFallback"]),
-    ],
-)
-def test_what_a_step_does_beside_the_trainers_own_work_is_put_down_to_one_cause(
-    events: dict[str, Any], found: list[str]
-) -> None:
-    assert warm_device().steps(3 * WINDOW_STEPS, **events) == found
-
-
-def test_a_read_every_tenth_step_is_nobodys_concern() -> None:
-    device = warm_device()
-    for _ in range(10):
-        assert device.steps(9) == []
-        assert device.steps(1, host_reads=1, executions=1) == []
-
-
-def test_a_recompilation_with_other_shapes_names_step_and_shapes() -> None:
-    device = warm_device()
-    device.steps(5)
-    assert device.steps(1, torch.zeros(9), compilations=1, compile_seconds=2.5) == ["RecompilationAfterWarmUp"]
-    (finding,) = device.told
-    assert finding.step == WARM_UP_STEPS + 6
-    assert finding.message.startswith(f"step {WARM_UP_STEPS + 6} compiled a new program, 2.5 s")
-    assert "batch is [9] float32, in the first step it was [8] float32" in finding.message
-
-
-def test_a_recompilation_with_the_same_shapes_points_at_the_program() -> None:
-    device = warm_device()
-    device.steps(1, compilations=1)
-    assert "PT_XLA_DEBUG_LEVEL=1" in device.told[0].message
-
-
-def test_a_hundred_recompilations_are_told_three_times() -> None:
-    device = warm_device()
-    device.steps(100, compilations=1)
-    assert [finding.step - WARM_UP_STEPS for finding in device.told] == [1, 10, 100]
-    assert "(the 100th time)" in device.told[-1].message
-    assert device.counts.compilations == 100
-
-
-def test_what_an_evaluation_does_is_not_laid_to_a_step() -> None:
-    device = warm_device()
-    for _ in range(WINDOW_STEPS):
-        assert device.steps(1) == []
-        with device.counts.set_aside():
-            device.add(compilations=3, executions=50, host_reads=50, fallbacks={"aten::nonzero": 9})
-    assert device.counts.compilations == 0
-
-
-def test_setting_work_aside_keeps_what_steps_have_done() -> None:
-    device = warm_device()
-    for step in range(WINDOW_STEPS):
-        found = device.steps(1, host_reads=1, executions=1)
-        with device.counts.set_aside():
-            device.add(host_reads=7)
-        assert found == ([] if step + 1 < WINDOW_STEPS else ["HostSync"])
-
-
-def test_the_difference_of_two_counts_knows_operations_that_only_the_later_one_has() -> None:
-    later = Counters(3, 2.5, 10, 4, {"aten::nonzero": 3, "aten::_unique2": 1})
-    assert minus(later, Counters(1, 0.5, 4, 4, {"aten::nonzero": 2})) == Counters(
-        2, 2.0, 6, 0, {"aten::nonzero": 1, "aten::_unique2": 1}
-    )
-
-
 def hosts(*work: float, waiting: float = 0.0, total: float = 10.0) -> list[Vitals]:
     return [Vitals(host, waiting, seconds, total, 0) for host, seconds in enumerate(work)]
 
@@ -227,6 +109,7 @@ def hosts(*work: float, waiting: float = 0.0, total: float = 10.0) -> list[Vital
         (hosts(4.0, 4.0, 5.9, 4.0), None),  # less than half as long again
         (hosts(0.1, 0.1, 0.5, 0.1), None),  # five times as long, and less than 5 % of the step
         (hosts(9.0), None),
+        ([*hosts(9.0, 3.0), Vitals(0, 0.0, 9.0, 10.0, 0)], Straggler(0, 3.0, 0.6, input_bound=False)),
         ([Vitals(0, 0.0, 1.0, 10.0, 0), Vitals(0, 0.0, 9.0, 10.0, 0)], None),  # two processes of one host
         (hosts(4.0, 9.0, waiting=5.0), Straggler(1, 2.25, 0.5, input_bound=True)),
     ],
@@ -254,65 +137,6 @@ def test_vitals_survive_the_float32_row_they_travel_in(
 ) -> None:
     vitals = Vitals(host, seconds, seconds, seconds, compilations, (high, low % 2**16))
     assert Vitals.of(torch.tensor(vitals.row(), dtype=torch.float32).tolist()) == vitals
-
-
-def linears(*sizes: int) -> nn.Module:
-    return nn.Sequential(*[nn.Linear(*pair) for pair in pairwise(sizes)])
-
-
-@pytest.mark.parametrize(
-    ("model", "rows", "words"),
-    [
-        (linears(1024, 1024), 8, None),
-        (linears(1024, 1024), 4, ["50%", "4 examples per replica are computed as 8 rows"]),
-        (linears(1024, 1024), 1000, None),
-        (linears(1000, 1000), 64, None),  # 5 % of filling
-        (linears(1050, 1050), 64, ["17%", "0.weight [1050, 1050] is computed as [1152, 1152]"]),
-        (linears(65, 200, 65), 4, None),  # too small to be what a step waits for
-    ],
-)
-def test_filling_is_spoken_of_where_it_is_a_tenth_of_large_products(
-    model: nn.Module, rows: int, words: list[str] | None
-) -> None:
-    advice = padding.padding_advice(padding.products_of(model), rows, per_replica=rows)
-    assert (advice is None) == (words is None)
-    assert all(word in (advice or "") for word in words or [])
-
-
-@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 300))
-def test_sizes_that_fill_their_tiles_waste_nothing_and_no_advice_is_above_all(
-    outputs: int, inputs: int, rows: int
-) -> None:
-    whole = padding.Product("w", outputs * 128, inputs * 128)
-    assert padding.padding_advice([whole], rows * 8, rows * 8) is None
-    ragged = padding.Product("w", outputs, inputs)
-    assert ragged.padded >= ragged.useful
-
-
-def test_products_are_the_matrices_that_activations_meet_each_once() -> None:
-    model = nn.ModuleDict({"tokens": nn.Embedding(50, 16), "body": nn.Linear(16, 32), "norm": nn.LayerNorm(32)})
-    head = nn.Linear(16, 50, bias=False)
-    head.weight = model["tokens"].weight
-    again = nn.Linear(16, 50, bias=False)
-    again.weight = head.weight
-    model.update({"head": head, "again": again})
-    found = {(product.outputs, product.inputs) for product in padding.products_of(model)}
-    assert found == {(32, 16), (50, 16)}
-    assert len(padding.products_of(model)) == 2
-
-
-@pytest.mark.parametrize(
-    ("batch", "rows"),
-    [
-        ([torch.zeros(6, 784), torch.zeros(6)], 3),
-        ([torch.zeros(6, dtype=torch.int64)], 3),
-        ({"ids": torch.zeros(6, 50, dtype=torch.int64)}, 150),
-        (torch.zeros(6, 50, 32), 150),
-        ([], 3),
-    ],
-)
-def test_rows_are_a_replicas_examples_times_their_positions(batch: Any, rows: int) -> None:
-    assert padding.rows_of(batch, per_replica=3) == rows
 
 
 def pace_of(durations: Sequence[float]) -> Pace:

@@ -32,6 +32,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return document
 
 
+ROW = {"name": "chips", "tunedOn": "4", "runsOn": "16", "rule": ""}
 TORCH_TPU = {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 1}
 
 RIGHT = [
@@ -49,6 +50,10 @@ RIGHT = [
     ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everyMinutes": 1, "keep": 1}),
     ("report", {}),
     ("report", {"uri": "/mnt/run", "tensorBoard": True, "gradientNoiseScale": False}),
+    ("scaling", []),
+    ("scaling", [ROW] * 64),
+    ("scaling", [dict.fromkeys(ROW, "")]),
+    ("scaling", [ROW | {"rule": "x" * 4096}]),
 ]
 
 WRONG = [
@@ -76,6 +81,13 @@ WRONG = [
     ("checkpoint", {"uri": "/mnt/run", "keep": 0}, "checkpoint.keep: expected an integer of at least 1, got 0"),
     ("report", {"tensorBoard": "yes"}, "report.tensorBoard: expected true or false, got 'yes'"),
     ("report", {"tensorBoard": 1}, "report.tensorBoard: expected true or false, got 1"),
+    ("scaling", ROW, "scaling: expected a list of at most 64 objects, got {'name'"),
+    ("scaling", [ROW] * 65, "scaling: expected a list of at most 64 objects, got [{'name'"),
+    ("scaling", [ROW, "chips"], "scaling: expected a list of at most 64 objects, got [{'name'"),
+    ("scaling", [ROW, {"name": "chips"}], "scaling[1].tunedOn: missing"),
+    ("scaling", [ROW | {"why": ""}], "scaling[0].why: unknown field; known here: name, tunedOn, runsOn, rule"),
+    ("scaling", [ROW | {"runsOn": 16}], "scaling[0].runsOn: expected a string of at most 4096 characters, got 16"),
+    ("scaling", [ROW | {"rule": "x" * 4097}], "scaling[0].rule: expected a string of at most 4096 characters"),
 ]
 
 WRONG_TOGETHER = [

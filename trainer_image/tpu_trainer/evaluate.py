@@ -83,7 +83,10 @@ def _by_evaluator(
             evaluator.batch(placed, index, planned.rows)
         backend.sync()
     # Not marked as the user's: the collectives in it can fail, too.
-    return evaluator.ends(backend)
+    result = evaluator.ends(backend)
+    # What it has left pending, metrics that begin anew, would otherwise be compiled into the next training step.
+    backend.sync()
+    return result
 
 
 def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.recipe import Optimizer, Schedule
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.checkpointing import interval
+from tpu_training_operator.domain.comparison import Row, comparison
 from tpu_training_operator.domain.resolve import Resolution
 from tpu_training_operator.domain.scaling import ScaledRecipe
 
@@ -44,6 +45,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         "seed": spec.recipe.seed,
         "optimizer": _optimizer(spec.recipe.optimizer, recipe),
         "parameters": dict(sorted((spec.recipe.parameters or {}).items())),
+        "scaling": [_scaling(row) for row in comparison(spec.recipe, resolution)],
     }
     if recipe.evaluate_every_steps is not None:
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
@@ -65,6 +67,10 @@ def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
     scaled = {"learningRate": recipe.learning_rate, "weightDecay": recipe.weight_decay, **recipe.betas}
     given = optimizer.model_dump(by_alias=True, exclude_none=True)
     return given | {name: value for name, value in scaled.items() if value is not None}
+
+
+def _scaling(row: Row) -> dict[str, str]:
+    return {"name": row.name, "tunedOn": row.tuned_on, "runsOn": row.runs_on, "rule": row.rule}
 
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:

@@ -37,10 +37,23 @@ class Fields:
     def child(self, name: str, known: Sequence[str]) -> Fields:
         return Fields(self._required(name), self.at(name), known)
 
+    def children(self, name: str, known: Sequence[str], most: int) -> list[Fields]:
+        value = self._required(name)
+        if not isinstance(value, list) or len(value) > most or not all(isinstance(one, Mapping) for one in value):
+            raise self.wrong(name, f"a list of at most {most} objects")
+        return [Fields(one, f"{self.at(name)}[{place}]", known) for place, one in enumerate(value)]
+
     def text(self, name: str) -> str:
         value = self._required(name)
         if not isinstance(value, str) or not value:
             raise self.wrong(name, "a non-empty string")
+        return value
+
+    def words(self, name: str, longest: int) -> str:
+        """Text for people, which may be empty."""
+        value = self._required(name)
+        if not isinstance(value, str) or len(value) > longest:
+            raise self.wrong(name, f"a string of at most {longest} characters")
         return value
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:

@@ -93,6 +93,16 @@ class ReportSpec:
 
 
 @dataclass(frozen=True)
+class ScalingRow:
+    """One line of how the recipe came from the slice it was tuned on to this one; words for the report only."""
+
+    name: str
+    tuned_on: str
+    runs_on: str
+    rule: str
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """One training run, fully resolved: nothing in it is left for the trainer to derive."""
 
@@ -114,3 +124,4 @@ class RunSpec:
     torch: TorchSpec = TorchSpec()
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
+    scaling: tuple[ScalingRow, ...] = ()

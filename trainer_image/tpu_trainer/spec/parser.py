@@ -7,7 +7,7 @@ cannot say (replicas x perReplica x accumulation = global) is checked here, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_trainer.contract import RUN_SPEC_SCHEMA
@@ -20,6 +20,7 @@ from tpu_trainer.spec.model import (
     OptimizerSpec,
     ReportSpec,
     RunSpec,
+    ScalingRow,
     ScheduleSpec,
     Slice,
     TorchSpec,
@@ -83,6 +84,7 @@ def parse_run_spec(document: object) -> RunSpec:
         torch=_torch(root.child("torch", _TORCH)) if root.has("torch") else TorchSpec(),
         checkpoint=_checkpoint(root.child("checkpoint", _CHECKPOINT)) if root.has("checkpoint") else None,
         report=_report(root.child("report", _REPORT)) if root.has("report") else ReportSpec(),
+        scaling=_scaling(root.children("scaling", _SCALING, _MOST_ROWS)) if root.has("scaling") else (),
     )
     if root.has("torch") and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
@@ -111,6 +113,7 @@ _ROOT = (
     "torch",
     "checkpoint",
     "report",
+    "scaling",
 )
 _SCHEDULE = ("name", "milestones", "factor")
 _CONSTANT = ScheduleSpec("Constant", (), None)
@@ -118,6 +121,9 @@ _OPTIMIZER = ("name", "learningRate", "momentum", "weightDecay", "beta1", "beta2
 _TORCH = ("device", "collectives", "processesPerHost")
 _CHECKPOINT = ("uri", "everySteps", "everyMinutes", "keep")
 _REPORT = ("uri", "tensorBoard", "gradientNoiseScale")
+_SCALING = ("name", "tunedOn", "runsOn", "rule")
+_MOST_ROWS = 64
+_LONGEST_WORDS = 4096
 
 
 def _job(fields: Fields) -> JobRef:
@@ -192,6 +198,18 @@ def _report(fields: Fields) -> ReportSpec:
         uri=fields.text("uri") if fields.has("uri") else None,
         tensor_board=fields.flag("tensorBoard") if fields.has("tensorBoard") else False,
         gradient_noise_scale=fields.flag("gradientNoiseScale") if fields.has("gradientNoiseScale") else False,
+    )
+
+
+def _scaling(rows: Sequence[Fields]) -> tuple[ScalingRow, ...]:
+    return tuple(
+        ScalingRow(
+            name=row.words("name", _LONGEST_WORDS),
+            tuned_on=row.words("tunedOn", _LONGEST_WORDS),
+            runs_on=row.words("runsOn", _LONGEST_WORDS),
+            rule=row.words("rule", _LONGEST_WORDS),
+        )
+        for row in rows
     )
 
 

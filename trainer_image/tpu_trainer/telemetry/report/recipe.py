@@ -1,11 +1,11 @@
-"""The recipe as it was resolved for the slice, row by row. Used by `page`."""
+"""The recipe as it was resolved for the slice, row by row. Used by `page`, below the table of what was scaled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tpu_trainer.spec import OptimizerSpec, RunSpec
+from tpu_trainer.spec import RunSpec, ScheduleSpec
 from tpu_trainer.telemetry.report.words import count, number, plural, share
 
 
@@ -19,38 +19,28 @@ class Row:
 
 
 def recipe_rows(spec: RunSpec) -> list[Row]:
-    batch, steps, warmup = spec.batch, spec.train_steps, spec.warmup_steps
+    """The whole recipe; beside `spec.scaling`, which has every number that a rule may change, only the rest."""
+    return [*(_unscaled(spec) if spec.scaling else _whole(spec)), *_surroundings(spec), Row("Seed", str(spec.seed))]
+
+
+def _unscaled(spec: RunSpec) -> Iterator[Row]:
+    optimizer = spec.optimizer
+    kept = {"momentum": optimizer.momentum, "ε": optimizer.epsilon}
+    yield Row("Schedule", spec.schedule.name, _after_warmup(spec.schedule))
+    yield Row("Optimizer", optimizer.name, _values(kept))
+
+
+def _whole(spec: RunSpec) -> Iterator[Row]:
+    batch, steps, warmup, optimizer = spec.batch, spec.train_steps, spec.warmup_steps, spec.optimizer
     parts = [plural(spec.slice.replicas, "replica"), f"{count(batch.per_replica)} per replica"]
     if batch.accumulation > 1:
         parts.append(f"{count(batch.accumulation)} passes")
-    return [
-        Row("Global batch", plural(batch.total, "example"), " × ".join(parts)),
-        Row("Per-replica batch", plural(batch.per_replica, "example"), "at once in one device's memory"),
-        Row("Accumulation", plural(batch.accumulation, "pass", "passes"), "per step"),
-        Row("Train steps", count(steps), f"{count(steps * batch.total)} examples in all"),
-        Row("Warm-up", plural(warmup, "step"), f"{share(warmup / steps)} of the training" if warmup else "none"),
-        Row("Learning rate", number(spec.optimizer.learning_rate), f"after warm-up; then {_schedule(spec)}"),
-        Row("Optimizer", spec.optimizer.name, ", ".join(_optimizer(spec.optimizer))),
-        *_optional(spec),
-        Row("Seed", str(spec.seed)),
-    ]
-
-
-def _schedule(spec: RunSpec) -> str:
-    schedule = spec.schedule
-    match schedule.name:
-        case "Constant":
-            return "constant"
-        case "Step":
-            milestones = ", ".join(count(milestone) for milestone in schedule.milestones)
-            steps = "step" if len(schedule.milestones) == 1 else "steps"
-            return f"× {number(0.1 if schedule.factor is None else schedule.factor)} at {steps} {milestones}"
-        case _:
-            part = f"{number(schedule.factor)} of it" if schedule.factor else "0"
-            return f"{schedule.name.lower()} down to {part}"
-
-
-def _optimizer(optimizer: OptimizerSpec) -> list[str]:
+    yield Row("Global batch", plural(batch.total, "example"), " × ".join(parts))
+    yield Row("Per-replica batch", plural(batch.per_replica, "example"), "at once in one device's memory")
+    yield Row("Accumulation", plural(batch.accumulation, "pass", "passes"), "per step")
+    yield Row("Train steps", count(steps), f"{count(steps * batch.total)} examples in all")
+    yield Row("Warm-up", plural(warmup, "step"), f"{share(warmup / steps)} of the training" if warmup else "none")
+    yield Row("Learning rate", number(optimizer.learning_rate), f"after warm-up; then {_schedule(spec.schedule)}")
     given = {
         "momentum": optimizer.momentum,
         "weight decay": optimizer.weight_decay,
@@ -58,15 +48,14 @@ def _optimizer(optimizer: OptimizerSpec) -> list[str]:
         "β₂": optimizer.beta2,
         "ε": optimizer.epsilon,
     }
-    # Not rounded: beta2 0.9995 and 0.9999 are different recipes.
-    return [f"{name} {value:.10g}" for name, value in given.items() if value is not None]
-
-
-def _optional(spec: RunSpec) -> Iterator[Row]:
+    yield Row("Optimizer", optimizer.name, _values(given))
     if spec.ema_decay is not None:
         yield Row("Average of weights", f"{spec.ema_decay:.10g}", "decay per step")
     if spec.evaluate_every_steps is not None:
         yield Row("Evaluation", f"every {_amount(spec.evaluate_every_steps, 'step')}", "and at the end")
+
+
+def _surroundings(spec: RunSpec) -> Iterator[Row]:
     checkpoint = spec.checkpoint
     if checkpoint is not None:
         times = {"step": checkpoint.every_steps, "minute": checkpoint.every_minutes}
@@ -75,6 +64,42 @@ def _optional(spec: RunSpec) -> Iterator[Row]:
         yield Row("Checkpoint", f"every {due}" if due else "when it ends", f"to {checkpoint.uri}, {kept}")
     if spec.data_uri is not None:
         yield Row("Data", spec.data_uri)
+
+
+def _schedule(schedule: ScheduleSpec) -> str:
+    match schedule.name:
+        case "Constant":
+            return "constant"
+        case "Step":
+            milestones = ", ".join(count(milestone) for milestone in schedule.milestones)
+            steps = "step" if len(schedule.milestones) == 1 else "steps"
+            return f"{_drop(schedule)} at {steps} {milestones}"
+        case _:
+            return f"{schedule.name.lower()} {_end(schedule)}"
+
+
+def _after_warmup(schedule: ScheduleSpec) -> str:
+    """Without the milestones, which are scaled and stand elsewhere."""
+    match schedule.name:
+        case "Constant":
+            return "after warm-up"
+        case "Step":
+            return f"{_drop(schedule)} at every milestone"
+        case _:
+            return f"{_end(schedule)} after warm-up"
+
+
+def _drop(schedule: ScheduleSpec) -> str:
+    return f"× {number(0.1 if schedule.factor is None else schedule.factor)}"
+
+
+def _end(schedule: ScheduleSpec) -> str:
+    return f"down to {number(schedule.factor)} of it" if schedule.factor else "down to 0"
+
+
+def _values(given: Mapping[str, float | None]) -> str:
+    # Not rounded: beta2 0.9995 and 0.9999 are different recipes.
+    return ", ".join(f"{name} {value:.10g}" for name, value in given.items() if value is not None)
 
 
 def _amount(every: int, unit: str) -> str:
