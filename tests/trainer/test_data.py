@@ -77,8 +77,8 @@ def test_a_change_of_the_global_batch_trains_nothing_of_an_epoch_twice(
 
 def test_random_numbers_drawn_while_a_batch_is_read_depend_on_the_batch_and_the_process_alone() -> None:
     def drawn(rank: int, batch: int) -> tuple[float, float, float]:
-        Order(4, 9, Share(rank, 2)).seed_generators(batch)
-        return random.random(), float(np.random.random()), float(torch.rand(1))
+        with Order(4, 9, Share(rank, 2)).drawing(batch):
+            return random.random(), float(np.random.random()), float(torch.rand(1))
 
     first = drawn(0, 7)
     others = {drawn(1, 7), drawn(0, 8)}

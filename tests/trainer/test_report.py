@@ -28,6 +28,13 @@ from tpu_trainer.telemetry.sample import Sample
 
 WHEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
 SPEC = parse_run_spec(run_spec())
+SCALING = [
+    {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "v5litepod-8", "rule": ""},
+    {"name": "learning rate", "tunedOn": "0.15", "runsOn": "0.3", "rule": "0.15 x 2 = 0.3 (linear rule)"},
+    {"name": "milestones", "tunedOn": "16, 32", "runsOn": "8, 16", "rule": "the same examples"},
+    {"name": "weight decay", "tunedOn": "1e-4", "runsOn": "1e-4", "rule": "as in the recipe"},
+]
+SCALED = parse_run_spec(run_spec(scaling=SCALING))
 RUNNING = Attempt(1, 0, 0, {})
 
 
@@ -175,6 +182,7 @@ def test_hostile_names_and_messages_stay_text() -> None:
             job={"namespace": HOSTILE, "name": HOSTILE, "uid": "u", "attempt": 1},
             parameters={HOSTILE: HOSTILE},
             dataUri=HOSTILE,
+            scaling=[dict.fromkeys(("name", "tunedOn", "runsOn", "rule"), HOSTILE)],
         )
     )
     history = history_of(20)
@@ -183,11 +191,11 @@ def test_hostile_names_and_messages_stay_text() -> None:
     recorded = history.recorded(Attempt(1, 0, 20, {Phase.DEVICE: 1.0}, HOSTILE))
     page = render_report(recorded, spec, Outcome(ExitCode.UserError, HOSTILE), {HOSTILE: HOSTILE}, WHEN)
 
-    plain = Elements(page_of(typical()))
+    plain = Elements(page_of(typical(), SCALED))
     found = Elements(page)
     assert found.tags <= plain.tags
     assert found.attributes <= plain.attributes
-    assert found.text.count(HOSTILE) >= 8
+    assert found.text.count(HOSTILE) >= 11
 
 
 def test_the_page_names_nothing_outside_of_itself() -> None:
@@ -252,3 +260,39 @@ def test_the_recipe_is_told_with_the_rule_behind_it(
 ) -> None:
     row = next(row for row in recipe_rows(parse_run_spec(run_spec(**changes))) if row.name == name)
     assert (row.value, row.note) == (value, note)
+
+
+@pytest.mark.parametrize("row", SCALING, ids=lambda row: str(row["name"]))
+def test_a_scaled_recipe_is_told_from_where_it_was_tuned_to_where_it_runs(row: dict[str, str]) -> None:
+    cells = [row["name"].capitalize(), row["tunedOn"], row["runsOn"], row["rule"]]
+    assert "".join(cells) in Elements(page_of(typical(), SCALED)).text
+
+
+def test_what_differs_from_where_the_recipe_was_tuned_stands_out() -> None:
+    page = page_of(typical(), SCALED)
+    assert "<b>0.3</b>" in page
+    assert "<b>1e-4</b>" not in page
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ({"name": "Constant"}, ("Constant", "after warm-up")),
+        (COSINE, ("Cosine", "down to 0.1 of it after warm-up")),
+        (STEP, ("Step", "× 0.1 at every milestone")),
+    ],
+    ids=["constant", "cosine", "step"],
+)
+def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
+    schedule: dict[str, object], told: tuple[str, str]
+) -> None:
+    spec = parse_run_spec(
+        run_spec(scaling=SCALING, schedule=schedule, emaDecay="0.9", evaluateEverySteps=8, checkpoint=SELDOM)
+    )
+    rows = {row.name: (row.value, row.note) for row in recipe_rows(spec)}
+    assert rows == {
+        "Schedule": told,
+        "Optimizer": ("sgd", "momentum 0.9"),
+        "Checkpoint": ("when it ends", "to gs://b/c, the last 1 is kept"),
+        "Seed": ("3", ""),
+    }

@@ -23,6 +23,11 @@ SECTIONS = ["numbers", "loss", "throughput", "time", "warnings", "recipe", "atte
 
 DONE = Outcome(ExitCode.Succeeded, "trained 5000 steps, loss 0.352")
 LONG = "a" * 200
+SCALING = [
+    {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "2 x v5litepod-16", "rule": ""},
+    {"name": "learning rate", "tunedOn": "0.1", "runsOn": "0.2828427125", "rule": "the square-root rule"},
+    dict.fromkeys(("name", "tunedOn", "runsOn", "rule"), LONG),
+]
 
 
 def wordy() -> Recorded:
@@ -56,7 +61,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
 def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     recorded, outcome, name = RUNS[request.param]
     job = {"namespace": "vision", "name": name, "uid": "5f0c", "attempt": 1}
-    spec = parse_run_spec(run_spec(job=job, entrypoint=f"{LONG}:{LONG}", trainSteps=5000))
+    spec = parse_run_spec(run_spec(job=job, entrypoint=f"{LONG}:{LONG}", trainSteps=5000, scaling=SCALING))
     file = tmp_path / "report.html"
     file.write_text(
         render_report(recorded, spec, outcome, {"torch": "2.9.0"}, datetime(2026, 11, 21, tzinfo=UTC)), encoding="utf-8"

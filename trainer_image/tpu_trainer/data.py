@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Task
+
+# On v2 and v3 two replicas are threads of one process and share its generators: they take turns, or neither would draw
+# the numbers that belong to its seed.
+GENERATORS = Lock()
 
 
 @dataclass(frozen=True)
@@ -64,16 +70,21 @@ class Order:
         for start in range(0, len(own), rows):
             yield own[start : start + rows]
 
-    def seed_generators(self, batch: int) -> None:
-        """Seeds every generator that reading batch `batch` of the run may draw from, counted over all passes.
+    @contextmanager
+    def drawing(self, batch: int) -> Iterator[None]:
+        """Around the reading of batch `batch` of the run, counted over all passes: what is drawn there depends on the
+        seed, the batch and the process alone, so that a run that continues draws what it would have drawn."""
+        with GENERATORS:
+            seed_generators(random_seed(self.seed, batch, self.share.rank))
+            yield
 
-        From numbers alone, so that a run that continues from a checkpoint draws what it would have drawn.
-        """
-        value = random_seed(self.seed, batch, self.share.rank)
-        random.seed(value)
-        # numpy's global generator takes 32 bits.
-        np.random.seed(value % 2**32)
-        torch.default_generator.manual_seed(value)
+
+def seed_generators(value: int) -> None:
+    """Every generator of the host that user code may draw from."""
+    random.seed(value)
+    # numpy's global generator takes 32 bits.
+    np.random.seed(value % 2**32)
+    torch.default_generator.manual_seed(value)
 
 
 def random_seed(seed: int, count: int, rank: int) -> int:
@@ -137,8 +148,9 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
     batches = load(task, task.train, PassSampler(size, order), task.workers, drawn)
     for count, (_, position) in enumerate(global_batches(size, order)):
         for part in range(order.passes):
-            order.seed_generators(first_batch + count * order.passes + part)
-            yield next(batches), position
+            with order.drawing(first_batch + count * order.passes + part):
+                batch = next(batches)
+            yield batch, position
 
 
 def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0, seed: int = 0) -> Iterator[Batch]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn
 
-import numpy as np
 import torch
 
 from tpu_trainer.backends import open_backend
@@ -20,7 +17,7 @@ from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Order, Position, Share, has_length, train_batches
+from tpu_trainer.data import GENERATORS, Order, Position, Share, has_length, seed_generators, train_batches
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.doctor.pace import Pace
@@ -45,10 +42,6 @@ from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telemetry.utilisation import Utilisation
 from tpu_trainer.telling import Telling
 from tpu_trainer.throughput import Throughput
-
-# On v2 and v3 two replicas are threads of one process and share its generators: they take turns, or neither would
-# get the weights that belong to the seed.
-_GENERATORS = threading.Lock()
 
 
 def run_replica(
@@ -212,10 +205,8 @@ class _Run:
 
 def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) -> Loaded:
     """The task, drawn from the run's seed: the same in every replica."""
-    with _GENERATORS:
-        random.seed(hp.seed)
-        # numpy's global generator takes 32 bits.
-        np.random.seed(hp.seed % 2**32)
+    with GENERATORS:
+        seed_generators(hp.seed)
         torch.manual_seed(hp.seed)
         backend.seed(hp.seed)
         return load_task(entrypoint, hp, share)

@@ -40,18 +40,16 @@ def stream_batches(
             examples = iter(task.train)
         begun = offset
         while True:
-            # Reading and collating draw from the same generators, so they are seeded before the first of both.
-            order.seed_generators(batch)
-            with user_code("the next examples of the task's dataset"):
+            with order.drawing(batch), user_code("the next examples of the task's dataset"):
                 whole = list(islice(examples, order.global_batch))
-                if len(whole) < order.global_batch:
-                    break
+            if len(whole) < order.global_batch:
+                break
+            with user_code("state_dict() of the task's dataset"):
                 position = Position(epoch, offset := offset + order.global_batch, _state(task.train))
             for own in order.in_passes(whole[order.own_rows]):
-                order.seed_generators(batch)
-                batch += 1
-                with user_code("collating a batch"):
+                with order.drawing(batch), user_code("collating a batch"):
                     collated = collate(list(own))
+                batch += 1
                 yield collated, position
         if offset == begun == 0:
             raise UserCodeError(
