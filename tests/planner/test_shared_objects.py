@@ -62,6 +62,39 @@ def test_the_run_spec_in_full() -> None:
         "seed": 7,
         "optimizer": {"name": "sgd", "learningRate": "0.4", "momentum": "0.9", "weightDecay": "1e-4"},
         "parameters": {"hidden": "128", "width": "2"},
+        "scaling": [
+            {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "v5litepod-16", "rule": ""},
+            {"name": "topology", "tunedOn": "2x2", "runsOn": "4x4", "rule": ""},
+            {"name": "hosts", "tunedOn": "1", "runsOn": "4", "rule": "4 chips each"},
+            {"name": "chips", "tunedOn": "4", "runsOn": "16", "rule": ""},
+            {"name": "replicas", "tunedOn": "4", "runsOn": "16", "rule": "one per XLA device"},
+            {"name": "batch per replica", "tunedOn": "32", "runsOn": "32", "rule": ""},
+            {
+                "name": "global batch",
+                "tunedOn": "128",
+                "runsOn": "512",
+                "rule": "32 per replica x 16 replicas = 512 (was 128 on 4; the per-replica batch is kept)",
+            },
+            {
+                "name": "train steps",
+                "tunedOn": "300",
+                "runsOn": "75",
+                "rule": "300 x 128 / 512 = 75 (38400 examples, as in the recipe)",
+            },
+            {
+                "name": "warm-up steps",
+                "tunedOn": "20",
+                "runsOn": "5",
+                "rule": "20 x 1/4 = 5 (the same examples, rounded up)",
+            },
+            {
+                "name": "learning rate",
+                "tunedOn": "0.1",
+                "runsOn": "0.4",
+                "rule": "0.1 x 4 = 0.4 (linear rule, the usual one for sgd)",
+            },
+            {"name": "weight decay", "tunedOn": "1e-4", "runsOn": "1e-4", "rule": "as in the recipe"},
+        ],
     }
 
 
@@ -77,6 +110,12 @@ def test_the_run_spec_of_a_recipe_that_asks_for_everything() -> None:
     assert found["batch"] == {"global": 128, "perReplica": 2, "accumulation": 4}
     assert found["schedule"] == {"name": "Step", "milestones": [100, 200], "factor": "0.2"}
     assert (found["evaluateEverySteps"], found["emaDecay"]) == (50, "0.999")
+    scaling = {row["name"]: (row["tunedOn"], row["runsOn"]) for row in found["scaling"]}
+    assert scaling["accumulation"] == ("1", "4")
+    assert scaling["warm-up steps"] == ("-", "0")
+    assert scaling["milestones"] == ("100, 200", "100, 200")
+    assert scaling["evaluate every"] == ("50", "50")
+    assert scaling["EMA decay"] == ("0.999", "0.999")
 
 
 def test_the_data_is_named_in_the_run_spec() -> None:

@@ -97,7 +97,9 @@ def _endings(attempts: Sequence[Attempt]) -> list[str]:
 def _charted(recorded: Recorded) -> list[str]:
     """The metrics with a chart; the evaluated loss stands beside the training's."""
     names = {name: None for evaluation in recorded.evaluations for name in evaluation.metrics}
-    return [name for name in names if name != "loss" and charts.evaluations_of(recorded, name)][:METRICS]
+    # One value is no curve, and stands in the table.
+    drawn = (name for name in names if name != "loss" and len(charts.evaluations_of(recorded, name)) > 1)
+    return list(drawn)[:METRICS]
 
 
 def _columns(tiles: int) -> int:
