@@ -50,6 +50,9 @@ class XlaDevice:
         return self._counters.read()
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
+        # The binding waits for the device's earlier work without letting go of the interpreter's lock. Where replicas
+        # are threads, that work may be a collective for which the others need the lock: so it is waited for before.
+        xm.wait_device_ops(xm.xla_real_devices([self.device]))
         return bytes(torch_xla._XLAC._get_graph_hash(list(tensors))).hex()
 
     def sync(self) -> None:
