@@ -121,7 +121,7 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
 
 
 def test_a_run_whose_data_does_not_come_is_ended_with_the_place_it_hangs_at(launcher: Launcher) -> None:
-    gang = launcher.start(run_spec(entrypoint="tests.trainer.doctor_tasks:dataset_blocks"), TPUJOB_HANG_SECONDS="1")
+    gang = launcher.start(run_spec(entrypoint="tests.trainer.doctor_tasks:dataset_blocks"), TPU_TRAINER_HANG_SECONDS="1")
     assert gang.wait() == [ExitCode.Hung], gang.output()
     last = gang.hosts[0].message()
     assert last["outcome"] == "Hung"

@@ -58,7 +58,7 @@ def test_a_phase_that_does_not_end_is_named_with_step_and_place_and_all_stacks(s
     # The line that waits, in this very file.
     assert where.startswith(f"{__file__}:")
     assert "grave.dug.wait()" in where
-    assert "TPUJOB_HANG_SECONDS" in where
+    assert "TPU_TRAINER_HANG_SECONDS" in where
     stacks.seek(0)
     assert "test_doctor_hang.py" in stacks.read()
 
