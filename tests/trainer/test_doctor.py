@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer import doctor_tasks
 from tests.trainer.gang import Gang, Launcher, run_spec
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
 
 
 def warnings(gang: Gang) -> dict[str, list[str]]:
@@ -121,7 +121,8 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
 
 
 def test_a_run_whose_data_does_not_come_is_ended_with_the_place_it_hangs_at(launcher: Launcher) -> None:
-    gang = launcher.start(run_spec(entrypoint="tests.trainer.doctor_tasks:dataset_blocks"), TPU_TRAINER_HANG_SECONDS="1")
+    spec = run_spec(entrypoint="tests.trainer.doctor_tasks:dataset_blocks")
+    gang = launcher.start(spec, **{ENV_HANG_SECONDS: "1"})
     assert gang.wait() == [ExitCode.Hung], gang.output()
     last = gang.hosts[0].message()
     assert last["outcome"] == "Hung"
