@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,19 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
     assert training(calls) == training(oracle.calls)
     assert validation(calls) == validation(oracle.calls)
     assert gang.losses() == pytest.approx(by_hand()[0], abs=CLOSE)
+
+
+def test_a_lightning_module_continues_exactly_from_a_checkpoint_its_scheduler_and_its_epoch_too(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoint = {"uri": str(checkpoints), "everySteps": 4, "keep": 9}
+    whole = launcher.start(spec(backend="torch", checkpoint=checkpoint))
+    assert whole.wait() == [0], whole.output()
+    (last,) = checkpoints.glob("step-00000006-*")
+    shutil.rmtree(last)
+    rest = launcher.start(spec(backend="torch", checkpoint=checkpoint))
+    assert rest.wait() == [0], rest.output()
+    assert rest.losses() == whole.losses()[4:]
+    metrics, expected = rest.hosts[0].message()["metrics"], whole.hosts[0].message()["metrics"]
+    assert metrics == expected

@@ -57,7 +57,7 @@ def host_outcome(outcomes: Sequence[Outcome], died: bool) -> Outcome:
     failures = [outcome for outcome in outcomes if not outcome.well]
     if failures or (outcomes and not died):
         return min(failures or outcomes, key=lambda outcome: _TELLING.index(outcome.code))
-    return Outcome(ExitCode.InternalError, "a chip's process ended without a word: killed, or crashed natively")
+    return Outcome(ExitCode.InternalError, "a replica's process ended without a word: killed, or crashed natively")
 
 
 def _traceback(error: BaseException) -> str:

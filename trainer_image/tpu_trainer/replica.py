@@ -125,8 +125,10 @@ class _Run:
             with user_code("taking back the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
             self.telling.progress.resumed(start.step, resumed_line(start, found, hp))
-        wanted = self.spec.report.gradient_noise_scale and self.backend.terms > 1
-        return Work(task, hooks, hp, optimizer, rates, start, noise_scale=wanted)
+        wanted = self.spec.report.gradient_noise_scale
+        if wanted and self.backend.terms == 1:
+            self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
+        return Work(task, hooks, hp, optimizer, rates, start, noise_scale=wanted and self.backend.terms > 1)
 
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
         backend, hp = self.backend, work.hp

@@ -1,0 +1,31 @@
+"""A whole run whose checkpoints are in a bucket, on a real server with the storage's interface."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainer import interrupted
+from tests.trainer.checkpoint.conftest import BUCKET
+from tests.trainer.gang import Launcher, run_spec
+from tpu_trainer.contract import ExitCode
+
+
+@pytest.mark.usefixtures("object_storage")
+def test_a_gang_that_is_stopped_goes_on_from_the_bucket(launcher: Launcher) -> None:
+    checkpoint = {"uri": f"gs://{BUCKET}/stopped", "everySteps": 3, "keep": 1}
+    task = {"entrypoint": "tests.trainer.interrupted:task", "hosts": 2, "replicas": 2}
+    whole = launcher.start(run_spec(**task))
+    assert whole.wait() == [ExitCode.Succeeded] * 2, whole.output()
+    stopped = launcher.start(run_spec(**task, checkpoint=checkpoint), **{interrupted.FAULT: "1:7:TERM"})
+    assert stopped.wait() == [ExitCode.Preempted] * 2, stopped.output()
+    rest = launcher.start(run_spec(**task, checkpoint=checkpoint))
+    assert rest.wait() == [ExitCode.Succeeded] * 2, rest.output()
+    assert stopped.losses() + rest.losses() == whole.losses()
+
+
+@pytest.mark.usefixtures("object_storage")
+def test_a_bucket_that_is_not_there_ends_the_run_before_its_first_step(launcher: Launcher) -> None:
+    gang = launcher.start(run_spec(checkpoint={"uri": "gs://no-such-bucket/run", "everySteps": 3, "keep": 1}))
+    assert gang.wait() == [ExitCode.StorageFailed], gang.output()
+    assert "no-such-bucket" in gang.hosts[0].message()["message"]
+    assert "Traceback" not in gang.hosts[0].output
