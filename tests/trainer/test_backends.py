@@ -12,7 +12,6 @@ import torch
 from tests.trainer.gang import Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
 from tpu_trainer.backends.base import map_tensors
-from tpu_trainer.backends.processes import needs_processes
 from tpu_trainer.backends.rendezvous import Seat
 from tpu_trainer.backends.torch_device import find_device
 from tpu_trainer.contract import ExitCode
@@ -169,7 +168,7 @@ def test_every_process_of_a_host_takes_its_own_device_and_too_few_are_a_bad_spec
 def test_a_host_is_several_processes_for_chips_and_where_the_spec_says_so(
     changes: dict[str, Any], several: bool
 ) -> None:
-    assert needs_processes(parse_run_spec(run_spec(**changes))) is several
+    assert parse_run_spec(run_spec(**changes)).process_per_device is several
 
 
 def test_seats_count_the_processes_host_by_host(tmp_path: Any) -> None:

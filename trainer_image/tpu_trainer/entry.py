@@ -35,9 +35,9 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         spec = read_run_spec(environment.run_spec)
         check_agreement(environment, spec)
         # torch is imported only now: what is wrong with the run spec should be said at once.
-        from tpu_trainer.backends.processes import needs_processes, run_processes
+        if spec.process_per_device:
+            from tpu_trainer.host.processes import run_processes
 
-        if needs_processes(spec):
             return run_processes(spec, environment, stop)
         from tpu_trainer.replica import run_replica
 

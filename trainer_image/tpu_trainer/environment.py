@@ -17,7 +17,7 @@ class WorkerEnvironment:
 
     `host_index` counts over the whole job, all slices together. The rendezvous address is used with more than
     one host only. `report_directory`: for the report where the run spec names no place. `hang_seconds`: instead of the
-    watchdog's own limit. `local_rank`: the process's place among those of its host, set by `backends.processes`.
+    watchdog's own limit. `local_rank`: the process's place among those of its host, set by `host.processes`.
     """
 
     run_spec: Path

@@ -32,15 +32,13 @@ def open_backend(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) 
 
 
 def _torch(spec: RunSpec, environment: WorkerEnvironment, gang: str, stop: StopFlag) -> Backend:
-    from tpu_trainer.backends.processes import needs_processes
     from tpu_trainer.backends.rendezvous import Seat, join
     from tpu_trainer.backends.torch_device import find_device
     from tpu_trainer.backends.torch_dist import TorchDistributed
 
     chosen, local_rank = spec.torch, environment.local_rank
     device = find_device(chosen, local_rank)
-    supervised = needs_processes(spec)
-    seat = Seat.of_local(environment, local_rank, chosen.processes_per_host) if supervised else None
+    seat = Seat.of_local(environment, local_rank, chosen.processes_per_host) if spec.process_per_device else None
     group = join(environment, gang, stop, seat=seat, device=chosen.device, collectives=chosen.collectives)
     return TorchDistributed(group, device, local_rank)
 

@@ -125,3 +125,13 @@ class RunSpec:
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     scaling: tuple[ScalingRow, ...] = ()
+
+    @property
+    def process_per_device(self) -> bool:
+        """Whether a host of this run is more than one process, or may be: how many chips there are, only PJRT knows.
+
+        TorchTPU wants its layout decided by a parent, even of a single process.
+        """
+        if self.backend == "torch":
+            return self.torch.processes_per_host > 1 or self.torch.device == "tpu"
+        return self.backend == "xla" and self.hardware == "TPU"

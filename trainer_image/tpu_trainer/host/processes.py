@@ -12,22 +12,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tpu_trainer.backends.one_process import read_outcomes, stop_file
 from tpu_trainer.backends.rendezvous import serve
 from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.host.one_process import read_outcomes, stop_file
 from tpu_trainer.outcome import Outcome, host_outcome
 from tpu_trainer.spec import RunSpec
 from tpu_trainer.stop import StopSignal
-
-
-def needs_processes(spec: RunSpec) -> bool:
-    """Whether a host of this run is more than one process, or may be: how many chips there are, only PJRT knows.
-
-    TorchTPU wants its layout decided by a parent, even of a single process.
-    """
-    if spec.backend == "torch":
-        return spec.torch.processes_per_host > 1 or spec.torch.device == "tpu"
-    return spec.backend == "xla" and spec.hardware == "TPU"
 
 
 def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal) -> Outcome:
@@ -38,9 +28,9 @@ def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSigna
         BadSpecError: the devices found are not those the run spec speaks of.
     """
     if spec.backend == "torch":
-        from tpu_trainer.backends.torch_launch import launch
+        from tpu_trainer.host.torch_launch import launch
     else:
-        from tpu_trainer.backends.chips import launch
+        from tpu_trainer.host.chips import launch
 
     with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as directory:
         folder = Path(directory)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from tpu_trainer.backends.one_process import run_one, write_outcome
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import BadSpecError
+from tpu_trainer.host.one_process import run_one, write_outcome
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
 

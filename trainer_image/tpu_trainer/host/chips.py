@@ -9,8 +9,8 @@ from pathlib import Path
 import torch_xla
 import torch_xla.runtime as xr
 
-from tpu_trainer.backends.one_process import run_one
 from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.host.one_process import run_one
 from tpu_trainer.spec import RunSpec
 
 
