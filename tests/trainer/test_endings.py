@@ -67,3 +67,9 @@ def test_a_killed_host_ends_its_peers_with_69(launcher: Launcher, victim: int) -
 def batch_of(replicas: int) -> dict[str, dict[str, int]]:
     """A batch that any number of replicas divides."""
     return {"batch": {"global": 4 * replicas, "perReplica": 4}}
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_no_gradient_outlives_the_step_on_its_way_to_the_device(launcher: Launcher, hosts: int) -> None:
+    gang = launcher.start(run_spec(hosts=hosts, replicas=2), module="tests.trainer.watching_gradients")
+    assert set(gang.wait()) == {ExitCode.Succeeded}, gang.output()

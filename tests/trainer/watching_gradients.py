@@ -1,0 +1,38 @@
+"""`python -m tpu_trainer` that ends with an error if a gradient is still alive when a step is sent to the device.
+
+On XLA such a gradient becomes an output of the compiled step. Here the eager backend stands in, for what decides is
+whether any name in the loop still refers to it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tpu_trainer.backends.torch_dist import TorchDistributed
+from tpu_trainer.entry import main
+
+_seen: list[weakref.ref[Tensor]] = []
+_reduce_bucket = TorchDistributed.reduce_bucket
+
+
+def remembering(self: TorchDistributed, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+    sums, total = _reduce_bucket(self, gradients, signals)
+    _seen.extend(weakref.ref(tensor) for tensor in (*gradients, *sums))
+    return sums, total
+
+
+def checking(self: TorchDistributed) -> None:
+    alive = sum(reference() is not None for reference in _seen)
+    assert alive == 0, f"{alive} of {len(_seen)} gradients are alive at the sync"
+    _seen.clear()
+
+
+TorchDistributed.reduce_bucket = remembering
+TorchDistributed.sync = checking
+
+if __name__ == "__main__":
+    sys.exit(main())
