@@ -40,13 +40,13 @@ def test_every_phase_of_a_training_is_read(worker: Progress, follower: ProgressF
     worker.sample(trained(20, (0.75, 0.5)))
     worker.sample(trained(40, (0.25,), 900.5))
     worker.evaluating(360)
-    worker.done()
+    worker.done(checkpoint_step=40)
     assert follower.new_reports() == [
         Report("starting", 0, 40),
         Report("training", 20, 40, 0.5, (0.75, 0.5), None),
         Report("training", 40, 40, 0.25, (0.25,), 900.5),
         Report("evaluating", 40, 40, 0.25, (), 900.5),
-        Report("done", 40, 40, 0.25, (), 900.5),
+        Report("done", 40, 40, 0.25, (), 900.5, checkpoint_step=40),
     ]
 
 

@@ -54,6 +54,9 @@ class ThreadBackend:
         ):
             tensor.copy_(first)
 
+    def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.detach().clone() for tensor in tensors]
+
     def to_device(self, batch: Any) -> Any:
         return batch
 

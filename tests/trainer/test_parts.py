@@ -41,7 +41,7 @@ def test_a_parameter_that_only_one_replica_used_gets_the_same_gradient_in_both()
     mine, theirs = (bucket.take(replica, zero, zero.reshape(1))[0] for replica in (used, unused))
     sums = [a + b for a, b in zip(mine, theirs, strict=True)]
     for replica in (used, unused):
-        bucket.give(sums, replica, world=2)
+        bucket.give(sums, replica, terms=2)
         assert [parameter.grad.tolist() for parameter in replica] == [[1.0, 2.0], [3.0, 4.0]]
 
 
@@ -50,16 +50,6 @@ def test_a_flat_bucket_comes_apart_as_it_was_put_together() -> None:
     flat = bucket.flatten(tensors)
     assert flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
     assert all(torch.equal(a, b) for a, b in zip(bucket.unflatten(flat, tensors), tensors, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("signals", "losses", "stopping"),
-    [([[6.0, 0.0], [4.0, 1.0]], [3.0, 2.0], True), ([[6.0, 0.0]], [3.0], False)],
-)
-def test_signals_are_mean_losses_and_any_replicas_wish_to_stop(
-    signals: list[list[float]], losses: list[float], stopping: bool
-) -> None:
-    assert bucket.read([torch.tensor(step) for step in signals], world=2) == (losses, stopping)
 
 
 def test_throughput_leaves_out_the_steps_that_compile() -> None:

@@ -25,9 +25,8 @@ def start(launcher: Launcher, checkpoints: Path, fault: str = "", **changes: Any
     every = changes.pop("everySteps", LONG)
     spec = run_spec(
         entrypoint="tests.trainer.interrupted:task",
-        trainSteps=LONG,
         checkpoint={"uri": str(checkpoints), "everySteps": every, "keep": 2},
-        **{"hosts": 1, "replicas": 2, **changes},
+        **{"hosts": 1, "replicas": 2, "trainSteps": LONG, **changes},
     )
     return launcher.start(spec, **({interrupted.FAULT: fault} if fault else {}))
 
@@ -73,6 +72,15 @@ def test_twice_in_a_row_is_as_good_as_once(launcher: Launcher, checkpoints: Path
     assert gang.wait() == [ExitCode.Preempted], gang.output()
     assert "checkpoint written" in gang.hosts[0].message()["message"]
     assert committed(checkpoints) == gang.hosts[0].message()["step"]
+
+
+def test_a_trained_model_that_cannot_be_kept_is_no_success(launcher: Launcher, checkpoints: Path) -> None:
+    gang = start(launcher, checkpoints, backend="torch", trainSteps=20_000)
+    gang.hosts[0].wait_for("step 10/")
+    checkpoints.rename(checkpoints.with_name("gone"))
+    checkpoints.write_text("a file where the directory was")
+    assert gang.wait() == [ExitCode.StorageFailed], gang.output()
+    assert "all 20000 steps are trained, but" in gang.hosts[0].message()["message"]
 
 
 def test_without_storage_the_last_words_say_that_nothing_was_kept(launcher: Launcher, checkpoints: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 from tests.trainer import tasks
 from tpu_trainer import Task
-from tpu_trainer.data import Order, Position, Share
+from tpu_trainer.data import Order, Position, Share, has_length
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.stream import stream_batches
 
@@ -71,6 +72,36 @@ def test_all_processes_together_train_on_the_stream_in_its_order(size: int, rows
         own = [[row for rows, _ in part[step * passes : (step + 1) * passes] for row in rows] for part in parts]
         epoch, j = divmod(step, size // batch)
         assert list(chain(*own)) == [1000 * epoch + j * batch + i for i in range(batch)]
+
+
+class Shuffled(Numbers):
+    """Draws the order of every epoch from Python's own generator, as a careless dataset does."""
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = list(super().__iter__())
+        random.shuffle(numbers)
+        return iter(numbers)
+
+
+@pytest.mark.parametrize("first_batch", [0, 5])
+def test_a_dataset_that_shuffles_gives_all_processes_the_same_stream(first_batch: int) -> None:
+    def own(rank: int) -> list[list[int]]:
+        task = Task(model=tasks.Network(), train=Shuffled(12), loss=tasks.loss)
+        batches = stream_batches(task, Order(4, 3, Share(rank, 2)), first_batch, [].append)
+        return [batch.tolist() for batch, _ in islice(batches, 3)]
+
+    first = own(0)
+    random.seed(99)
+    assert sorted(chain(*first, *own(1))) == list(range(12))
+
+
+def test_an_iterable_that_knows_its_length_is_a_stream() -> None:
+    class Sized(Numbers):
+        def __len__(self) -> int:
+            return self.size
+
+    assert not has_length(Sized(4))
+    assert has_length([1, 2])
 
 
 @given(taken=st.integers(1, 12))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.torch_dist import TorchDistributed
 from tpu_trainer.entry import main
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _seen: list[weakref.ref[Tensor]] = []
 _reduce_bucket = TorchDistributed.reduce_bucket

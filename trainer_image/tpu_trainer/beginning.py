@@ -1,12 +1,11 @@
 """How a run begins: nothing trained yet, or with the state of a checkpoint that all processes take together.
 
-Rank 0 chooses, because a listing may differ from host to host; the others are told its choice with the one collective
-that needs no model, and read that very checkpoint. Called by `replica`.
+The replica that reports, on host 0, chooses, because a listing may differ from host to host; the others are told its
+choice with the one collective that needs no model, and read that very checkpoint. Called by `replica`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from tpu_trainer.loop import Work
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
 from tpu_trainer.task import Hyperparameters
+from tpu_trainer.telling import Telling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,23 +53,24 @@ class Storage:
         )
         return Storage(writing.Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep))
 
-    def choose(self, backend: Backend, host: int, say: Callable[[str], None]) -> Found | None:
+    def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
         """The checkpoint to continue from, the same in every process; None where there is none.
 
         Raises:
-            StorageError: the storage refuses, or this host cannot see what rank 0 has chosen.
+            StorageError: the storage refuses, or this host cannot see what the reporting replica has chosen.
         """
         if self.target is None:
             return None
         store, found = self.target.store, None
-        if backend.rank == 0:
-            found = latest(store, self.target.author.fingerprint, say)
+        if telling.aloud:
+            found = latest(store, self.target.author.fingerprint, telling.progress.say)
             # After the choice, which says what it passes over: this removes what is torn and this job's own.
             writing.prepare(self.target)
-        chosen = from_row(backend.gather(as_row(found.folder if found else None))[0])
-        if chosen is None or backend.rank == 0:
+        rows = backend.gather([float(telling.aloud), *as_row(found.folder if found else None)])
+        if telling.aloud:
             return found
-        return find(store, chosen, host)
+        chosen = from_row(next(row for aloud, *row in rows if aloud))
+        return None if chosen is None else find(store, chosen, host)
 
 
 def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec) -> Start:
@@ -92,16 +93,9 @@ def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
     )
 
 
-def checkpoints_of(
-    spec: RunSpec,
-    storage: Storage,
-    work: Work,
-    backend: Backend,
-    resumed: bool,
-    tell: Callable[[Finding], None],
-) -> Checkpoints:
-    """What the loop takes checkpoints with: rank 0 writes them, for all replicas hold the same."""
-    if spec.checkpoint is None or storage.target is None or backend.rank != 0:
+def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
+    """What the loop takes checkpoints with: the reporting replica writes them, for all hold the same."""
+    if spec.checkpoint is None or storage.target is None or not telling.aloud:
         return NoCheckpoints()
 
     def take(step: int, position: Position) -> Snapshot:
@@ -115,7 +109,7 @@ def checkpoints_of(
         storage.target,
         Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps),
         take,
-        lambda text: tell(Finding("Checkpoint", checkpointer.last_step or 0, text)),
+        lambda text: telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text)),
         resumed=work.start.step if resumed else None,
     )
     return checkpointer

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Task
@@ -71,11 +71,14 @@ class Order:
             yield own[start : start + rows]
 
     @contextmanager
-    def drawing(self, batch: int) -> Iterator[None]:
+    def drawing(self, batch: int, *, alike: bool = False) -> Iterator[None]:
         """Around the reading of batch `batch` of the run, counted over all passes: what is drawn there depends on the
-        seed, the batch and the process alone, so that a run that continues draws what it would have drawn."""
+        seed, the batch and the process alone, so that a run that continues draws what it would have drawn.
+
+        `alike`: every process draws the same.
+        """
         with GENERATORS:
-            seed_generators(random_seed(self.seed, batch, self.share.rank))
+            seed_generators(random_seed(self.seed, batch, 0 if alike else self.share.rank))
             yield
 
 
@@ -175,8 +178,9 @@ def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0, seed
 
 
 def has_length(dataset: object) -> bool:
-    """A map-style dataset has a length; an iterable one has not."""
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    """A map-style dataset has a length and indices. An iterable one may know its length, too, but has no indices."""
+    indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    return indexed and hasattr(dataset, "__len__")
 
 
 def length_of(dataset: Dataset[Any], name: str) -> int:

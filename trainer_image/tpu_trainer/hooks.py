@@ -44,7 +44,8 @@ class Hooks:
 
     def epoch_ends(self, epoch: int) -> None: ...
 
-    def train_ends(self) -> None: ...
+    def train_ends(self, *, stopped: bool) -> None:
+        """`stopped`: before its time, on request; there is no last evaluation then."""
 
     def failed(self, error: BaseException) -> None:
         """The run ends with `error`."""

@@ -44,7 +44,9 @@ class Instruments:
         self._losses += reading.losses
         self._rate = learning_rate
         self._steps += len(reading.losses)
-        self.throughput.arrived(step, time.monotonic())
+        # Evaluations and checkpoints are no steps, and take no part in their rate.
+        spent = self.clock.seconds()
+        self.throughput.arrived(step, sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT])
         if self.noise is not None:
             for own, whole in reading.squares:
                 self.noise.add(own, whole)

@@ -52,12 +52,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Trained:
-    """`step`: steps done; `loss`: the global loss of the last one, None where there was none to do; `stopped`: ended
-    early, because a replica asked."""
+    """`step`: steps done; `loss`: the global loss of the last one, None where there was none to do; `position`: where
+    the data stands after it; `stopped`: ended early, because a replica asked."""
 
     step: int
     loss: float | None
-    stopped: bool
+    position: Position
+    stopped: bool = False
 
 
 def train(
@@ -81,7 +82,7 @@ def train(
     # Made once, as data on the device: a flag built inside the step would be a constant of the compiled
     # graph, and the replica that is told to stop would run a graph of its own.
     flags = {asked: backend.flag(asked) for asked in (False, True)}
-    trained = Trained(start.step, None, stopped=False)
+    trained = Trained(start.step, None, start.position)
     epoch = start.position.epoch
 
     with user_code("the start of the training"):
@@ -90,13 +91,16 @@ def train(
     clock.enter(Phase.HOST)
     for step in range(start.step + 1, hp.train_steps + 1):
         last = step == hp.train_steps
-        backend.seed(random_seed(hp.seed, step, backend.rank))
+        backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         with clock.during(Phase.INPUT):
             batch, position = next(batches)
         if position.epoch != epoch:
             with user_code("the end of an epoch"):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
+            # What they left pending would be compiled into this step, as a program of its own.
+            with doctor.set_aside():
+                backend.sync()
         with instruments.utilisation.counting():
             loss = _one_pass(work, model, step, batch)
             for _ in range(1, hp.accumulation_steps):
@@ -127,18 +131,20 @@ def train(
         signals.add(summed, square)
         with clock.during(Phase.CHECKPOINT):
             checkpoints.after_step(step, position)
-        if hp.evaluate_every_steps and step % hp.evaluate_every_steps == 0 and not last:
+        evaluates = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0 and not last
+        if signals.due(step) or evaluates or last:
+            with clock.during(Phase.DEVICE):
+                reading = signals.read(whole=evaluates or last)
+            if reading is not None:
+                trained = Trained(step, reading.losses[-1], position, stopped=reading.stopping and not last)
+                instruments.read(signals.read_through, reading, work.rates.present)
+        # After the reading: a run that is to stop has no time for an evaluation.
+        if evaluates and not trained.stopped:
             with clock.during(Phase.EVALUATE), doctor.set_aside():
                 evaluate_now(step)
-        if signals.due(step) or last:
-            with clock.during(Phase.DEVICE):
-                reading = signals.read(whole=last)
-            if reading is not None:
-                trained = Trained(step, reading.losses[-1], stopped=reading.stopping and not last)
-                instruments.read(signals.read_through, reading, work.rates.present)
         if step % REPORT_EVERY == 0 or last or trained.stopped:
             instruments.report(signals.read_through)
-        if step % CHECKUP_EVERY == 0 or step == REPORT_EVERY:
+        if step % CHECKUP_EVERY == 0 or step == start.step + REPORT_EVERY:
             doctor.checkup(step)
             with doctor.set_aside():
                 signals.settle_interval(instruments.step_seconds)
@@ -147,8 +153,10 @@ def train(
                 checkpoints.save_now(step, position)
             break
     with user_code("the end of the training"):
-        hooks.epoch_ends(epoch)
-        hooks.train_ends()
+        # A run that is stopped goes on inside its epoch.
+        if not trained.stopped:
+            hooks.epoch_ends(epoch)
+        hooks.train_ends(stopped=trained.stopped)
     return trained
 
 

@@ -75,8 +75,13 @@ class Progress:
             record = {name: finite(value) for name, value in metrics.items()} | {"step": step}
             self._append("evaluating", evaluation=record)
 
-    def done(self) -> None:
-        """The line for people is the outcome itself, which `entry` prints on every host."""
+    def stopped(self, checkpoint_step: int | None) -> None:
+        """Ended before its time; the line for people is the outcome itself, which `entry` prints on every host."""
+        self.checkpoint_step = checkpoint_step
+        self._append("training")
+
+    def done(self, checkpoint_step: int | None) -> None:
+        self.checkpoint_step = checkpoint_step
         self._append("done")
 
     def say(self, line: str) -> None:

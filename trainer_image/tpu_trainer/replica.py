@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NoReturn
 
@@ -23,7 +25,7 @@ from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PreemptedError, user_code
+from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
 from tpu_trainer.evaluate import evaluate
 from tpu_trainer.evaluation_plan import evaluation_size
 from tpu_trainer.hooks import Hooks
@@ -34,7 +36,7 @@ from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.stop import StopFlag
+from tpu_trainer.stop import StopFlag, StopSignal
 from tpu_trainer.stream import stream_batches
 from tpu_trainer.task import Batch, Hyperparameters, Task
 from tpu_trainer.telemetry.noise_scale import NoiseScale
@@ -61,14 +63,15 @@ def run_replica(
     with watchdog(clock, pace, hung, environment.hang_seconds):
         try:
             backend = open_backend(spec, environment, stop)
+            if isinstance(stop, StopSignal):
+                # Once more: a device's runtime may have put a handler of its own in the place of ours.
+                stop.install()
             # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the
             # hosts'.
             aloud = environment.host_index == 0 and backend.local_rank == 0
             telling = _telling(spec, environment, clock, str(backend.device), aloud=aloud)
             outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
-            # The first to leave would cut the connection of those still in the last collective.
-            backend.barrier()
-            backend.close()
+            _leave(backend, clock)
         except Exception as error:
             outcome = outcome_of(error, telling.progress.step)
         telling.ended(outcome)
@@ -99,16 +102,19 @@ class _Run:
         task, hooks = _load(self.spec.entrypoint, hp, share, backend)
         try:
             storage = Storage.of(self.spec, task.model, backend)
-            found = storage.choose(backend, self.environment.host_index, self.telling.progress.say)
-            work = self._prepare(task, hooks, hp, found)
-            checkpoints = checkpoints_of(self.spec, storage, work, backend, found is not None, self.telling.finding)
+            found = storage.choose(backend, self.environment.host_index, self.telling)
+            work, resumed = self._prepare(task, hooks, hp, found), found is not None
+            # As large as the model and its optimizer, and of no more use.
+            del found
+            checkpoints = checkpoints_of(self.spec, storage, work, self.telling, resumed)
             try:
                 return self._train(work, self._instruments(work, checkpoints), share)
             finally:
                 # However it ends: a snapshot that was taken is worth being written.
-                checkpoints.finish()
+                with self.clock.during(Phase.CHECKPOINT):
+                    checkpoints.finish()
         except BaseException as error:
-            hooks.failed(error)
+            _tell_hooks(hooks, error)
             raise
 
     def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, found: Found | None) -> Work:
@@ -118,6 +124,8 @@ class _Run:
             restore_model(found.snapshot, task.model)
         self.backend.place(task.model)
         optimizer = build_optimizer(task, hp)
+        if hooks.own_schedule:
+            start = replace(start, ramp=None)
         # Before the optimizer gets its state back, for it takes the rates of the recipe as the optimizer has them now.
         rates = LearningRate(optimizer, hp, start.ramp)
         if found is not None:
@@ -166,19 +174,20 @@ class _Run:
             raise
         rate = instruments.throughput.rate
         if trained.stopped:
-            safe = _safe(trained.step, checkpoints.last_step) if self._writes(checkpoints) else ""
+            safe = "" if isinstance(checkpoints, NoCheckpoints) else _safe(trained.step, checkpoints.last_step)
+            progress.stopped(checkpoints.last_step)
             return _outcome(ExitCode.Preempted, "stopped on request after", trained, {}, rate, safe)
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
-        checkpoints.finish()
+        with self.clock.during(Phase.CHECKPOINT):
+            _keep_last(trained, checkpoints)
         if (cost := checkpoints.cost).commits:
             progress.say(
                 f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; the training stood still for them for "
                 f"{cost.blocked:.1f} s"
             )
-        progress.checkpoint_step = checkpoints.last_step
-        progress.done()
+        progress.done(checkpoints.last_step)
         return _outcome(ExitCode.Succeeded, "trained", trained, evaluated, rate)
 
     def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
@@ -201,9 +210,6 @@ class _Run:
         self.telling.evaluated(step, metrics)
         return metrics
 
-    def _writes(self, checkpoints: Checkpoints) -> bool:
-        return not isinstance(checkpoints, NoCheckpoints)
-
 
 def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) -> Loaded:
     """The task, drawn from the run's seed: the same in every replica."""
@@ -212,6 +218,39 @@ def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) 
         torch.manual_seed(hp.seed)
         backend.seed(hp.seed)
         return load_task(entrypoint, hp, share)
+
+
+def _keep_last(trained: Trained, checkpoints: Checkpoints) -> None:
+    """The result of the whole training is worth a second try, and nothing after it would write it.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position) is not None:
+        return
+    newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
+    raise StorageError(
+        f"all {trained.step} steps are trained, but their checkpoint could not be written, {newest}; the log says why"
+    )
+
+
+def _leave(backend: Backend, clock: Clock) -> None:
+    """Once all have come: the first to leave would cut the connection of those still in the last collective.
+
+    They may be waiting for the one that writes the last checkpoint. Whatever has become of them, this replica's part
+    is done.
+    """
+    with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
+        backend.barrier()
+        backend.close()
+
+
+def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
+    """What a hook raises about a failure must not take the failure's place."""
+    try:
+        hooks.failed(error)
+    except Exception as raised:
+        print(f"the task's hook for failures raised {type(raised).__name__}: {raised}", file=sys.stderr, flush=True)
 
 
 def _outcome(

@@ -34,13 +34,14 @@ def stream_batches(
     start = _continued(task.train, order.start, say)
     epoch, offset, batch = start.epoch, start.offset, first_batch
     while True:
-        with user_code("the task's dataset"):
+        # All processes must go through the same stream: what shuffles it draws the same in each.
+        with order.drawing(batch, alike=True), user_code("the task's dataset"):
             if hasattr(task.train, "set_epoch"):
                 task.train.set_epoch(epoch)
             examples = iter(task.train)
         begun = offset
         while True:
-            with order.drawing(batch), user_code("the next examples of the task's dataset"):
+            with order.drawing(batch, alike=True), user_code("the next examples of the task's dataset"):
                 whole = list(islice(examples, order.global_batch))
             if len(whole) < order.global_batch:
                 break

@@ -22,7 +22,7 @@ class Throughput:
         return None if self.step_seconds is None else self._global_batch / self.step_seconds
 
     def arrived(self, step: int, now: float) -> None:
-        """`step`: steps done; `now`: monotonic seconds."""
+        """`step`: steps done; `now`: seconds on a clock that stands still while no step is made."""
         if self._start is None:
             self._start = (step, now) if step >= self._warm else None
             return

@@ -39,6 +39,8 @@ class Backend(Protocol):
 
     rank, world: this process among all; each holds an equal part of the global batch.
     local_rank: this process among those of its host.
+    drawing_rank: what random numbers on the device depend on besides the seed: the rank, or the same in all processes
+        where one program draws for the whole global batch.
     device: where the model lives.
     reads_free: reading the signals of a reduced bucket costs no wait for the device.
     terms: how many processes' values a reduced bucket adds up; the mean is the sum over `terms`.
@@ -48,6 +50,7 @@ class Backend(Protocol):
     rank: int
     world: int
     local_rank: int
+    drawing_rank: int
     device: torch.device
     reads_free: bool
     terms: int

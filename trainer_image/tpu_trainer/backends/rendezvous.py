@@ -22,7 +22,7 @@ from tpu_trainer.errors import PeerLostError, PreemptedError
 from tpu_trainer.stop import StopFlag
 
 RENDEZVOUS_SECONDS = 300.0
-COLLECTIVE_SECONDS = 600.0
+COLLECTIVE_SECONDS = 2400.0
 """A peer that closed its connection is noticed at once; this is for one whose machine fell silent."""
 
 _POLL_SECONDS = 0.2

@@ -43,6 +43,8 @@ class XlaSpmd(XlaDevice):
         super().__init__()
         self._group = group
         self.rank = group.rank
+        # One program draws the numbers of the whole batch, and a device takes its part.
+        self.drawing_rank = 0
         self.world = group.size
         self.store = group.store
         devices = xr.global_runtime_device_count()
@@ -53,12 +55,6 @@ class XlaSpmd(XlaDevice):
             )
         self._local_devices = devices // group.size
         self._mesh = xs.Mesh(np.arange(devices), (devices,), ("data",))
-
-    def seed(self, seed: int) -> None:
-        """Rank 0's in every process: one program draws the numbers of the whole batch, and a device takes its part."""
-        common = torch.tensor(seed)
-        self._group.broadcast([common])
-        super().seed(int(common))
 
     def place(self, model: nn.Module) -> None:
         # While the model is still in host memory: a replicated tensor is what each host sends to its own devices.

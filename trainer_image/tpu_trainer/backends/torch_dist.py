@@ -23,7 +23,7 @@ class TorchDistributed:
 
     def __init__(self, group: Group, device: torch.device, local_rank: int = 0) -> None:
         self._group = group
-        self.rank = group.rank
+        self.rank = self.drawing_rank = group.rank
         self.world = group.size
         self.local_rank = local_rank
         self.terms = group.size

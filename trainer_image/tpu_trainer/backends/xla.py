@@ -33,7 +33,7 @@ class XlaHost(XlaDevice):
     def __init__(self, group: Group) -> None:
         super().__init__()
         self._group = group
-        self.rank = group.rank
+        self.rank = self.drawing_rank = group.rank
         self.world = group.size
         self.terms = group.size
         self.store = group.store
@@ -84,8 +84,9 @@ class XlaChip(XlaDevice):
     """Set by `open_backend`, which can meet the others only when this process knows its place among them."""
 
     def __init__(self, expected_replicas: int) -> None:
-        super().__init__()
+        super().__init__(replicas=xr.addressable_device_count())
         self.rank: int = xr.global_ordinal()
+        self.drawing_rank = self.rank
         self.world: int = xr.world_size()
         self.local_rank: int = xr.local_ordinal()
         self.terms = self.world

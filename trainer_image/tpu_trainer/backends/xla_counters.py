@@ -15,28 +15,37 @@ _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 
 
 class XlaCounters:
-    """Leaves out the reads that the backend makes for itself: nobody can act on those."""
+    """Leaves out the reads that the backend makes for itself: nobody can act on those.
 
-    def __init__(self) -> None:
-        self._own_reads = 0
+    `replicas`: threads of this process that run a replica each (two per chip on v2 and v3). torch_xla counts for all of
+    them together, so each is told its part.
+    """
+
+    _own_reads = 0
+    """Of all replicas of the process, as what it is taken from."""
+
+    def __init__(self, replicas: int = 1) -> None:
+        self._replicas = replicas
 
     def own_read(self) -> None:
         """The backend makes one transfer from the device."""
-        self._own_reads += 1
+        XlaCounters._own_reads += 1
 
     def compilations(self) -> int:
-        return _counter("UncachedCompile")
+        return _counter("UncachedCompile") // self._replicas
 
     def read(self) -> Counters:
         _, compile_nanoseconds = _metric("CompileTime")
         reads, _ = _metric("TransferFromDeviceTime")
+        # A program over several devices of one process is counted under a name of its own.
+        executions = _counter("ExecuteComputation") + _counter("ExecuteReplicated")
+        names = [name for name in metrics.executed_fallback_ops() if name != _READ_OF_A_NUMBER]
         return Counters(
             compilations=self.compilations(),
-            compile_seconds=compile_nanoseconds / 1e9,
-            # A program over several devices of one process is counted under a name of its own.
-            executions=_counter("ExecuteComputation") + _counter("ExecuteReplicated"),
-            host_reads=reads - self._own_reads,
-            fallbacks={name: _counter(name) for name in metrics.executed_fallback_ops() if name != _READ_OF_A_NUMBER},
+            compile_seconds=compile_nanoseconds / 1e9 / self._replicas,
+            executions=executions // self._replicas,
+            host_reads=(reads - self._own_reads) // self._replicas,
+            fallbacks={name: _counter(name) // self._replicas for name in names},
         )
 
 

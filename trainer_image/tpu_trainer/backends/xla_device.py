@@ -19,9 +19,10 @@ from tpu_trainer.backends.xla_counters import XlaCounters
 class XlaDevice:
     """The device of this process, or of this thread where torch_xla runs a thread per device."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
+        """`replicas`: those of this process, a thread each."""
         self.device: torch.device = torch_xla.device()
-        self._counters = XlaCounters()
+        self._counters = XlaCounters(replicas)
 
     def seed(self, seed: int) -> None:
         torch_xla.manual_seed(seed, self.device)

@@ -26,8 +26,9 @@ from tpu_trainer.outcome import Outcome
 
 LEAST_SECONDS = 300.0
 MEDIAN_STEPS = 10
-COMPILING_SECONDS = 1800.0
-"""While programs are compiled: before and in the first steps, and in an evaluation, which has programs of its own."""
+LONG_SECONDS = 1800.0
+"""While programs are compiled, before and in the first steps and in an evaluation, which has programs of its own; and
+while a checkpoint is waited for, which may be large and its storage slow."""
 
 PEER_SECONDS = 60.0
 """Longer for a replica that waits for the others, so that the one that is stuck speaks first and is the one named."""
@@ -38,8 +39,8 @@ _LONGEST_POLL = 5.0
 def limit_seconds(phase: Phase, pace: Pace, override: float | None = None) -> float:
     """How long a phase may last. `override` replaces the limit of a run under way, and is a lower one for the rest."""
     usual = max(MEDIAN_STEPS * pace.median_seconds, LEAST_SECONDS) if override is None else override
-    compiling = phase in (Phase.START, Phase.EVALUATE) or pace.steps < WARM_UP_STEPS
-    limit = max(usual, COMPILING_SECONDS) if compiling else usual
+    long = phase in (Phase.START, Phase.EVALUATE, Phase.CHECKPOINT) or pace.steps < WARM_UP_STEPS
+    limit = max(usual, LONG_SECONDS) if long else usual
     return limit + PEER_SECONDS if phase is Phase.DEVICE else limit
 
 
@@ -87,7 +88,7 @@ def _message(phase: Phase, lasted: float, limit: float, pace: Pace, frames: Mapp
         f"hung for {lasted:.0f} s in phase {phase} after step {pace.last or 0}: {_REASONS[phase]}"
         f"{f'; it is at {place}' if place else ''}. The stacks of all threads are in the log. The limit is "
         f"{limit:.0f} s"
-        f"{'' if phase in (Phase.START, Phase.EVALUATE) else f'; {ENV_HANG_SECONDS} sets another'}"
+        f"; {ENV_HANG_SECONDS} sets another"
     )
 
 

@@ -124,13 +124,14 @@ class LightningHooks(Hooks):
         if self._schedules is not None:
             self._schedules.after("epoch", epoch + 1)
 
-    def train_ends(self) -> None:
-        # Lightning counts an epoch as done before it says that the training is.
-        self._view.current_epoch += 1
+    def train_ends(self, *, stopped: bool) -> None:
+        if not stopped:
+            # Lightning counts an epoch as done before it says that the training is.
+            self._view.current_epoch += 1
         self._session.call("on_train_end")
         self._session.trained = True
         # Else the last evaluation ends the session, which still needs the data.
-        if not self._evaluated:
+        if stopped or not self._evaluated:
             self._session.finish()
 
     def failed(self, error: BaseException) -> None:

@@ -94,11 +94,14 @@ def reduced(metrics: Sequence[Metric], backend: Backend) -> list[dict[str, Any]]
     result: list[dict[str, Any]] = [{} for _ in metrics]
     added = [entry for entry in known if entry[2] in ("sum", "mean")]
     parts = [_digits(value) if value.dtype in _COUNTS else [value.float()] for *_, value in added]
-    sums, _ = backend.reduce_bucket([part for each in parts for part in each], torch.zeros(1, device=backend.device))
-    found = iter(sums)
+    # By way of the host, as data: a state that begins anew is a constant of the program, which would differ from that
+    # of the other processes; and nothing that all must run together may be pending when the module's hooks go on.
+    here = backend.to_host([part for each in parts for part in each])
+    sums, _ = backend.reduce_bucket(backend.to_device(here), backend.to_device(torch.zeros(1)))
+    found = iter(backend.to_host(sums))
     for (index, name, kind, value), own in zip(added, parts, strict=True):
         total = _number([next(found) for _ in own]) if value.dtype in _COUNTS else next(found)
-        result[index][name] = (total / backend.terms if kind == "mean" else total).to(value.dtype)
+        result[index][name] = (total / backend.terms if kind == "mean" else total).to(value.dtype).to(value.device)
     extremes = [entry for entry in known if entry[2] in ("min", "max")]
     if extremes:
         _put_extremes(extremes, backend, result)

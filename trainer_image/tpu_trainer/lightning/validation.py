@@ -136,11 +136,14 @@ class Validation:
         self._agree(self._described(), backend)
         result: dict[str, float] = {}
         if self._values:
-            logged, device = list(self._values.values()), backend.device
-            totals = [torch.as_tensor(one.total, dtype=torch.float32, device=device).reshape(1) for one in logged]
-            weights = torch.tensor([one.weight for one in logged], device=device)
-            _, sums = backend.reduce_bucket([], torch.cat([*totals, weights]))
-            numbers = sums.tolist()
+            logged = list(self._values.values())
+            # As data: a number that happens to be 0 or 1 would be compiled in, and this process would run a program of
+            # its own.
+            totals = backend.to_host([torch.as_tensor(one.total, dtype=torch.float32) for one in logged])
+            row = torch.tensor([*(float(total) for total in totals), *(one.weight for one in logged)])
+            _, sums = backend.reduce_bucket([], backend.to_device(row))
+            (found,) = backend.to_host([sums])
+            numbers = found.tolist()
             for name, one, total, weight in zip(
                 self._values, logged, numbers[: len(logged)], numbers[len(logged) :], strict=True
             ):
