@@ -33,3 +33,9 @@ def test_a_step_is_one_all_reduce_of_one_flat_bucket(launcher: Launcher) -> None
     reductions = [line for line in gang.hosts[0].output.splitlines() if " all-reduce(" in line]
     assert len(reductions) == 1, reductions
     assert f"f32[{elements}]" in reductions[0]
+
+
+def test_replicas_that_share_a_process_are_not_charged_with_each_others_programs_and_reads(launcher: Launcher) -> None:
+    gang = start_replicas(launcher, "chips", 2, trainSteps=120)
+    assert gang.wait() == [ExitCode.Succeeded], gang.output()
+    assert gang.progress()[-1]["warnings"] == []
