@@ -19,7 +19,7 @@ check: .setup
 bench: .setup
 	.venv/bin/python -m bench.placement
 
-# This trainer's loop beside others, about a quarter of an hour on a machine that does nothing else
+# This trainer's loop beside others, some three quarters of an hour on a machine that does nothing else
 # (docs/performance.md). ARGS=--quick: does it work?
 bench-trainer: .setup
 	.venv/bin/python -m bench.trainer $(ARGS)
