@@ -19,6 +19,7 @@ import pytest
 from tests.trainer import interrupted
 from tests.trainer.gang import Gang, Launcher, chips, run_spec
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.signals import MOST_STEPS
 
 STEPS = 36
 SEEDS = 20
@@ -108,7 +109,10 @@ def test_a_run_killed_or_stopped_anywhere_goes_on_as_if_nothing_had_happened(
             assert codes.pop(host) == killed, gang.output()
             assert set(codes) <= {ExitCode.PeerLost}, gang.output()
         else:
-            assert set(codes) == {ExitCode.Preempted}, gang.output()
+            # Where the device works ahead, a wish in the last steps is read when all are done.
+            late = gangs.backend == "xla" and begun + call >= STEPS - MOST_STEPS
+            done = late and committed(checkpoints) == STEPS
+            assert set(codes) == {ExitCode.Succeeded if done else ExitCode.Preempted}, gang.output()
             assert gang.hosts[0].message()["step"] == committed(checkpoints) >= begun + call, gang.output()
         assert losses_by_step(gang).items() <= expected.items()
         assert min(losses_by_step(gang), default=begun + 1) == begun + 1
