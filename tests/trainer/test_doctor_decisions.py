@@ -155,7 +155,7 @@ def pace_of(durations: Sequence[float]) -> Pace:
         (Phase.DEVICE, [1.0], None, 1860),
         (Phase.INPUT, [1.0] * 9, None, 300),
         (Phase.HOST, [60.0] * 9, None, 600),
-        (Phase.CHECKPOINT, [1.0] * 9, None, 300),
+        (Phase.CHECKPOINT, [1.0] * 9, None, 1800),
         (Phase.DEVICE, [1.0] * 9, None, 360),  # who waits for a peer lets the peer speak first
         (Phase.EVALUATE, [1.0] * 9, None, 1800),
         (Phase.INPUT, [60.0] * 9, 5, 5),
