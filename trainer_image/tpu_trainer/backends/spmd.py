@@ -13,15 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from torch import Tensor, nn
+from torch import Tensor
 
-from tpu_trainer.backends.base import move_model
 from tpu_trainer.backends.group import Group
-from tpu_trainer.backends.xla_device import XlaDevice
+from tpu_trainer.backends.xla_hosts import XlaHosts
 from tpu_trainer.errors import BadSpecError, UserCodeError
 
 
@@ -32,21 +30,16 @@ def start_spmd(virtual_devices: int | None) -> None:
     xr.use_spmd()
 
 
-class XlaSpmd(XlaDevice):
+class XlaSpmd(XlaHosts):
     """One process of the program. `group` joins the hosts; each holds an equal part of the batch and of the devices."""
 
-    local_rank = 0
     reads_free = False
     terms = 1
 
     def __init__(self, group: Group, expected_replicas: int) -> None:
-        super().__init__()
-        self._group = group
-        self.rank = group.rank
+        super().__init__(group)
         # One program draws the numbers of the whole batch, and a device takes its part.
         self.drawing_rank = 0
-        self.world = group.size
-        self.store = group.store
         devices = xr.global_runtime_device_count()
         if devices != expected_replicas:
             raise BadSpecError(
@@ -55,20 +48,6 @@ class XlaSpmd(XlaDevice):
             )
         self._local_devices = devices // group.size
         self._mesh = xs.Mesh(np.arange(devices), (devices,), ("data",))
-
-    def place(self, model: nn.Module) -> None:
-        # While the model is still in host memory: a replicated tensor is what each host sends to its own devices.
-        self._group.broadcast([*model.parameters(), *model.buffers()])
-        move_model(model, self.device)
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        if self.world == 1:
-            return
-        hosts = self.to_host(tensors)
-        self._group.broadcast(hosts)
-        with torch.no_grad():
-            for tensor, host in zip(tensors, hosts, strict=True):
-                tensor.copy_(host)
 
     def send(self, tensor: Tensor) -> Tensor:
         """Rows are shared out to the devices; a tensor that has none, or too few, is on all of them.
@@ -96,13 +75,3 @@ class XlaSpmd(XlaDevice):
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """What comes in is over the global batch already."""
         return list(gradients), signals
-
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
-        return self._group.gather(row)
-
-    def barrier(self) -> None:
-        torch_xla.sync(wait=True)
-        self._group.barrier()
-
-    def close(self) -> None:
-        self._group.close()

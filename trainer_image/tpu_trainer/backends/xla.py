@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tpu_trainer.backends.base import fill_from_rank_zero, move_model
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.xla_device import XlaDevice
+from tpu_trainer.backends.xla_hosts import XlaHosts
 from tpu_trainer.bucket import flatten, unflatten
 from tpu_trainer.errors import BadSpecError
 
@@ -25,34 +26,15 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 
-class XlaHost(XlaDevice):
+class XlaHost(XlaHosts):
     """One process per host on XLA's CPU device; the hosts sum their buckets over `group`."""
 
-    local_rank = 0
-
     def __init__(self, group: Group) -> None:
-        super().__init__()
-        self._group = group
-        self.rank = self.drawing_rank = group.rank
-        self.world = group.size
+        super().__init__(group)
+        self.drawing_rank = group.rank
         self.terms = group.size
-        self.store = group.store
         # With peers the sums pass through host memory anyway; alone they stay on the device.
         self.reads_free = group.size > 1
-
-    def place(self, model: nn.Module) -> None:
-        # While the model is still in host memory, where gloo works.
-        self._group.broadcast([*model.parameters(), *model.buffers()])
-        move_model(model, self.device)
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        if self.world == 1:
-            return
-        hosts = self.to_host(tensors)
-        self._group.broadcast(hosts)
-        with torch.no_grad():
-            for tensor, host in zip(tensors, hosts, strict=True):
-                tensor.copy_(host)
 
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.world == 1:
@@ -63,16 +45,6 @@ class XlaHost(XlaDevice):
         *hosts, host_signals = self.to_host([*gradients, signals])
         sums, total = self._group.sum_bucket(hosts, host_signals)
         return [self.send(piece) for piece in sums], total
-
-    def gather(self, row: Sequence[float]) -> list[list[float]]:
-        return self._group.gather(row)
-
-    def barrier(self) -> None:
-        torch_xla.sync(wait=True)
-        self._group.barrier()
-
-    def close(self) -> None:
-        self._group.close()
 
 
 class XlaChip(XlaDevice):

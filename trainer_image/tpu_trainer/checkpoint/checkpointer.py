@@ -52,8 +52,8 @@ class Checkpoints(Protocol):
     last_step: int | None
     cost: Cost
 
-    def after_step(self, step: int, position: Position) -> bool:
-        """After every step: takes a snapshot where one is due, and says whether it did."""
+    def after_step(self, step: int, position: Position) -> None:
+        """After every step: takes a snapshot where one is due."""
 
     def save_now(self, step: int, position: Position) -> int | None:
         """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
@@ -68,8 +68,7 @@ class NoCheckpoints:
     last_step: int | None = None
     cost = Cost()
 
-    def after_step(self, step: int, position: Position) -> bool:
-        return False
+    def after_step(self, step: int, position: Position) -> None: ...
 
     def save_now(self, step: int, position: Position) -> int | None:
         return None
@@ -100,12 +99,10 @@ class Checkpointer:
         self._newest = resumed
         self._since = now()
 
-    def after_step(self, step: int, position: Position) -> bool:
+    def after_step(self, step: int, position: Position) -> None:
         self._learn(self._background.poll())
-        due = self._due.at(step, self._now() - self._since)
-        if due:
+        if self._due.at(step, self._now() - self._since):
             self._snapshot(step, position)
-        return due
 
     def save_now(self, step: int, position: Position) -> int | None:
         # It may be the very step that was due by itself; where that write failed, this is another try.
