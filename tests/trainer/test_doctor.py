@@ -10,6 +10,7 @@ import pytest
 from tests.trainer import doctor_tasks
 from tests.trainer.gang import Gang, Launcher, run_spec
 from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
+from tpu_trainer.doctor.counts import WINDOW_STEPS
 
 
 def warnings(gang: Gang) -> dict[str, list[str]]:
@@ -73,7 +74,10 @@ def test_values_read_in_every_step_are_counted(ill: Gang) -> None:
 
 def test_a_program_that_is_cut_in_two_is_found(ill: Gang) -> None:
     (message,) = warnings(ill)["MidStepExecution"]
-    assert message.startswith("2.0 programs a step are sent to the device where 1 would do")
+    rate, rest = message.split(" ", 1)
+    # torch_xla counts a program when its own thread sends it off, so the last one may fall into the next window.
+    assert float(rate) == pytest.approx(2.0, abs=2 / WINDOW_STEPS)
+    assert rest.startswith("programs a step are sent to the device where 1 would do")
 
 
 def test_sizes_that_do_not_fill_their_tiles_are_named(ill: Gang) -> None:
