@@ -18,7 +18,7 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import DeletePod
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.observed import parse_time
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -88,7 +88,7 @@ def test_an_error_of_the_user_fails_the_job_at_once() -> None:
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "RestartLimitReached")
     ready = find(cluster.status.conditions, ConditionType.READY)
     assert ready is not None
-    assert ready.message.endswith("KeyError: label; UserError may restart the gang 0 times")
+    assert ready.message.endswith("KeyError: label; UserError does not restart the gang")
     assert kstatus(cluster.job) == "Failed"
 
 
@@ -131,25 +131,43 @@ def test_the_host_list_of_the_attempt_before_goes() -> None:
     assert sorted(cluster.others) == ["ConfigMap/digits-2", "Service/digits"]
 
 
-def test_a_restart_waits_for_its_time() -> None:
+def test_the_first_restart_begins_as_soon_as_the_old_workers_are_gone() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
-    cluster.now += timedelta(seconds=2)
+    assert "create Pod digits-2-0-0" in described(one_pass(cluster))
+
+
+def test_the_second_restart_waits_for_its_time() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    fails(cluster, "digits-2-0-1")
+    one_pass(cluster)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    earliest = cluster.status.restarts.next_attempt_time
+    assert earliest is not None
+    wait = parse_time(earliest) - cluster.now
+    assert timedelta(seconds=2) <= wait <= timedelta(seconds=5)
     decided = one_pass(cluster)
-    assert (actions(decided), decided.again) == ([], timedelta(seconds=3))
-    cluster.now += timedelta(seconds=3)
+    assert (actions(decided), decided.again) == ([], wait)
+    cluster.now += wait
     assert actions(one_pass(cluster)) != []
 
 
-def test_the_second_wait_is_longer_than_the_first() -> None:
+def test_every_further_wait_is_longer() -> None:
     cluster = given_a_running_gang()
-    for wait, name in ((5, "digits-1-0-0"), (10, "digits-2-0-0"), (20, "digits-3-0-0")):
+    for longest, name in ((0, "digits-1-0-0"), (5, "digits-2-0-0"), (10, "digits-3-0-0"), (20, "digits-4-0-0")):
         fails(cluster, name)
         one_pass(cluster)
-        assert cluster.status.restarts.next_attempt_time == format_time(cluster.now + timedelta(seconds=wait))
+        earliest = cluster.status.restarts.next_attempt_time
+        assert earliest is not None
+        wait = parse_time(earliest) - cluster.now
+        assert timedelta(seconds=longest // 2) <= wait <= timedelta(seconds=longest)
         until_running(cluster)
 
 

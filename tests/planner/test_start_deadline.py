@@ -21,7 +21,7 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.observed import format_time, parse_time
-from tpu_training_operator.domain.placement import pause_after_release
+from tpu_training_operator.domain.restart_policy import pause_after_release
 
 DEADLINE = timedelta(seconds=100)
 POLICY = {"spec.runPolicy": {"startDeadlineSeconds": 100, "restart": {"backoff": {"maxSeconds": 40}}}}
@@ -156,7 +156,7 @@ def test_a_failure_comes_before_the_deadline() -> None:
 
 def pauses(uid: str) -> list[float]:
     policy = job(POLICY).spec.run_policy
-    return [pause_after_release(policy, uid, attempt).total_seconds() for attempt in range(1, 200)]
+    return [pause_after_release(policy, f"{uid}/{attempt}").total_seconds() for attempt in range(1, 200)]
 
 
 def test_a_pause_is_half_to_one_and_a_half_of_the_longest_backoff() -> None:

@@ -14,7 +14,7 @@ from tpu_training_operator.domain.outcome import final_progress
 
 def progress(message: Any) -> Progress | None:
     text = message if isinstance(message, str) else json.dumps(message)
-    return final_progress(seen(ended(pod(), message=text))[0], 300)
+    return final_progress(seen(ended(pod(), message=text))[0], 300, None)
 
 
 def test_step_speed_and_metrics_of_the_end() -> None:

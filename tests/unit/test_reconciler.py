@@ -19,7 +19,8 @@ from tpu_training_operator.runtime.cluster import (
     Object,
     Unavailable,
 )
-from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")
 

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     RESTART_LIMIT_REACHED = "RestartLimitReached"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     NAME_CONFLICT = "NameConflict"
     FORBIDDEN = "Forbidden"

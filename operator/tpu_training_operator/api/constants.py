@@ -35,6 +35,13 @@ TERMINATION_LOG = "/dev/termination-log"
 RENDEZVOUS_PORT = 12355
 MEGASCALE_PORT = 8080
 
+# Where worker 0 finds the operator's certificate authority and its own token, and whom the token is for.
+PROGRESS_AUDIENCE = f"{GROUP}/progress"
+PROGRESS_DIRECTORY = f"/var/run/secrets/{GROUP}/progress"
+PROGRESS_TOKEN_FILE = f"{PROGRESS_DIRECTORY}/token"
+PROGRESS_CA_FILE = f"{PROGRESS_DIRECTORY}/ca.crt"
+CA_CERTIFICATE_KEY = "ca.crt"
+
 # A job's name is a Service name (RFC 1035 label) and the stem of its pods' host names: 63 characters less
 # "-<attempt>-<slice>-<host>" with up to 5 + 3 + 4 digits.
 MAX_JOB_NAME_LENGTH = 48
@@ -60,4 +67,7 @@ RESERVED_ENV = (
     "MEGASCALE_NUM_SLICES",
     "MEGASCALE_PORT",
     "MEGASCALE_SLICE_ID",
+    "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT",
 )

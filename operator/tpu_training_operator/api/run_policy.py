@@ -1,5 +1,6 @@
-"""`spec.runPolicy`: suspend, the start deadline, and how often which class of failure may restart the gang."""
+"""`spec.runPolicy`: suspend, the deadlines, and how often which class of failure may restart the gang."""
 
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -7,7 +8,13 @@ from pydantic import Field
 
 from tpu_training_operator.api.model import ApiModel, Boolean, Count
 
-_RestartLimit = Annotated[int, Field(strict=True, ge=-1, le=10_000)]
+MOST_COUNTED_RESTARTS = 100
+"""The status keeps the time of every restart that counts: a class that may restart more often is one without limit."""
+
+_RestartLimit = Annotated[int, Field(strict=True, ge=-1, le=MOST_COUNTED_RESTARTS)]
+# Two years are as good as for ever, and digits enough for them in seconds.
+_Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class FailureClass(StrEnum):
@@ -22,7 +29,7 @@ class FailureClass(StrEnum):
 
 
 class RestartLimits(ApiModel):
-    """Restarts allowed per failure class over the job's life; -1 is without limit."""
+    """Restarts allowed per failure class within `restart.window`; -1 is without limit."""
 
     user_error: _RestartLimit = Field(0, alias="UserError")
     infrastructure: _RestartLimit = Field(20, alias="Infrastructure")
@@ -43,7 +50,9 @@ class RestartLimits(ApiModel):
 
 
 class Backoff(ApiModel):
-    """Wait before a restart: initialSeconds, doubled with every restart, at most maxSeconds."""
+    """Wait before a restart: none before the first since the training last got on (a checkpoint beyond all before),
+    then initialSeconds, doubled with every further one, at most maxSeconds, less a share of up to a half that differs
+    between jobs."""
 
     initial_seconds: Count = 5
     max_seconds: Count = 300
@@ -51,7 +60,16 @@ class Backoff(ApiModel):
 
 class Restart(ApiModel):
     limits: RestartLimits = Field(default_factory=RestartLimits)
+    window: _Window = Field(
+        "24h",
+        description="A restart counts against its limit for so long, or until a checkpoint is reported that goes beyond"
+        " all before: 90s, 30m, 24h or 7d.",
+    )
     backoff: Backoff = Field(default_factory=Backoff)
+
+    @property
+    def window_length(self) -> timedelta:
+        return timedelta(**{_UNITS[self.window[-1]]: int(self.window[:-1])})
 
 
 class RunPolicy(ApiModel):
@@ -60,5 +78,18 @@ class RunPolicy(ApiModel):
         600,
         description="A gang of which only a part has found nodes gives them back when no further worker has found"
         " one for so long, and tries again later.",
+    )
+    active_deadline_seconds: Count | None = Field(
+        None,
+        description="The job fails when it has been active for so long. Time in which it waits for nodes or is"
+        " suspended does not count.",
+    )
+    progress_deadline_seconds: Count | None = Field(
+        None,
+        description="A gang that runs and reports no further step for so long is taken for hung, and restarts. Goes for"
+        " a loop of your own too, which must then report its steps.",
+    )
+    ttl_seconds_after_finished: Count | None = Field(
+        None, description="The job is deleted, with all that it owns, so long after it has finished."
     )
     restart: Restart = Field(default_factory=Restart)

@@ -3,16 +3,28 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 from tpu_training_operator.api.conditions import Condition
-from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 
 MOST_METRICS = 64
+MOST_WARNINGS = 20
+MOST_NODES = 16
 
 _Text = Annotated[str, Field(max_length=1024)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
+class ReportPhase(StrEnum):
+    """What the training is doing. The first steps count as starting: their programs are compiled."""
+
+    STARTING = "Starting"
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    CHECKPOINTING = "Checkpointing"
+    DONE = "Done"
 
 
 class StatusModel(BaseModel):
@@ -73,9 +85,22 @@ class Failure(StatusModel):
     message: _Text
     time: _Time
 
+    @field_validator("failure_class", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """A newer operator may know more classes than this one."""
+        return value if value in list(FailureClass) else FailureClass.UNKNOWN
+
 
 class Restarts(StatusModel):
-    by_class: dict[str, int] = Field(default_factory=dict)
+    """`charged` says what is left of the budgets, `by_class` what the whole job has cost."""
+
+    by_class: dict[str, int] = Field(default_factory=dict, description="Restarts over the job's life.")
+    charged: dict[str, Annotated[list[_Time], Field(max_length=MOST_COUNTED_RESTARTS)]] = Field(
+        default_factory=dict,
+        description="When the restarts were that still count: within restart.window, and since the last checkpoint that"
+        " went beyond all before.",
+    )
     next_attempt_time: _Time | None = Field(None, description="The next attempt starts no earlier than this.")
 
     @property
@@ -86,11 +111,59 @@ class Restarts(StatusModel):
 class Progress(StatusModel):
     """How far the training is, as worker 0 last reported it."""
 
+    phase: ReportPhase | None = Field(None, description="What it was doing then; absent for loops that don't report.")
     step: int
     total_steps: int
     examples_per_second: str | None = None
     loss: str | None = None
     metrics: Annotated[dict[str, str], Field(max_length=MOST_METRICS)] = Field(default_factory=dict)
+    checkpoint_step: int | None = Field(None, description="The newest step that is safe in a checkpoint.")
+    last_report_time: _Time | None = None
+    last_advance_time: _Time | None = Field(None, description="When a further step or another phase was reported.")
+    estimated_remaining_seconds: int | None = None
+    warnings: Annotated[list[_Text], Field(max_length=MOST_WARNINGS)] = Field(default_factory=list)
+
+    @field_validator("phase", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        return value if value in list(ReportPhase) else None
+
+
+class DeviceFault(StatusModel):
+    node: _Text
+    time: _Time
+
+
+class Activity(StrEnum):
+    """What the job spends its time on."""
+
+    QUEUE = "Queue"
+    START = "Start"
+    TRAIN = "Train"
+    RECOVERY = "Recovery"
+    SUSPENDED = "Suspended"
+    FINISHED = "Finished"
+
+
+class Goodput(StatusModel):
+    """Where the time went. The six sums add up to `since` less the job's creation; from `since` on time goes to
+    `activity`, until the next thing happens. `ratio`: productive over all that was not suspended."""
+
+    queue_seconds: int = Field(0, description="Waiting for nodes.")
+    start_seconds: int = Field(0, description="From nodes to the first step: images, imports, the first compilation.")
+    productive_seconds: int = Field(0, description="Training whose result was kept.")
+    wasted_seconds: int = Field(0, description="Training that was lost: done after the last checkpoint.")
+    recovery_seconds: int = Field(0, description="From a failure to the next step, without waiting for nodes.")
+    suspended_seconds: int = 0
+    unsaved_seconds: int = Field(0, description="The part of productiveSeconds that no checkpoint holds yet.")
+    activity: Activity = Activity.QUEUE
+    since: _Time
+    ratio: str | None = None
+
+    @field_validator("activity", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        return value if value in list(Activity) else Activity.TRAIN
 
 
 class Status(StatusModel):
@@ -111,3 +184,16 @@ class Status(StatusModel):
     restarts: Restarts = Field(default_factory=Restarts)
     first_failure: Failure | None = None
     last_failure: Failure | None = None
+    device_faults: Annotated[list[DeviceFault], Field(max_length=MOST_NODES)] = Field(
+        default_factory=list, description="The latest failures that point at the chips of a node."
+    )
+    avoided_nodes: Annotated[list[_Text], Field(max_length=MOST_NODES)] = Field(
+        default_factory=list, description="Nodes that the present attempt does not use."
+    )
+    goodput: Goodput | None = None
+
+    @field_validator("state", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """A newer operator may know more states; what this one decides rests on the conditions."""
+        return value if value in list(State) else None

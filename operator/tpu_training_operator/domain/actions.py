@@ -17,10 +17,11 @@ class Create:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete exactly this pod: the uid keeps a namesake safe."""
+    """Delete exactly this pod: the uid keeps a namesake safe. `force`: without waiting for a node that is dead."""
 
     name: str
     uid: str
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,20 @@ class DeleteConfigMap:
     name: str
 
 
-Action = Create | DeletePod | DeleteConfigMap
+@dataclass(frozen=True)
+class DeleteJob:
+    """Delete the job itself, with all that it owns."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class AskForStacks:
+    """Have the reporting worker say where its threads stand, with its next report."""
+
+
+Action = Create | DeletePod | DeleteConfigMap | DeleteJob | AskForStacks
 
 
 @dataclass(frozen=True)

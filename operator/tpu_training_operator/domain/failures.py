@@ -42,7 +42,9 @@ class _Cause:
     message: str
 
 
-def first_failure(pods: Sequence[WorkerPod], attempt: int, now: datetime) -> Failure | None:
+def first_failure(
+    pods: Sequence[WorkerPod], attempt: int, now: datetime, *, settle_user_errors: bool = False
+) -> Failure | None:
     """The failure that brought the attempt down, or None while there is none or its cause may still show up."""
     failed = [pod for pod in pods if _has_failed(pod)]
     if not failed:
@@ -134,3 +136,25 @@ def last_words(pod: WorkerPod) -> str:
     except (ValueError, RecursionError):
         return text
     return str(parsed.get("message", "")) if isinstance(parsed, dict) else text
+
+
+def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    return SETTLE if any(pod.phase == "Failed" for pod in pods) else None
+
+
+def device_fault(failure: Failure) -> bool:
+    return failure.reason == "DeviceBusy"
+
+
+def hang(pod: WorkerPod, message: str, attempt: int, now: datetime) -> Failure:
+    return Failure(
+        attempt=attempt,
+        pod=pod.name,
+        node=pod.node,
+        slice=pod.worker.slice,
+        host=pod.worker.host,
+        failure_class=FailureClass.HANG,
+        reason="NoProgress",
+        message=message[-_LONGEST_MESSAGE:],
+        time=format_time(now),
+    )

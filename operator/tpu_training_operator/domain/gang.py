@@ -16,6 +16,7 @@ from tpu_training_operator.domain.naming import (
     service_name,
     workers,
 )
+from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import Resolution
 from tpu_training_operator.domain.run_spec import run_spec
 
@@ -61,13 +62,15 @@ def hosts_key(slice_index: int) -> str:
     return f"hosts-{slice_index}"
 
 
-def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> Object:
+def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, reporting: Reporting | None = None) -> Object:
     hosts: dict[str, list[str]] = {}
     for worker in workers(resolution.layout, attempt):
         hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
     if job.spec.trainer.entrypoint is not None:
         data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
+    if reporting is not None:
+        data[constants.CA_CERTIFICATE_KEY] = reporting.ca_certificate
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -8,6 +8,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.report import Inbox
 
 Object = Mapping[str, Any]
 
@@ -49,6 +50,17 @@ class WorkerPod:
         return "deletionTimestamp" in self.raw["metadata"]
 
     @property
+    def created(self) -> datetime:
+        return parse_time(self.raw["metadata"]["creationTimestamp"])
+
+    @property
+    def placed(self) -> datetime | None:
+        """When the pod got its node; None before."""
+        scheduled = self.condition("PodScheduled")
+        at = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
+        return parse_time(at) if at else (self.created if self.node else None)
+
+    @property
     def has_ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
@@ -77,16 +89,17 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class Observed:
-    """The job and those pods that it controls (by uid; a label alone proves nothing)."""
+    """The job, those pods that it controls (by uid; a label alone proves nothing), and what its workers have said."""
 
     job: Object
     pods: tuple[WorkerPod, ...]
+    inbox: Inbox = Inbox()
 
     @staticmethod
-    def of(job: Object, pods: Sequence[Object]) -> "Observed":
+    def of(job: Object, pods: Sequence[Object], inbox: Inbox = Inbox()) -> "Observed":
         uid = job["metadata"]["uid"]
         owned = (pod for pod in pods if controller_uid(pod) == uid)
-        return Observed(job, tuple(WorkerPod(pod) for pod in owned if _is_worker(pod)))
+        return Observed(job, tuple(WorkerPod(pod) for pod in owned if _is_worker(pod)), inbox)
 
     def of_attempt(self, attempt: int) -> list[WorkerPod]:
         return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)

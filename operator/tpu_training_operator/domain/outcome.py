@@ -4,19 +4,20 @@ A loop of the user's own may write anything there, and nothing in it may keep a 
 """
 
 import json
-import math
 from itertools import islice
 from typing import Any
 
-from tpu_training_operator.api.status import MOST_METRICS, Progress
+from tpu_training_operator.api.status import MOST_METRICS, Progress, ReportPhase
+from tpu_training_operator.domain.number_text import number_text
 from tpu_training_operator.domain.observed import WorkerPod
 
 # As in the recipe: what a double holds exactly.
 _LARGEST_STEP = 2**53
 
 
-def final_progress(leader: WorkerPod, total_steps: int) -> Progress | None:
-    """Step, speed and metrics at the end; None where the worker ran a loop that reports none."""
+def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
+    """Step, speed and metrics at the end, beside what was `reported` on the way; None where the worker ran a loop that
+    says none at its end."""
     try:
         message = json.loads(str(leader.termination.get("message") or ""))
     except (ValueError, RecursionError):
@@ -24,12 +25,16 @@ def final_progress(leader: WorkerPod, total_steps: int) -> Progress | None:
     if not isinstance(message, dict) or not _is_step(message.get("step")):
         return None
     metrics = _metrics(message.get("metrics"))
-    return Progress(
-        step=message["step"],
-        total_steps=total_steps,
-        examples_per_second=_number(message.get("examplesPerSecond")),
-        loss=metrics.get("loss"),
-        metrics=metrics,
+    before = reported or Progress(step=0, total_steps=total_steps)
+    return before.model_copy(
+        update={
+            "step": message["step"],
+            "examples_per_second": number_text(message.get("examplesPerSecond")),
+            "loss": metrics.get("loss"),
+            "metrics": metrics,
+            "phase": before.phase and ReportPhase.DONE,
+            "estimated_remaining_seconds": None,
+        }
     )
 
 
@@ -41,16 +46,5 @@ def _metrics(given: Any) -> dict[str, str]:
     """The numbers among them, as many as the status has room for."""
     if not isinstance(given, dict):
         return {}
-    texts = ((name, _number(value)) for name, value in given.items())
+    texts = ((name, number_text(value)) for name, value in given.items())
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
-
-
-def _number(value: Any) -> str | None:
-    """A finite or infinite number as text, to six digits; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return f"{value:.6g}" if math.isfinite(value) else str(value)
-    except OverflowError:
-        # An integer beyond every float.
-        return None

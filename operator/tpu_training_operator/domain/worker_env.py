@@ -13,6 +13,7 @@ from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.gang import hosts_key
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_name
 from tpu_training_operator.domain.parameters import variables
+from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import Resolution
 
 EnvVar = dict[str, Any]
@@ -21,9 +22,11 @@ EnvVar = dict[str, Any]
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
 
 
-def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> list[EnvVar]:
+def worker_env(
+    job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None = None
+) -> list[EnvVar]:
     """Ours first, so that the user's own variables can refer to it as $(NAME); the names are reserved, so that
-    neither overrides the other."""
+    neither overrides the other. `reporting`: where this very worker reports to, None for one that does not."""
     layout = resolution.layout
     leader = host_name(job.name, WorkerId(worker.attempt, 0, 0))
     values = {
@@ -51,6 +54,8 @@ def worker_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
             "MEGASCALE_PORT": str(constants.MEGASCALE_PORT),
             "MEGASCALE_SLICE_ID": str(worker.slice),
         }
+    if reporting is not None:
+        values |= _reporting_env(job, reporting)
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
     return [
         *({"name": name, "value": value} for name, value in values.items()),
@@ -75,6 +80,24 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
     if job.spec.checkpoint is not None:
         values["TPUJOB_CHECKPOINT_URI"] = job.spec.checkpoint.uri
     return values | variables(job.spec.recipe.parameters or {})
+
+
+def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
+    """The trainer's names, and those of Kubeflow Trainer (KEP-2779), by which callbacks such as Hugging Face's report
+    from a loop of the user's own."""
+    place = f"namespaces/{job.namespace}"
+    return {
+        "TPUJOB_PROGRESS_URL": (
+            f"{reporting.url}/apis/{constants.API_VERSION}/{place}/{constants.PLURAL}/{job.name}/progress"
+        ),
+        "TPUJOB_PROGRESS_TOKEN_FILE": constants.PROGRESS_TOKEN_FILE,
+        "TPUJOB_PROGRESS_CA_FILE": constants.PROGRESS_CA_FILE,
+        "KUBEFLOW_TRAINER_SERVER_URL": (
+            f"{reporting.url}/apis/trainer.kubeflow.org/v1alpha1/{place}/trainjobs/{job.name}/status"
+        ),
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": constants.PROGRESS_TOKEN_FILE,
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": constants.PROGRESS_CA_FILE,
+    }
 
 
 def _worker_host_names(job: TPUTrainingJob, worker: WorkerId) -> EnvVar:

@@ -1,5 +1,6 @@
 """The pod of one worker: one host of the slice. Called by the planner and by `tpujob plan`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tpu_training_operator.api import constants
@@ -14,19 +15,33 @@ from tpu_training_operator.domain.naming import (
     slice_id,
     worker_labels,
 )
+from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import Resolution
 from tpu_training_operator.domain.worker_env import worker_env
 
 Object = dict[str, Any]
 
 _RUN_SPEC_VOLUME = "tpu-training-run"
+_PROGRESS_VOLUME = "tpu-training-progress"
 _ENTRYPOINT_COMMAND = ["python", "-m", "tpu_trainer"]
 # Kubernetes' default is five minutes, in which a lost host holds up the whole slice.
 _NODE_LOSS_SECONDS = 30
+# The kubelet has it replaced when four fifths of it are over.
+_TOKEN_SECONDS = 3600
 
 
-def worker_pod(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+def worker_pod(
+    job: TPUTrainingJob,
+    resolution: Resolution,
+    worker: WorkerId,
+    reporting: Reporting | None = None,
+    avoid: Sequence[str] = (),
+) -> Object:
+    """`reporting`: where the job's first worker reports to, None where nobody listens. `avoid`: nodes by name that the
+    pod must not be placed on."""
     trainer = job.spec.trainer
+    if (worker.slice, worker.host) != (0, 0):
+        reporting = None
     name = worker.pod_name(job.name)
     meta = metadata(job, name, (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker))
     if trainer.pod_annotations:
@@ -39,10 +54,10 @@ def worker_pod(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [_container(job, resolution, worker)],
-        "volumes": _volumes(job, worker),
+        "containers": [_container(job, resolution, worker, reporting)],
+        "volumes": _volumes(job, worker, reporting),
         "nodeSelector": _node_selector(job, resolution),
-        "affinity": _affinity(job, resolution, worker),
+        "affinity": _pool_affinity(job, resolution, worker) | _node_affinity(avoid),
         "tolerations": _tolerations(job),
         "imagePullSecrets": [secret.model_dump() for secret in trainer.image_pull_secrets or ()],
         "serviceAccountName": trainer.service_account_name,
@@ -56,7 +71,7 @@ def worker_pod(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
     }
 
 
-def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None) -> Object:
     trainer = job.spec.trainer
     container: Object = {
         "name": constants.CONTAINER_NAME,
@@ -64,10 +79,10 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) ->
         "imagePullPolicy": trainer.image_pull_policy,
         "command": trainer.command or _ENTRYPOINT_COMMAND,
         "args": trainer.args,
-        "env": worker_env(job, resolution, worker),
+        "env": worker_env(job, resolution, worker, reporting),
         "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
         "resources": _resources(job, resolution),
-        "volumeMounts": _volume_mounts(trainer),
+        "volumeMounts": _volume_mounts(trainer, reporting),
         "terminationMessagePath": constants.TERMINATION_LOG,
         # A loop of the user's own writes no message; the end of its log says why it failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -86,21 +101,37 @@ def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
     return resources
 
 
-def _volumes(job: TPUTrainingJob, worker: WorkerId) -> list[Object]:
+def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None) -> list[Object]:
     volumes = [v.model_dump(by_alias=True, exclude_none=True) for v in job.spec.trainer.volumes or ()]
-    if job.spec.trainer.entrypoint is None:
-        return volumes
-    items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
-    source = {"name": config_map_name(job.name, worker.attempt), "items": items}
-    return [*volumes, {"name": _RUN_SPEC_VOLUME, "configMap": source}]
+    shared = config_map_name(job.name, worker.attempt)
+    if job.spec.trainer.entrypoint is not None:
+        items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
+        volumes.append({"name": _RUN_SPEC_VOLUME, "configMap": {"name": shared, "items": items}})
+    if reporting is not None:
+        volumes.append({"name": _PROGRESS_VOLUME, "projected": _progress_files(shared)})
+    return volumes
 
 
-def _volume_mounts(trainer: Trainer) -> list[Object]:
+def _progress_files(shared: str) -> Object:
+    """The token that says which pod reports, and the certificate to trust.
+
+    The kubelet keeps a token to its owner only where the pod names a user or an fsGroup; these pods leave the user to
+    the image, so the mode alone lets it read. The certificate is optional: without it nothing can be reported, and the
+    training runs all the same (an attempt whose ConfigMap is of an operator that did not listen yet).
+    """
+    token = {"path": "token", "audience": constants.PROGRESS_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS}
+    items = [{"key": constants.CA_CERTIFICATE_KEY, "path": "ca.crt"}]
+    certificate = {"name": shared, "items": items, "optional": True}
+    return {"defaultMode": 0o444, "sources": [{"serviceAccountToken": token}, {"configMap": certificate}]}
+
+
+def _volume_mounts(trainer: Trainer, reporting: Reporting | None) -> list[Object]:
     mounts = [mount.model_dump(by_alias=True, exclude_none=True) for mount in trainer.volume_mounts or ()]
-    if trainer.entrypoint is None:
-        return mounts
-    mount = {"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True}
-    return [*mounts, mount]
+    if trainer.entrypoint is not None:
+        mounts.append({"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True})
+    if reporting is not None:
+        mounts.append({"name": _PROGRESS_VOLUME, "mountPath": constants.PROGRESS_DIRECTORY, "readOnly": True})
+    return mounts
 
 
 def _node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
@@ -130,7 +161,7 @@ def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
     return {label: value for label, value in labels.items() if value is not None}
 
 
-def _affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
     """One slice, one node pool: chips of two pools have no interconnect, and a pool is exactly one slice.
 
     Every worker wants the pool of its own slice and none where another slice's workers are; the scheduler lets
@@ -146,6 +177,15 @@ def _affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> 
             {"key": constants.LABEL_SLICE_ID, "operator": "NotIn", "values": [own]},
         ),
     }
+
+
+def _node_affinity(avoid: Sequence[str]) -> Object:
+    """A field can be compared with one value only, so there is a requirement per node; a term wants all of them."""
+    if not avoid:
+        return {}
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
+    terms = {"nodeSelectorTerms": [{"matchFields": others}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _required(*expressions: Object) -> Object:

@@ -20,7 +20,8 @@ from tpu_training_operator.local.progress import ProgressFollower, Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import JOBS, Cluster, NotFound, Object, resource_of
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.reconciler import Reconciler
 
 _REPORT = "report.html"
 _LOOK_SECONDS = 0.1

@@ -78,11 +78,16 @@ class Store:
             raise Conflict(409, "Conflict", f"{metadata['name']} has been modified; read it again")
         return self._set_status(current, body.get("status") or {})
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
         current = self._find(resource, namespace, name)
         if current["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", f"{name} is not the object that was to be deleted (its uid differs)")
-        self._delete(current)
+        if grace_seconds == 0:
+            self._remove(current)
+        else:
+            self._delete(current)
 
     def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
         """Give the pod to a node; False if it is gone. From then on its deletion waits for `remove_pod`."""

@@ -31,9 +31,12 @@ JOBS = Resource(constants.API_VERSION, constants.KIND, constants.PLURAL)
 PODS = Resource("v1", "Pod", "pods")
 SERVICES = Resource("v1", "Service", "services")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
+SECRETS = Resource("v1", "Secret", "secrets")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
+# A question rather than an object: the answer to `create` is not kept.
+TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
-_BY_KIND = {resource.kind: resource for resource in (JOBS, PODS, SERVICES, CONFIG_MAPS, EVENTS)}
+_BY_KIND = {resource.kind: resource for resource in (JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, EVENTS, TOKEN_REVIEWS)}
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
@@ -92,9 +95,12 @@ class Cluster(Protocol):
         """Replace `status` and nothing else. Conflict unless metadata.resourceVersion is the current one."""
         ...
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
         """Ask for deletion of the object with this uid; Conflict if the name belongs to another by now.
 
-        A pod that runs is given its grace period first: it stays, marked with a deletionTimestamp.
+        A pod that runs is given its grace period first: it stays, marked with a deletionTimestamp. `grace_seconds`
+        replaces that period; with 0 the object goes at once, whatever its node still does.
         """
         ...

@@ -27,6 +27,7 @@ from tpu_training_operator.runtime.cluster import (
     resource_of,
 )
 from tpu_training_operator.runtime.credentials import Credentials
+from tpu_training_operator.runtime.observers import SILENT_REQUESTS, RequestObserver
 from tpu_training_operator.runtime.throttle import Throttle
 
 _PAGE = 500
@@ -38,10 +39,17 @@ _LONGEST_QUOTE = 1000
 
 
 class KubernetesCluster:
-    def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, throttle: Throttle) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        credentials: Credentials,
+        throttle: Throttle,
+        observer: RequestObserver = SILENT_REQUESTS,
+    ) -> None:
         self._session = session
         self._credentials = credentials
         self._throttle = throttle
+        self._observer = observer
         self._ssl = credentials.ssl_context()
         self._authorization: str | None = None
         self._authorized_at = float("-inf")
@@ -65,7 +73,7 @@ class KubernetesCluster:
                 return items
 
     async def create(self, body: Object) -> Object:
-        path = resource_of(body).path(body["metadata"]["namespace"])
+        path = resource_of(body).path(body["metadata"].get("namespace"))
         return await self._request("POST", path, body, query={"fieldManager": MANAGER})
 
     async def update_status(self, body: Object) -> Object:
@@ -73,8 +81,12 @@ class KubernetesCluster:
         path = f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}/status"
         return await self._request("PUT", path, body, query={"fieldManager": MANAGER})
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         await self._request("DELETE", f"{resource.path(namespace)}/{name}", options)
 
     async def _request(
@@ -102,16 +114,19 @@ class KubernetesCluster:
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
         url = self._credentials.server.rstrip("/") + path
+        began = time.monotonic()
         try:
             async with self._session.request(
                 method, url, json=body, params=query, headers=headers, ssl=self._ssl, timeout=_TIMEOUT
             ) as response:
                 text = await response.text(errors="replace")
+                self._observer.answered(method, response.status, time.monotonic() - began)
                 if response.status == 401:
                     # The token was replaced before we thought it would be.
                     self._authorized_at = float("-inf")
                 return response.status, response.headers, text
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            self._observer.answered(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
 
     async def _current_authorization(self) -> str | None:
@@ -122,11 +137,14 @@ class KubernetesCluster:
 
 
 @asynccontextmanager
-async def connect(credentials: Credentials, requests_per_second: float, burst: int) -> AsyncIterator[KubernetesCluster]:
+async def connect(
+    credentials: Credentials, requests_per_second: float, burst: int, observer: RequestObserver = SILENT_REQUESTS
+) -> AsyncIterator[KubernetesCluster]:
     """A cluster adapter with its own connections, closed at the end."""
     # The throttle bounds the rate; the connection limit bounds what may be under way at once.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
-        yield KubernetesCluster(session, credentials, Throttle(requests_per_second, burst, time.monotonic))
+        throttle = Throttle(requests_per_second, burst, time.monotonic)
+        yield KubernetesCluster(session, credentials, throttle, observer)
 
 
 def _object(text: str) -> Object | None:

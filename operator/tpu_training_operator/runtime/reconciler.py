@@ -8,16 +8,25 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Action, Create, DeleteConfigMap, DeletePod, Event, Plan
+from tpu_training_operator.domain.actions import (
+    Action,
+    AskForStacks,
+    Create,
+    DeleteConfigMap,
+    DeleteJob,
+    DeletePod,
+    Event,
+    Plan,
+)
 from tpu_training_operator.domain.blocked import Obstacle, blocked
 from tpu_training_operator.domain.observed import Observed, controller_uid
 from tpu_training_operator.domain.plan import plan
+from tpu_training_operator.domain.report import Inbox, Reporting
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,
@@ -34,17 +43,11 @@ from tpu_training_operator.runtime.cluster import (
     resource_of,
 )
 from tpu_training_operator.runtime.events import event_body
+from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class JobKey:
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 class _Refused(Exception):
@@ -56,11 +59,24 @@ class _Refused(Exception):
 
 
 class Reconciler:
-    """`side_by_side`: how many requests of one stage may be under way at once."""
+    """`inboxes` and `reporting`: what workers report, and where; both or neither. `side_by_side`: how many requests of
+    one stage may be under way at once."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], side_by_side: int = 32) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Callable[[], datetime],
+        *,
+        inboxes: Inboxes | None = None,
+        reporting: Reporting | None = None,
+        observer: JobObserver = SILENT_JOBS,
+        side_by_side: int = 32,
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._inboxes = inboxes
+        self._reporting = reporting
+        self._observer = observer
         self._side_by_side = side_by_side
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
@@ -72,18 +88,27 @@ class Reconciler:
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
+            self._forget(key)
+            self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = Observed.of(job, pods)
-        decided = plan(observed, self._clock())
+        observed = Observed.of(job, pods, self._inboxes.of(key) if self._inboxes else Inbox())
+        decided = plan(observed, self._clock(), self._reporting)
         try:
             for stage in decided.stages:
                 await self._carry_out(stage, job, key)
         except _Refused as refused:
             decided = blocked(observed, refused.obstacle, self._clock())
-        await self._write_status(decided, job, key)
+        status = await self._write_status(decided, job, key)
+        self._observer.job_seen(key, status.state)
+        if status.completion_time is not None:
+            self._forget(key)
         return decided.again
+
+    def _forget(self, key: JobKey) -> None:
+        if self._inboxes:
+            self._inboxes.forget(key)
 
     async def _carry_out(self, stage: tuple[Action, ...], job: Object, key: JobKey) -> None:
         limit = asyncio.Semaphore(self._side_by_side)
@@ -103,10 +128,15 @@ class Reconciler:
         match action:
             case Create(body):
                 await self._create(body, job, key)
-            case DeletePod(name, uid):
-                await self._delete(PODS, key, name, uid)
+            case DeletePod(name, uid, force):
+                await self._delete(PODS, key, name, uid, grace_seconds=0 if force else None)
             case DeleteConfigMap(name):
                 await self._delete_own_config_map(job, key, name)
+            case DeleteJob(name, uid):
+                await self._delete(JOBS, key, name, uid)
+            case AskForStacks():
+                if self._inboxes:
+                    self._inboxes.ask_for_stacks(key)
 
     async def _create(self, body: Object, job: Object, key: JobKey) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
@@ -130,26 +160,30 @@ class Reconciler:
         if controller_uid(existing) == job["metadata"]["uid"]:
             await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"])
 
-    async def _delete(self, resource: Resource, key: JobKey, name: str, uid: str) -> None:
+    async def _delete(
+        self, resource: Resource, key: JobKey, name: str, uid: str, grace_seconds: int | None = None
+    ) -> None:
         try:
-            await self._cluster.delete(resource, key.namespace, name, uid)
+            await self._cluster.delete(resource, key.namespace, name, uid, grace_seconds=grace_seconds)
         except (NotFound, Conflict):
             # Gone already; or gone and replaced, and the replacement is none of this action's business.
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
 
-    async def _write_status(self, decided: Plan, job: Object, key: JobKey) -> None:
-        if decided.status is None:
-            return
+    async def _write_status(self, decided: Plan, job: Object, key: JobKey) -> Status:
+        """The status as it stands afterwards."""
         before = Status.model_validate(job.get("status") or {})
-        if decided.status != before:
-            await self._cluster.update_status({**job, "status": status_body(decided.status)})
-            log.info(
-                "job is %s: %s",
-                decided.status.state,
-                _ready_message(decided.status),
-                extra={"job": str(key), "uid": job["metadata"]["uid"], "attempt": decided.status.attempt},
-            )
-            await self._send(decided.events, job, key)
+        after = decided.status
+        if after is None or after == before:
+            return before
+        await self._cluster.update_status({**job, "status": status_body(after)})
+        self._observer.status_written(before, after)
+        # A report alone is no decision.
+        level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
+        message = _ready_message(after)
+        context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
+        log.log(level, "job is %s: %s", after.state, message, extra=context)
+        await self._send(decided.events, job, key)
+        return after
 
     async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> None:
         for event in events:
@@ -170,10 +204,19 @@ def _ready_message(status: Status) -> str:
 
 
 def _summary(stage: tuple[Action, ...]) -> str:
-    counts = Counter(
-        f"create {action.body['kind']}" if isinstance(action, Create) else _VERBS[type(action)] for action in stage
-    )
+    counts = Counter(map(_verb, stage))
     return ", ".join(f"{what} x {count}" for what, count in counts.items())
 
 
-_VERBS = {DeletePod: "delete Pod", DeleteConfigMap: "delete old ConfigMap"}
+def _verb(action: Action) -> str:
+    match action:
+        case Create(body):
+            return f"create {body['kind']}"
+        case DeletePod(force=force):
+            return "delete Pod by force" if force else "delete Pod"
+        case DeleteConfigMap():
+            return "delete old ConfigMap"
+        case DeleteJob():
+            return "delete finished job"
+        case AskForStacks():
+            return "ask for stacks"

@@ -1,0 +1,61 @@
+"""How a job ends: all workers succeeded, or a deadline is over. Called by `domain.plan`."""
+
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.actions import DeleteJob, Event, Plan
+from tpu_training_operator.domain.goodput import active_seconds
+from tpu_training_operator.domain.leftovers import deletions, next_force
+from tpu_training_operator.domain.observed import Observed, parse_time
+from tpu_training_operator.domain.outcome import final_progress
+from tpu_training_operator.domain.picture import Kind, Picture
+from tpu_training_operator.domain.situation import Situation
+
+_AT_ONCE = timedelta(0)
+
+
+def succeed(here: Situation) -> Plan:
+    message = f"all {len(here.pods)} workers have finished"
+    picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
+    progress = final_progress(here.pods[0], here.resolution.recipe.train_steps, here.status.progress)
+    update = {"progress": progress or here.status.progress, "goodput": here.goodput_at_end(here.now)}
+    status = here.status.model_copy(update=update)
+    status = here.mark(status, ConditionType.SUCCEEDED, True, picture.reason, message)
+    return Plan(status=here.finish(status, picture), events=(Event("Succeeded", message),), again=_AT_ONCE)
+
+
+def active_time_left(here: Situation) -> timedelta | None:
+    """Until `activeDeadlineSeconds` is over, if the job is active all the time; None without that deadline."""
+    limit = here.job.spec.run_policy.active_deadline_seconds
+    return None if limit is None else timedelta(seconds=limit - active_seconds(here.goodput()))
+
+
+def exceed_deadline(here: Situation) -> Plan:
+    limit = here.job.spec.run_policy.active_deadline_seconds
+    message = f"active for {limit} s, which is all that spec.runPolicy.activeDeadlineSeconds allows"
+    picture = Picture(State.FAILED, Kind.STUCK, Reason.DEADLINE_EXCEEDED, message)
+    status = here.status.model_copy(update={"goodput": here.goodput_at_end(here.now)})
+    status = here.mark(status, ConditionType.FAILED, True, picture.reason, message)
+    return Plan(
+        status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE
+    )
+
+
+def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
+    """A finished job stops what still runs, and goes itself when its time is over."""
+    running = [pod for pod in observed.pods if not pod.has_ended]
+    ttl = _time_to_live(observed)
+    left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
+    if left is not None and left <= _AT_ONCE:
+        metadata = observed.job["metadata"]
+        return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),))
+    waits = [wait for wait in (left, next_force(running, now)) if wait is not None]
+    return Plan(stages=deletions(running, now), again=min(waits, default=None))
+
+
+def _time_to_live(observed: Observed) -> timedelta | None:
+    """From the spec as it stands: a finished job's spec may be one that this operator would refuse."""
+    policy = observed.job.get("spec", {}).get("runPolicy") or {}
+    given = policy.get("ttlSecondsAfterFinished")
+    return timedelta(seconds=given) if isinstance(given, int) else None

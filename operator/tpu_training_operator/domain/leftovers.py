@@ -1,0 +1,53 @@
+"""Pods that a job no longer wants: which to delete, which by force, and which of them hold up the next attempt.
+
+Called by the planner. A pod that is being deleted keeps its chips until its node says that it has stopped, and a node
+that is dead says nothing. Such a pod is deleted by force, which frees its name and nothing else: a worker that runs on
+behind a lost network can meet no peer, and checkpoints of two attempts do not touch each other.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from tpu_training_operator.domain.actions import DeletePod
+from tpu_training_operator.domain.observed import WorkerPod, parse_time
+
+# A node that is under load takes its time to say that a container has stopped.
+_SILENCE = timedelta(seconds=30)
+_NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC")
+
+Stages = tuple[tuple[DeletePod, ...], ...]
+
+
+def deletions(pods: Iterable[WorkerPod], now: datetime) -> Stages:
+    """One stage: what is not being deleted yet, and by force what its node does not let go of."""
+    unwanted = list(pods)
+    stage = (
+        *(DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating),
+        *(DeletePod(pod.name, pod.uid, force=True) for pod in unwanted if _given_up(pod) <= now),
+    )
+    return (stage,) if stage else ()
+
+
+def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
+    """Those that the next attempt must wait for. Not those of a lost node: no pod is placed there while it is lost,
+    and when it comes back the pod's chips count as taken until it has stopped."""
+    return [pod for pod in pods if not (pod.is_terminating and is_on_lost_node(pod))]
+
+
+def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    """When the next of them has to be deleted by force, if nothing is heard of it until then."""
+    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating]
+    return max(min(waits), timedelta(0)) if waits else None
+
+
+def is_on_lost_node(pod: WorkerPod) -> bool:
+    disruption = pod.condition("DisruptionTarget")
+    return disruption.get("status") == "True" and disruption.get("reason") in _NODE_LOST
+
+
+def _given_up(pod: WorkerPod) -> datetime:
+    """When nothing more is to be expected of its node. A pod's deletionTimestamp is the end of its grace period."""
+    if not pod.is_terminating:
+        return datetime.max.replace(tzinfo=pod.created.tzinfo)
+    end = parse_time(pod.raw["metadata"]["deletionTimestamp"])
+    return end if is_on_lost_node(pod) else end + _SILENCE

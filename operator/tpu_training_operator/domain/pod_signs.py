@@ -1,0 +1,146 @@
+"""What Kubernetes writes into a pod when something goes wrong: readers, and the signs that the classifier's table is made
+of. Called by `domain.classifier` and `domain.failures`.
+
+The names and texts are those of Kubernetes 1.35 (pkg/kubelet: eviction, preemption, nodeshutdown, lifecycle, images,
+kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and of containerd, whose errors the kubelet hands on.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.domain.last_words import last_words
+from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
+
+Sign = Callable[[WorkerPod], bool]
+
+# Two clocks write the end of a container and the condition that announces it.
+_CLOCKS_DIFFER = timedelta(seconds=5)
+# What every container goes through that starts.
+_ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
+
+
+def status_reason(pod: WorkerPod) -> str:
+    """Why the kubelet ended the pod or refused it; empty where a container simply ended."""
+    return str(pod.raw.get("status", {}).get("reason") or "")
+
+
+def status_message(pod: WorkerPod) -> str:
+    return str(pod.raw.get("status", {}).get("message") or "")
+
+
+def has_failed(pod: WorkerPod) -> bool:
+    """Its end has begun, and it is no success.
+
+    The exit code counts by itself: a sidecar that still runs keeps the pod's phase at Running.
+    """
+    if pod.phase == "Succeeded":
+        return False
+    return pod.phase == "Failed" or bool(pod.exit_code) or (pod.is_terminating and pod.exit_code != 0)
+
+
+def deletion_asked(pod: WorkerPod) -> datetime | None:
+    """When somebody asked for the deletion; None where nobody has. The timestamp is the end of the grace period."""
+    metadata = pod.raw["metadata"]
+    if not (ends := metadata.get("deletionTimestamp")):
+        return None
+    return parse_time(ends) - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def ended_at(pod: WorkerPod) -> datetime | None:
+    """When the worker's container ended; None before, and where the kubelet cannot know."""
+    finished = pod.termination.get("finishedAt")
+    created = pod.raw["metadata"].get("creationTimestamp")
+    if not finished or (created and parse_time(finished) < parse_time(created)):
+        # A runtime that does not know either says 1970.
+        return None
+    return parse_time(finished)
+
+
+def disruption(pod: WorkerPod) -> Object:
+    """The condition DisruptionTarget; empty where there is none, or where it came after the worker's own end.
+
+    A worker that has failed may still be evicted, when its node goes or somebody clears it.
+    """
+    condition = pod.condition("DisruptionTarget")
+    if condition.get("status") != "True":
+        return {}
+    ended, announced = ended_at(pod), condition.get("lastTransitionTime")
+    came_late = ended and announced and parse_time(announced) > ended + _CLOCKS_DIFFER
+    return {} if came_late else condition
+
+
+def waiting(pod: WorkerPod) -> tuple[str, str]:
+    """Reason and message of the first container that waits for more than its turn, ("", "") where none does.
+
+    Containers that a webhook has added count too: the worker starts after them.
+    """
+    for container in _containers(pod):
+        found = (container.get("state") or {}).get("waiting") or {}
+        if found and found.get("reason") not in _ON_ITS_WAY:
+            return str(found.get("reason") or ""), str(found.get("message") or "")
+    return "", ""
+
+
+def failed_sidecar(pod: WorkerPod) -> str:
+    """What became of a failed container that is not ours; empty where there is none."""
+    for container in _containers(pod):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
+            said = str(ended.get("message") or "").strip()
+            return f"container {container.get('name')} exited with code {ended['exitCode']}" + (said and f": {said}")
+    return ""
+
+
+def _containers(pod: WorkerPod) -> Iterator[Object]:
+    status = pod.raw.get("status", {})
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def disrupted_by(*reasons: str) -> Sign:
+    return lambda pod: disruption(pod).get("reason") in reasons
+
+
+def kubelet_says(*reasons: str) -> Sign:
+    """The reason of the pod, not of a container."""
+    return lambda pod: status_reason(pod) in reasons
+
+
+def terminated_as(*reasons: str) -> Sign:
+    return lambda pod: pod.termination.get("reason") in reasons
+
+
+def waits_as(*reasons: str) -> Sign:
+    return lambda pod: waiting(pod)[0] in reasons
+
+
+def exited_with(*codes: int) -> Sign:
+    return lambda pod: pod.exit_code in codes
+
+
+def mentions(text: re.Pattern[str]) -> Sign:
+    """In what the pod says, the container that waits, or the one that ended."""
+
+    def found(pod: WorkerPod) -> bool:
+        return any(text.search(said) for said in (status_message(pod), waiting(pod)[1], last_words(pod)))
+
+    return found
+
+
+def both(one: Sign, other: Sign) -> Sign:
+    return lambda pod: one(pod) and other(pod)
+
+
+def deleted_first(pod: WorkerPod) -> bool:
+    """Its deletion was asked for before it had ended."""
+    asked, ended = deletion_asked(pod), ended_at(pod)
+    if asked is None:
+        return False
+    return ended > asked if ended else pod.phase != "Failed"
+
+
+def never_ran(pod: WorkerPod) -> bool:
+    """The pod failed without a failure of the worker's container: refused, or evicted before it began."""
+    return pod.phase == "Failed" and not pod.exit_code

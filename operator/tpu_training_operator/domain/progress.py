@@ -1,0 +1,82 @@
+"""What the workers report, as the status shows it. Called by the planner in every pass.
+
+A status is written for a report's sake once in five seconds at most: the newest report tells all that the earlier ones
+told.
+"""
+
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.status import Activity, Progress, ReportPhase, Status
+from tpu_training_operator.domain.goodput import charge, saved
+from tpu_training_operator.domain.observed import format_time, parse_time
+from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.restart_policy import refill
+
+_BETWEEN_WRITES = timedelta(seconds=5)
+
+
+def heard(status: Status, report: Report | None, total_steps: int) -> Status:
+    """The status after the report; as it was where the report is of another attempt, or known already.
+
+    A step is never taken back within an attempt, the newest checkpoint never at all.
+    """
+    if report is None or report.attempt != status.attempt:
+        return status
+    before = status.progress or Progress(step=0, total_steps=total_steps)
+    now = format_time(report.received)
+    if before.last_report_time is not None and now <= before.last_report_time:
+        return status
+    # No phase: nothing was heard in this attempt, which may begin with an earlier step than the last one ended with.
+    step = report.step if before.phase is None else max(report.step, before.step)
+    advanced = before.phase is not report.phase or step > before.step
+    checkpoint = max((s for s in (before.checkpoint_step, report.checkpoint_step) if s is not None), default=None)
+    progress = Progress(
+        phase=report.phase,
+        step=step,
+        total_steps=report.total_steps or total_steps,
+        examples_per_second=report.examples_per_second,
+        loss=report.loss,
+        metrics=dict(report.metrics or before.metrics),
+        checkpoint_step=checkpoint,
+        last_report_time=now,
+        last_advance_time=now if advanced else before.last_advance_time,
+        estimated_remaining_seconds=report.estimated_remaining_seconds,
+        warnings=list(report.warnings),
+    )
+    status = _accounted(status, report)
+    if checkpoint is not None and checkpoint > (before.checkpoint_step or 0):
+        status = status.model_copy(
+            update={
+                "restarts": refill(status.restarts),
+                "goodput": status.goodput and saved(charge(status.goodput, report.received, status.goodput.activity)),
+            }
+        )
+    return status.model_copy(update={"progress": progress})
+
+
+def _accounted(status: Status, report: Report) -> Status:
+    """From its first step on the gang trains."""
+    goodput = status.goodput
+    begins = report.phase is not ReportPhase.STARTING and report.step > 0
+    if goodput is None or not begins or goodput.activity not in (Activity.START, Activity.RECOVERY):
+        return status
+    return status.model_copy(update={"goodput": charge(goodput, report.received, Activity.TRAIN)})
+
+
+def new_attempt(progress: Progress | None) -> Progress | None:
+    """What is still true when the next attempt begins: how far the last one came, and what is safe."""
+    if progress is None:
+        return None
+    return Progress(
+        step=progress.step,
+        total_steps=progress.total_steps,
+        loss=progress.loss,
+        metrics=progress.metrics,
+        checkpoint_step=progress.checkpoint_step,
+    )
+
+
+def write_due(stored: Status, now: datetime) -> timedelta:
+    """How long a report waits until the status is written for its sake."""
+    last = stored.progress.last_report_time if stored.progress else None
+    return max(timedelta(0), parse_time(last) + _BETWEEN_WRITES - now) if last else timedelta(0)

@@ -1,0 +1,90 @@
+"""One look at a valid, unfinished job, and how its status is written down. Made by `domain.plan` for its cases."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.status import Activity, Failure, Goodput, Status
+from tpu_training_operator.domain import goodput as accounts
+from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.observed import Observed, WorkerPod, format_time
+from tpu_training_operator.domain.picture import Picture, mark, present
+from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.resolve import Resolution
+
+
+@dataclass(frozen=True)
+class Situation:
+    """`status`: what stands in the job, with what its workers have reported since."""
+
+    job: TPUTrainingJob
+    resolution: Resolution
+    status: Status
+    observed: Observed
+    now: datetime
+    reporting: Reporting | None
+
+    @property
+    def attempt(self) -> int:
+        return self.status.attempt
+
+    @cached_property
+    def pods(self) -> list[WorkerPod]:
+        """The workers of the present attempt."""
+        return self.observed.of_attempt(self.attempt)
+
+    @cached_property
+    def leftovers(self) -> list[WorkerPod]:
+        return self.observed.not_of_attempt(self.attempt)
+
+    @cached_property
+    def missing(self) -> list[WorkerId]:
+        present_workers = {pod.worker for pod in self.pods}
+        return [w for w in workers(self.resolution.layout, self.attempt) if w not in present_workers]
+
+    @property
+    def is_running(self) -> bool:
+        return is_true(self.status.conditions, ConditionType.GANG_READY)
+
+    @property
+    def reports(self) -> bool:
+        """Whether the gang will say when it trains: it runs our trainer, and somebody listens."""
+        return self.reporting is not None and self.job.spec.trainer.entrypoint is not None
+
+    def goodput(self, until: datetime | None = None) -> Goodput:
+        """Settled up to then, or up to now."""
+        given = self.status.goodput or accounts.born(self.job.metadata.get("creationTimestamp", format_time(self.now)))
+        return accounts.settle(given, [] if self.missing else self.pods, until or self.now)
+
+    def goodput_at_end(self, until: datetime) -> Goodput:
+        """Of an attempt that ends: what ran without a word has trained."""
+        heard = self.status.progress is not None and self.status.progress.phase is not None
+        given = self.status.goodput
+        if given is None or not self.is_running or heard:
+            return self.goodput(until)
+        return accounts.charge(given.model_copy(update={"activity": Activity.TRAIN}), until, Activity.TRAIN)
+
+    def present(self, status: Status, picture: Picture) -> Status:
+        return present(status, picture, self.job.generation, self.now)
+
+    def mark(self, status: Status, kind: ConditionType, value: bool, reason: Reason, message: str) -> Status:
+        return mark(status, kind, value, reason, message, self.job.generation, self.now)
+
+    def finish(self, status: Status, picture: Picture) -> Status:
+        """The status of a job that will not change any more."""
+        status = self.mark(status, ConditionType.GANG_READY, False, picture.reason, picture.message)
+        goodput = accounts.charge(status.goodput or self.goodput(), self.now, Activity.FINISHED)
+        update = {"completion_time": format_time(self.now), "goodput": goodput, "avoided_nodes": []}
+        return self.present(status.model_copy(update=update), picture)
+
+
+def describe(failure: Failure) -> str:
+    """Which worker failed, where, and how."""
+    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
+    node = f" on {failure.node}" if failure.node else ""
+    return (
+        f"slice {failure.slice} host {failure.host} ({failure.pod}{node}) failed with"
+        f" {failure.failure_class} ({failure.reason}{code}): {failure.message}"
+    )

@@ -1,0 +1,49 @@
+"""The last report of every job, in memory. The progress service puts them in, the reconciler reads them.
+
+Nothing is lost with it but freshness: what matters is in the status, and the next report comes within seconds.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from tpu_training_operator.domain.report import Inbox, Report
+from tpu_training_operator.runtime.keys import JobKey
+
+
+class Inboxes:
+    """Holds a report for each job that has sent one, until `forget`."""
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._listening_since = clock()
+        self._inboxes: dict[JobKey, Inbox] = {}
+
+    def put(self, key: JobKey, report: Report) -> None:
+        """A later attempt's report replaces an earlier one's, never the other way round. A stack dump is kept until
+        the attempt is over."""
+        inbox = self.of(key)
+        known = inbox.report
+        if known is not None and known.attempt > report.attempt:
+            return
+        if known is not None and known.attempt == report.attempt:
+            report = replace(report, stacks=report.stacks or known.stacks)
+        elif known is not None:
+            inbox = replace(inbox, asked_for_stacks=None)
+        self._inboxes[key] = replace(inbox, report=report)
+
+    def of(self, key: JobKey) -> Inbox:
+        return self._inboxes.get(key, Inbox(self._listening_since))
+
+    def ask_for_stacks(self, key: JobKey) -> None:
+        inbox = self.of(key)
+        if inbox.asked_for_stacks is None:
+            self._inboxes[key] = replace(inbox, asked_for_stacks=self._clock())
+
+    def wants_stacks(self, key: JobKey) -> bool:
+        inbox = self.of(key)
+        return inbox.asked_for_stacks is not None and (inbox.report is None or inbox.report.stacks is None)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone or has finished."""
+        self._inboxes.pop(key, None)
