@@ -7,7 +7,10 @@ The only importer of kopf.
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,23 +18,49 @@ import click
 import kopf
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
-from tpu_training_operator.runtime.cluster import JOBS
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.runtime.cluster import JOBS, ApiError, Object, Unavailable
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.runtime.health import Health
-from tpu_training_operator.runtime.kubernetes_cluster import connect
+from tpu_training_operator.runtime.inbox import Inboxes, pause_between_reports
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 from tpu_training_operator.runtime.logs import LogFormat, configure_logs
-from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.progress.authority import BadSecret, load_authority
+from tpu_training_operator.runtime.progress.certificates import Authority
+from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.service_name import ServiceName
+from tpu_training_operator.runtime.progress.tls import server_tls
+from tpu_training_operator.runtime.reconciler import Reconciler
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """`namespaces` empty means the whole cluster; no `service` means that no worker can report."""
+
+    namespaces: tuple[str, ...]
+    qps: float
+    burst: int
+    metrics_port: int | None
+    progress_port: int
+    service: ServiceName | None
 
 
 class Operator:
-    """One operator process. `namespaces` empty means the whole cluster."""
+    """One operator process."""
 
-    def __init__(self, credentials: Credentials, namespaces: tuple[str, ...], qps: float, burst: int) -> None:
+    def __init__(self, credentials: Credentials, options: Options) -> None:
         self._credentials = credentials
-        self._namespaces = namespaces
-        self._qps = qps
-        self._burst = burst
+        self._options = options
         self._resources = contextlib.AsyncExitStack()
         self._controller: Controller | None = None
         self._health: Health | None = None
@@ -47,19 +76,47 @@ class Operator:
         return registry
 
     async def _start(self, **_: Any) -> None:
-        cluster = await self._resources.enter_async_context(connect(self._credentials, self._qps, self._burst))
+        options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
+        cluster = await enter(connect(self._credentials, options.qps, options.burst, metrics.requests))
 
         async def list_keys() -> list[JobKey]:
-            keys: list[JobKey] = []
-            for namespace in self._namespaces or (None,):
-                jobs = await cluster.list(JOBS, namespace)
-                keys += (JobKey(job["metadata"]["namespace"], job["metadata"]["name"]) for job in jobs)
-            return keys
+            jobs = [job for scope in options.namespaces or (None,) for job in await cluster.list(JOBS, scope)]
+            states = {JobKey(job["metadata"]["namespace"], job["metadata"]["name"]): _state(job) for job in jobs}
+            metrics.jobs.jobs_listed(states)
+            return list(states)
 
-        self._controller = Controller(Reconciler(cluster, lambda: datetime.now(UTC)), list_keys)
+        inboxes, reporting = Inboxes(_now), None
+        if options.service is not None:
+            reporting = await self._listen(options.service, cluster, inboxes, metrics)
+        reconciler = Reconciler(
+            cluster, _now, inboxes=inboxes if reporting else None, reporting=reporting, observer=metrics.jobs
+        )
+        self._controller = Controller(reconciler, list_keys, observer=metrics.work)
         self._health = Health(self._controller, cluster)
+        if options.metrics_port is not None:
+            await enter(serve_metrics(options.metrics_port, metrics))
         task = asyncio.create_task(self._controller.run(), name="controller")
         self._resources.push_async_callback(_cancel, task)
+
+    async def _listen(
+        self, service: ServiceName, cluster: KubernetesCluster, inboxes: Inboxes, metrics: Metrics
+    ) -> Reporting | None:
+        """Take reports in from now on. Training goes on without them: None where the Secret is not to be had."""
+        try:
+            authority = await _authority(cluster, service)
+        except (ApiError, BadSecret) as error:
+            log.error("workers cannot report, the progress service is off: %s", error)
+            return None
+        port = self._options.progress_port
+        tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
+
+        def hint(key: JobKey) -> None:
+            if self._controller:
+                self._controller.hint(key, pause_between_reports(len(inboxes), self._options.qps))
+
+        progress = ProgressService(Reviewer(cluster, time.monotonic), inboxes, hint, _now, time.monotonic)
+        await self._resources.enter_async_context(serve(progress, port, tls))
+        return Reporting(service.url(port), authority.pem.certificate.decode())
 
     async def _stop(self, **_: Any) -> None:
         await self._resources.aclose()
@@ -92,6 +149,24 @@ class Operator:
             self._controller.hint(JobKey(namespace, name))
 
 
+async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Authority:
+    """From the service's Secret; an API server that does not answer yet is waited for."""
+    while True:
+        try:
+            return await load_authority(cluster, service, _now())
+        except Unavailable as error:
+            log.warning("the certificate authority of the progress service is not to be had yet: %s", error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _state(job: Object) -> State | None:
+    return Status.model_validate(job.get("status") or {}).state
+
+
 async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -109,29 +184,45 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
+class _ServiceType(click.ParamType[ServiceName]):
+    name = "NAME.NAMESPACE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServiceName:
+        try:
+            return ServiceName.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 @click.command()
 @click.option("--namespace", "-n", "namespaces", multiple=True, help="Serve this namespace; repeatable. Default: all.")
 @click.option("--health-port", default=8080, show_default=True, help="Port of /healthz.")
+@click.option("--metrics-port", type=int, help="Port of /metrics. Default: none.")
+@click.option("--progress-port", default=8443, show_default=True, help="Port of the progress service.")
+@click.option(
+    "--progress-service",
+    "service",
+    type=_ServiceType(),
+    help="The Service through which workers reach the progress service. Default: workers do not report.",
+)
 @click.option("--qps", default=50.0, show_default=True, help="API requests per second, on average.")
 @click.option("--burst", default=200, show_default=True, help="API requests at once.")
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)
-def main(
-    namespaces: tuple[str, ...], health_port: int, qps: float, burst: int, log_level: str, log_format: LogFormat
-) -> None:
+def main(health_port: int, log_level: str, log_format: LogFormat, **options: Any) -> None:
     """Run the operator against the cluster of this pod, or of KUBECONFIG."""
     configure_logs(log_level, log_format)
     try:
         credentials = load_credentials()
     except NoCredentials as error:
         raise click.ClickException(str(error)) from None
-    operator = Operator(credentials, namespaces, qps, burst)
+    chosen = Options(**options)
     kopf.run(
-        registry=operator.registry(),
+        registry=Operator(credentials, chosen).registry(),
         settings=_settings(),
         # Another kopf operator in the cluster would pause us otherwise.
         standalone=True,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
+        clusterwide=not chosen.namespaces,
+        namespaces=chosen.namespaces,
         liveness_endpoint=f"http://0.0.0.0:{health_port}/healthz",
     )

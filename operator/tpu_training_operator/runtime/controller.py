@@ -10,7 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tpu_training_operator.runtime.cluster import ApiError, Conflict
-from tpu_training_operator.runtime.reconciler import JobKey, Reconciler
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.observers import SILENT_WORK, PassResult, WorkObserver
+from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -27,17 +29,23 @@ class Controller:
         settle_seconds: float = 0.1,
         resync_seconds: float = 300.0,
         workers: int = 16,
+        observer: WorkObserver = SILENT_WORK,
     ) -> None:
         self._reconciler = reconciler
         self._list_keys = list_keys
         self._resync_seconds = resync_seconds
         self._workers = workers
-        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds)
+        self._observer = observer
+        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, observer)
         self._working_since: dict[JobKey, float] = {}
         self.is_running = False
 
-    def hint(self, key: JobKey) -> None:
-        self._queue.hint(key)
+    def hint(self, key: JobKey, in_seconds: float | None = None) -> None:
+        """Something about the job may have changed: look at once, or in so many seconds at the latest."""
+        if in_seconds is None:
+            self._queue.hint(key)
+        else:
+            self._queue.add_after(key, in_seconds)
 
     async def run(self) -> None:
         """Work until cancelled. A pass that is under way when we are stopped is continued by the next operator."""
@@ -67,27 +75,32 @@ class Controller:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            self._working_since[key] = time.monotonic()
+            began = self._working_since[key] = time.monotonic()
             try:
-                await self._one_pass(key)
+                result = await self._one_pass(key)
+                self._observer.passed(result, time.monotonic() - began)
             finally:
                 del self._working_since[key]
                 self._queue.done(key)
 
-    async def _one_pass(self, key: JobKey) -> None:
+    async def _one_pass(self, key: JobKey) -> PassResult:
         try:
             again = await self._reconciler.reconcile(key)
         except Conflict as conflict:
             log.debug("read again, the job has changed: %s", conflict, extra={"job": str(key)})
             self._queue.retry(key)
+            return PassResult.REQUEUE
         except ApiError as error:
             log.warning("pass failed, will be tried again: %s", error, extra={"job": str(key)})
             self._queue.retry(key)
+            return PassResult.ERROR
         except Exception:
             # A bug must not take the other jobs down with it.
             log.exception("pass failed unexpectedly, will be tried again", extra={"job": str(key)})
             self._queue.retry(key)
-        else:
-            self._queue.forget(key)
-            if again is not None:
-                self._queue.add_after(key, again.total_seconds())
+            return PassResult.ERROR
+        self._queue.forget(key)
+        if again is None:
+            return PassResult.SUCCESS
+        self._queue.add_after(key, again.total_seconds())
+        return PassResult.REQUEUE_AFTER

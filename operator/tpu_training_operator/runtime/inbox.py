@@ -11,6 +11,16 @@ from tpu_training_operator.domain.report import Inbox, Report
 from tpu_training_operator.runtime.keys import JobKey
 
 
+_LEAST_PAUSE_SECONDS = 5.0
+_REQUESTS_PER_REPORT = 3
+
+
+def pause_between_reports(jobs: int, requests_per_second: float) -> float:
+    """How many seconds after its last look a job is looked at for the sake of a report: five, or more where so many
+    jobs report that it would take over half of the requests that this operator may make."""
+    return max(_LEAST_PAUSE_SECONDS, jobs * _REQUESTS_PER_REPORT / (requests_per_second / 2))
+
+
 class Inboxes:
     """Holds a report for each job that has sent one, until `forget`."""
 
@@ -18,6 +28,9 @@ class Inboxes:
         self._clock = clock
         self._listening_since = clock()
         self._inboxes: dict[JobKey, Inbox] = {}
+
+    def __len__(self) -> int:
+        return len(self._inboxes)
 
     def put(self, key: JobKey, report: Report) -> None:
         """A later attempt's report replaces an earlier one's, never the other way round. A stack dump is kept until

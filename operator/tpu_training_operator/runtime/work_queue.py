@@ -8,6 +8,8 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
+from tpu_training_operator.runtime.observers import SILENT_WORK, WorkObserver
+
 Key = TypeVar("Key")
 
 _FIRST_RETRY_SECONDS = 0.05
@@ -17,8 +19,9 @@ _LONGEST_RETRY_SECONDS = 60.0
 class WorkQueue(Generic[Key]):
     """`settle_seconds`: how long a hinted key waits for more hints; a starting gang sends hundreds."""
 
-    def __init__(self, settle_seconds: float) -> None:
+    def __init__(self, settle_seconds: float, observer: WorkObserver = SILENT_WORK) -> None:
         self._settle_seconds = settle_seconds
+        self._observer = observer
         self._ready: deque[Key] = deque()
         self._wanted: set[Key] = set()
         self._in_work: set[Key] = set()
@@ -45,6 +48,7 @@ class WorkQueue(Generic[Key]):
         """The work failed: once more, later each time."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
+        self._observer.retried()
         self.add_after(key, min(_FIRST_RETRY_SECONDS * 2 ** min(failures, 32), _LONGEST_RETRY_SECONDS))
 
     def forget(self, key: Key) -> None:
@@ -59,10 +63,12 @@ class WorkQueue(Generic[Key]):
         key = self._ready.popleft()
         self._wanted.discard(key)
         self._in_work.add(key)
+        self._observer.taken(key)
         return key
 
     def done(self, key: Key) -> None:
         self._in_work.discard(key)
+        self._observer.done(key)
         if key in self._wanted:
             self._ready.append(key)
             self._available.set()
@@ -78,6 +84,7 @@ class WorkQueue(Generic[Key]):
         if key in self._wanted:
             return
         self._wanted.add(key)
+        self._observer.added(key)
         if key not in self._in_work:
             self._ready.append(key)
             self._available.set()

@@ -1,0 +1,35 @@
+"""/metrics over HTTP, for Prometheus. Entered by `main`.
+
+Plain and open: it tells numbers, no names, and is meant for the cluster's own network (docs/install.md).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from aiohttp import web
+
+from tpu_training_operator.runtime.metrics import Metrics
+
+
+@asynccontextmanager
+async def serve_metrics(port: int, metrics: Metrics) -> AsyncIterator[None]:
+    """Serve on `port` of every address, and watch the event loop, until the context is left. OSError: port taken."""
+
+    async def answer(request: web.Request) -> web.Response:
+        body, content_type = metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    lag = asyncio.create_task(metrics.loop_lag.watch(), name="loop lag")
+    try:
+        await web.TCPSite(runner, port=port).start()
+        yield
+    finally:
+        lag.cancel()
+        with suppress(asyncio.CancelledError):
+            await lag
+        await runner.cleanup()

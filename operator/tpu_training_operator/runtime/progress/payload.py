@@ -1,0 +1,156 @@
+"""What a worker says, from the bytes of its request: our own form and Kubeflow Trainer's. Called by `server`.
+
+A wrong type is refused, with the field's name: whoever writes a reporter learns of it at once. What is merely too much
+is cut: a report that is refused is a report less, and a training that is silent for long is taken for one that hangs.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, ReportPhase
+from tpu_training_operator.domain.number_text import number_text
+from tpu_training_operator.domain.report import Report
+from tpu_training_operator.runtime.progress.refused import Refused
+from tpu_training_operator.runtime.progress.sender import Sender
+
+LONGEST_WARNING = 1024
+LONGEST_METRIC_NAME = 128
+# In characters, of which the last ones say where a thread stands.
+LONGEST_STACKS = 16 * 1024
+
+# As in the recipe: what a double holds exactly.
+_LARGEST_COUNT = 2**53
+_MOST_PROBLEMS = 5
+_LONGEST_PROBLEM = 200
+
+# What reporters call their step: Hugging Face's callback says current_step and total_steps.
+_STEP_METRICS = ("current_step", "currentStep", "step", "global_step", "globalStep")
+_TOTAL_METRICS = ("total_steps", "totalSteps", "max_steps", "maxSteps")
+
+_Count = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
+
+
+class _Payload(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore", frozen=True)
+
+
+class _Progress(_Payload):
+    phase: ReportPhase
+    step: _Count
+    total_steps: _Count | None = None
+    loss: float | None = None
+    examples_per_second: float | None = None
+    checkpoint_step: _Count | None = None
+    metrics: dict[str, float | None] | None = None
+    warnings: list[str] | None = None
+    estimated_remaining_seconds: _Count | None = None
+    stacks: str | None = None
+
+
+class _Metric(_Payload):
+    name: str
+    value: str
+
+
+class _TrainerStatus(_Payload):
+    progress_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
+    estimated_remaining_seconds: _Count | None = None
+    metrics: list[_Metric] | None = None
+
+
+class _TrainJob(_Payload):
+    trainer_status: _TrainerStatus
+
+
+def read_progress(body: bytes, sender: Sender, received: datetime) -> Report:
+    """Our own payload (docs/progress.md). Raises Refused (400) for what is none."""
+    said = _parse(_Progress, body)
+    return Report(
+        attempt=sender.attempt,
+        pod_uid=sender.pod_uid,
+        received=received,
+        phase=said.phase,
+        step=said.step,
+        total_steps=said.total_steps,
+        examples_per_second=number_text(said.examples_per_second),
+        loss=number_text(said.loss),
+        metrics=_metrics((said.metrics or {}).items()),
+        checkpoint_step=said.checkpoint_step,
+        estimated_remaining_seconds=said.estimated_remaining_seconds,
+        warnings=tuple(text[:LONGEST_WARNING] for text in (said.warnings or ())[-MOST_WARNINGS:]),
+        stacks=said.stacks[-LONGEST_STACKS:] if said.stacks else None,
+    )
+
+
+def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Report:
+    """Kubeflow Trainer's payload: `trainerStatus` of KEP-2779, which knows a percentage and metrics but no step.
+
+    The step is a metric of that meaning, or else the percentage of the job's steps. Raises Refused (400) without both.
+    """
+    status = _parse(_TrainJob, body).trainer_status
+    numbers = {metric.name: number for metric in status.metrics or () if (number := _number(metric.value)) is not None}
+    total = _count(numbers, _TOTAL_METRICS) or sender.total_steps
+    step = _count(numbers, _STEP_METRICS)
+    if step is None:
+        if status.progress_percentage is None or total is None:
+            raise Refused(400, f"trainerStatus: needs progressPercentage or a metric named {', '.join(_STEP_METRICS)}")
+        step = total * status.progress_percentage // 100
+    rest = {name: number for name, number in numbers.items() if name not in (*_STEP_METRICS, *_TOTAL_METRICS)}
+    return Report(
+        attempt=sender.attempt,
+        pod_uid=sender.pod_uid,
+        received=received,
+        phase=_phase(step, status.progress_percentage),
+        step=step,
+        total_steps=total,
+        loss=number_text(rest.get("loss")),
+        metrics=_metrics(rest.items()),
+        estimated_remaining_seconds=status.estimated_remaining_seconds,
+    )
+
+
+def _phase(step: int, percentage: int | None) -> ReportPhase:
+    if percentage == 100:
+        return ReportPhase.DONE
+    return ReportPhase.TRAINING if step else ReportPhase.STARTING
+
+
+_Form = TypeVar("_Form", bound=_Payload)
+
+
+def _parse(form: type[_Form], body: bytes) -> _Form:
+    try:
+        return form.model_validate_json(body)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)[:_MOST_PROBLEMS]
+        raise Refused(400, "; ".join(_problem(problem["loc"], problem["msg"]) for problem in problems)) from None
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    path = ".".join(map(str, location))[:_LONGEST_PROBLEM]
+    said = message[:1].lower() + message[1:_LONGEST_PROBLEM]
+    return f"{path}: {said}" if path else said
+
+
+def _metrics(given: Iterable[tuple[str, float | None]]) -> Mapping[str, str]:
+    """The first of them, as many as the status has room for."""
+    texts = ((name, number_text(value)) for name, value in given if len(name) <= LONGEST_METRIC_NAME)
+    return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _count(numbers: Mapping[str, float], names: tuple[str, ...]) -> int | None:
+    """The first of the names that is a count."""
+    found = (numbers[name] for name in names if name in numbers)
+    return next((int(number) for number in found if 0 <= number <= _LARGEST_COUNT), None)

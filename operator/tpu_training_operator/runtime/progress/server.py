@@ -1,0 +1,207 @@
+"""The progress service's HTTP side: who may say how much, and what is answered. Started by `main`.
+
+Cheap refusals come first. A job's own limit is counted only for its own worker, or else anybody could use it up; an
+address that brings tokens which are not accepted is soon asked to wait, since each of them costs the API server a look.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from aiohttp import web
+
+from tpu_training_operator.api.constants import API_VERSION, PLURAL
+from tpu_training_operator.domain.report import Report
+from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.progress.limits import Limits
+from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
+from tpu_training_operator.runtime.progress.refused import Refused
+from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.sender import Sender
+
+PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}/progress"
+# Kubeflow Trainer's, word for word (KEP-2779): its clients are given the whole URL, but may look at it.
+TRAINER_STATUS_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs/{name}/status"
+
+MOST_BYTES = 64 * 1024
+MOST_REQUESTS_AT_ONCE = 200
+MOST_CONNECTIONS = 2000
+REPORTS_PER_SECOND, REPORTS_AT_ONCE = 1.0, 5
+REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 0.2, 20
+
+_SECONDS_TO_READ = 10.0
+_SECONDS_TO_REVIEW = 10.0
+_SECONDS_OF_SILENCE = 30.0
+_SECONDS_TO_STOP = 2.0
+_SECONDS_TO_DRAIN = 1.0
+_RETRY_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+# aiohttp reports each request that is no HTTP with a traceback; what fails in our own code is told by `_answered`.
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.setLevel(logging.CRITICAL)
+
+_Reader = Callable[[bytes, Sender, datetime], Report]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class ProgressService:
+    """Takes reports in. `hint`: called for a job that has something new in its inbox. `clock`: the time of a report;
+    `seconds` only ever grow, and time the limits."""
+
+    reviewer: Reviewer
+    inboxes: Inboxes
+    hint: Callable[[JobKey], None]
+    clock: Callable[[], datetime]
+    seconds: Callable[[], float]
+
+    def application(self) -> web.Application:
+        # A body of exactly client_max_size is refused by aiohttp.
+        app = web.Application(middlewares=[_answered, _bounded()], client_max_size=MOST_BYTES + 1)
+        reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
+        refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
+
+        async def take(request: web.Request, read: _Reader) -> JobKey:
+            key = JobKey(request.match_info["namespace"], request.match_info["name"])
+            sender = await self._sender(request, key, refusals)
+            reports.check(key, f"job {key} may report {REPORTS_PER_SECOND:g} times a second")
+            reports.count(key)
+            self.inboxes.put(key, read(await _body(request), sender, self.clock()))
+            self.hint(key)
+            return key
+
+        async def progress(request: web.Request) -> web.Response:
+            key = await take(request, read_progress)
+            return web.json_response({"stacks": self.inboxes.wants_stacks(key)})
+
+        async def trainer_status(request: web.Request) -> web.Response:
+            await take(request, read_trainer_status)
+            return web.json_response({})
+
+        app.router.add_post(PROGRESS_PATH, progress)
+        app.router.add_post(TRAINER_STATUS_PATH, trainer_status)
+        return app
+
+    async def _sender(self, request: web.Request, key: JobKey, refusals: Limits[str]) -> Sender:
+        address = request.remote or ""
+        refusals.check(address, "too many reports from this address were refused")
+        try:
+            async with asyncio.timeout(_SECONDS_TO_REVIEW):
+                return await self.reviewer.sender(_token(request), key)
+        except TimeoutError:
+            raise Refused(503, "the API server was not heard from in time", _RETRY_SECONDS) from None
+        except Refused as refused:
+            if refused.status in (401, 403):
+                refusals.count(address)
+            raise
+
+
+@asynccontextmanager
+async def serve(service: ProgressService, port: int, tls: ssl.SSLContext) -> AsyncIterator[None]:
+    """Listen on all addresses until the end of the block; then requests under way have a moment to end."""
+    runner = web.AppRunner(
+        service.application(),
+        access_log=None,
+        logger=_http_log,
+        # A bomb is smaller than what it unpacks to.
+        auto_decompress=False,
+        keepalive_timeout=_SECONDS_OF_SILENCE,
+        lingering_time=_SECONDS_TO_DRAIN,
+        shutdown_timeout=_SECONDS_TO_STOP,
+    )
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+
+    def protocol() -> asyncio.BaseProtocol:
+        return server() if len(server.connections) < MOST_CONNECTIONS else _TurnedAway()
+
+    try:
+        listening = await asyncio.get_running_loop().create_server(
+            protocol, None, port, ssl=tls, ssl_handshake_timeout=_SECONDS_TO_READ
+        )
+        try:
+            yield
+        finally:
+            listening.close()
+    finally:
+        await runner.cleanup()
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection too many: closed before it can ask for anything."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+@web.middleware
+async def _answered(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Every error as JSON, with a message for a person."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        return _error(refused.status, str(refused), refused.retry_after)
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, f"the body is longer than {MOST_BYTES} bytes")
+    except web.HTTPException as error:
+        # No such path or method.
+        return _error(error.status, f"{error.reason}; reports are POSTed to {PROGRESS_PATH}")
+    except Exception:
+        log.exception("a report could not be taken")
+        return _error(500, "the report could not be taken; the operator's log says why")
+
+
+def _bounded() -> Callable[..., Awaitable[web.StreamResponse]]:
+    under_way = 0
+
+    @web.middleware
+    async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        nonlocal under_way
+        if under_way >= MOST_REQUESTS_AT_ONCE:
+            raise Refused(503, "too many reports at once", _RETRY_SECONDS)
+        under_way += 1
+        try:
+            return await handler(request)
+        finally:
+            under_way -= 1
+
+    return bounded
+
+
+def _token(request: web.Request) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token:
+        raise Refused(401, "a report needs the header Authorization: Bearer <the token that is mounted into worker 0>")
+    if not token.isascii():
+        raise Refused(401, "that is no token")
+    return token
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_SECONDS_TO_READ):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {_SECONDS_TO_READ:g} s") from None
+    except (ConnectionError, web.RequestPayloadError):
+        raise Refused(400, "the body was cut off") from None
+
+
+def _error(status: int, message: str, retry_after: float | None = None) -> web.Response:
+    response = web.Response(status=status, text=json.dumps({"message": message}), content_type="application/json")
+    if retry_after is not None:
+        response.headers["Retry-After"] = str(math.ceil(retry_after))
+    if status in (408, 413):
+        # What is left of the body is nobody's business.
+        response.force_close()
+    return response
