@@ -21,7 +21,7 @@ _SUMS = {
 
 def born(created: str) -> Goodput:
     """A job that waits for its first nodes since it was created."""
-    return Goodput(activity=Activity.QUEUE, since=created)
+    return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
 
 
 def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
