@@ -15,6 +15,8 @@ CHART = REPOSITORY / "charts" / "tpu-training-operator"
 RELEASE = "tpu"
 NAMESPACE = "tpu-system"
 FULL_NAME = "tpu-tpu-training-operator"
+# What a cluster has for whom Prometheus works, besides Kubernetes' own.
+MONITORING = ("monitoring.coreos.com/v1", "monitoring.googleapis.com/v1")
 
 
 class Refused(Exception):
@@ -45,9 +47,10 @@ class Helm:
             raise Refused(f"{done.stdout}{done.stderr}")
         return done.stdout
 
-    def template(self, values: Object | None = None) -> list[Object]:
-        """The objects of release `tpu` in namespace `tpu-system`."""
-        output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, values=values or {})
+    def template(self, values: Object | None = None, apis: Iterable[str] = MONITORING) -> list[Object]:
+        """The objects of release `tpu` in namespace `tpu-system`, for a cluster that has these APIs."""
+        known = [f"--api-versions={api}" for api in apis]
+        output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *known, values=values or {})
         return [item for item in yaml.safe_load_all(output) if item]
 
 

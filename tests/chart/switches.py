@@ -58,6 +58,36 @@ _AFFINITY = {
 }
 _POLICY = {"enabled": True}
 
+
+def _metrics(path: str, value: Any, **shown: Any) -> Switch:
+    """A value below `metrics`, with that which it is a value of switched on."""
+    part, _, _ = path.partition(".")
+    beside = {"metrics": nested(path, value)}
+    beside["metrics"][part] |= {"enabled": True}
+    return Switch(f"metrics.{path}", value, beside=beside, **shown)
+
+
+def _found(kind: str, *path: str | int) -> Callable[[list[Object]], Any]:
+    """What stands at `path` in the only object of the kind."""
+
+    def shows(objects: list[Object]) -> Any:
+        found: Any = of_kind(objects, kind)[0]
+        for step in path:
+            found = found[step]
+        return found
+
+    return shows
+
+
+def _runbooks(objects: list[Object]) -> set[str]:
+    rules = _found("PrometheusRule", "spec", "groups", 0, "rules")(objects)
+    return {rule["annotations"]["runbook_url"].partition("#")[0] for rule in rules}
+
+
+def _label(kind: str, label: str) -> Callable[[list[Object]], Any]:
+    return lambda objects: _found(kind, "metadata", "labels")(objects).get(label)
+
+
 SWITCHES = (
     Switch("nameOverride", "op", _names("Deployment"), ["tpu-op"]),
     Switch("fullnameOverride", "op", _names("Deployment"), ["op"]),
@@ -71,7 +101,10 @@ SWITCHES = (
         "crds.keep", False, lambda o: of_kind(o, "CustomResourceDefinition")[0]["metadata"].get("annotations"), None
     ),
     Switch(
-        "watchNamespaces", NAMESPACES, lambda o: [r["metadata"]["namespace"] for r in of_kind(o, "Role")], NAMESPACES
+        "watchNamespaces",
+        NAMESPACES,
+        lambda o: [r["metadata"]["namespace"] for r in of_kind(o, "Role") if r["metadata"]["name"] == FULL_NAME],
+        NAMESPACES,
     ),
     Switch("replicas", 0, lambda o: named(o, "Deployment")["spec"]["replicas"], 0),
     Switch("logLevel", "DEBUG", lambda o: "--log-level=DEBUG" in _arguments(o), True),
@@ -93,7 +126,9 @@ SWITCHES = (
         {"a": "1"},
     ),
     Switch("rbac.create", False, _names("ClusterRoleBinding"), []),
-    Switch("rbac.userRoles", False, _names("ClusterRole"), [FULL_NAME]),
+    Switch(
+        "rbac.userRoles", False, lambda o: [n for n in _names("ClusterRole")(o) if "-view" in n or "-edit" in n], []
+    ),
     Switch("networkPolicy.enabled", True, _names("NetworkPolicy"), [FULL_NAME]),
     Switch(
         "networkPolicy.apiServerCIDRs",
@@ -109,6 +144,28 @@ SWITCHES = (
         [{"protocol": "TCP", "port": 443}],
         {"networkPolicy": _POLICY | {"apiServerPorts": [443]}},
     ),
+    Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
+    Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),
+    _metrics("serviceMonitor.enabled", True, shows=_names("ServiceMonitor"), expected=[FULL_NAME]),
+    _metrics(
+        "serviceMonitor.interval",
+        "1m",
+        shows=_found("ServiceMonitor", "spec", "endpoints", 0, "interval"),
+        expected="1m",
+    ),
+    _metrics("serviceMonitor.labels", {"team": "ml"}, shows=_label("ServiceMonitor", "team"), expected="ml"),
+    _metrics("podMonitoring.enabled", True, shows=_names("PodMonitoring"), expected=[FULL_NAME]),
+    _metrics(
+        "podMonitoring.interval",
+        "1m",
+        shows=_found("PodMonitoring", "spec", "endpoints", 0, "interval"),
+        expected="1m",
+    ),
+    _metrics("prometheusRule.enabled", True, shows=_names("PrometheusRule"), expected=[FULL_NAME]),
+    _metrics("prometheusRule.labels", {"team": "ml"}, shows=_label("PrometheusRule", "team"), expected="ml"),
+    _metrics("prometheusRule.runbook", "https://docs/m", shows=_runbooks, expected={"https://docs/m"}),
+    _metrics("dashboard.enabled", True, shows=_names("ConfigMap"), expected=[f"{FULL_NAME}-dashboard"]),
+    _metrics("dashboard.labels", {"team": "ml"}, shows=_label("ConfigMap", "team"), expected="ml"),
     Switch("resources", {"limits": {"memory": "1Gi"}}, lambda o: container(o)["resources"]["limits"]["memory"], "1Gi"),
     Switch("podAnnotations", {"a": "1"}, lambda o: pod(o)["metadata"]["annotations"], {"a": "1"}),
     Switch("podLabels", {"team": "ml"}, lambda o: pod(o)["metadata"]["labels"]["team"], "ml"),

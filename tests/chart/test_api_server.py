@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, FULL_NAME, NAMESPACE, RELEASE, REPOSITORY, Helm, Object, Refused, container
+from tests.chart.helm import (
+    CHART,
+    FULL_NAME,
+    MONITORING,
+    NAMESPACE,
+    RELEASE,
+    REPOSITORY,
+    Helm,
+    Object,
+    Refused,
+    container,
+)
 from tests.chart.switches import NAMESPACES, VARIANTS
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
@@ -57,6 +68,18 @@ def namespaces(control_plane: ControlPlane) -> None:
         control_plane.kubectl("create", "namespace", namespace)
 
 
+@pytest.fixture(scope="session")
+def monitoring(control_plane: ControlPlane) -> None:
+    """The kinds of the Prometheus Operator and of Google's, in name only: their own rules are not known here."""
+    group, version = MONITORING[0].split("/")
+    kinds = [(group, version, kind) for kind in ("ServiceMonitor", "PrometheusRule")]
+    kinds += [(*MONITORING[1].split("/"), "PodMonitoring")]
+    definitions = [definition(*kind) for kind in kinds]
+    control_plane.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(definitions))
+    names = [f"crd/{one['metadata']['name']}" for one in definitions]
+    control_plane.kubectl("wait", "--for=condition=Established", *names)
+
+
 @pytest.fixture
 def cluster(control_plane: ControlPlane, helm: Helm, namespaces: None) -> Iterator[Cluster]:
     """A cluster without the chart, before and after."""
@@ -68,7 +91,9 @@ def cluster(control_plane: ControlPlane, helm: Helm, namespaces: None) -> Iterat
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_object_is_accepted(helm: Helm, control_plane: ControlPlane, namespaces: None, variant: str) -> None:
+def test_every_object_is_accepted(
+    helm: Helm, control_plane: ControlPlane, namespaces: None, monitoring: None, variant: str
+) -> None:
     objects = helm.template(VARIANTS[variant])
     accepted = control_plane.kubectl(
         *("apply", "--dry-run=server", "--validate=strict", "--filename=-"),
@@ -216,6 +241,25 @@ def test_the_cluster_s_own_roles_gain_the_jobs(cluster: Cluster) -> None:
     assert not cluster.may("edit", "update", "tputrainingjobs", OTHER, subresource="status")
 
 
+def definition(group: str, version: str, kind: str) -> Object:
+    """Of a kind that takes everything."""
+    plural = f"{kind.lower()}s"
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural},
+            "versions": [
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}},
+            ],
+        },
+    }
+
+
 def apply_job(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("wait", "--for=condition=Established", DEFINITION)
     example = REPOSITORY / "examples" / "digits.yaml"
@@ -232,8 +276,10 @@ def start_operator(cluster: Cluster) -> str:
         Path("/usr/bin/env"),
         f"KUBECONFIG={kubeconfig}",
         *(sys.executable, "-m", "tpu_training_operator", *cluster.deployed_arguments()),
-        # The last one counts: the pod's port may be taken here.
+        # The last one counts: the pod's ports may be taken here.
         f"--health-port={port}",
+        f"--progress-port={free_port()}",
+        f"--metrics-port={free_port()}",
     )
     child.wait_ready(lambda: answers_ok(f"http://{LOOPBACK}:{port}/healthz"), timeout=60)
     return name

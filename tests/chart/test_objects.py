@@ -12,6 +12,7 @@ from tests.chart.helm import (
     REPOSITORY,
     Helm,
     Object,
+    Refused,
     container,
     named,
     of_kind,
@@ -21,8 +22,14 @@ from tests.chart.switches import NAMESPACES, VARIANTS
 from tpu_training_operator.main import main
 
 # The rights under which tests/controlplane runs the operator: fewer would fail there, more would be unused.
-NEEDED = yaml.safe_load((REPOSITORY / "tests" / "controlplane" / "rbac.yaml").read_text())["rules"]
-NAMESPACED_ONLY = {"watchNamespaces": NAMESPACES, "crds": {"enabled": False}, "rbac": {"userRoles": False}}
+NEEDED = list(yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / "rbac.yaml").read_text()))
+PROGRESS = f"{FULL_NAME}-progress"
+NAMESPACED_ONLY = {
+    "watchNamespaces": NAMESPACES,
+    "crds": {"enabled": False},
+    "rbac": {"userRoles": False},
+    "progress": {"enabled": False},
+}
 
 
 @pytest.fixture(scope="session")
@@ -52,10 +59,19 @@ def test_pods_are_restricted(variant: list[Object]) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC", "volumes"} & spec.keys()
 
 
-def test_no_right_is_a_wildcard_or_concerns_secrets(variant: list[Object]) -> None:
+def test_no_right_is_a_wildcard(variant: list[Object]) -> None:
     roles = of_kind(variant, "Role", "ClusterRole")
     granted = {word for role in roles for rule in role["rules"] for words in rule.values() for word in words}
-    assert not {word for word in granted if "*" in word or word.startswith("secrets")}
+    assert not {word for word in granted if "*" in word}
+
+
+def test_the_only_secret_is_the_one_of_the_progress_service(variant: list[Object]) -> None:
+    roles = of_kind(variant, "Role", "ClusterRole")
+    touching = [role for role in roles if any(resource == "secrets" for _, resource, _, _ in grants([role]))]
+    places = {(role["kind"], role["metadata"].get("namespace")) for role in touching}
+    name = of_kind(variant, "Deployment")[0]["metadata"]["name"]
+    assert places <= {("Role", NAMESPACE)}
+    assert grants(touching) <= {("", "secrets", "get", f"{name}-tls"), ("", "secrets", "create", "")}
 
 
 def test_objects_carry_the_recommended_labels(variant: list[Object]) -> None:
@@ -81,7 +97,7 @@ def test_an_upgrade_never_runs_two_operators(defaults: list[Object]) -> None:
 
 def test_the_probes_ask_the_port_that_the_operator_is_told(defaults: list[Object]) -> None:
     operator = container(defaults)
-    (port,) = operator["ports"]
+    port = operator["ports"][0]
     probes = [operator[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
     assert probes == [{"path": "/healthz", "port": port["name"]}] * 2
     assert f"--health-port={port['containerPort']}" in operator["args"]
@@ -98,18 +114,57 @@ def test_the_operator_serves_the_namespaces_it_has_rights_in(helm: Helm) -> None
         assert context.params["namespaces"] == tuple(NAMESPACES)
 
 
-def test_the_operator_may_do_what_it_needs_and_no_more(defaults: list[Object]) -> None:
-    assert named(defaults, "ClusterRole")["rules"] == NEEDED
+def test_the_operator_listens_on_the_ports_that_its_service_names(defaults: list[Object]) -> None:
+    operator, service = container(defaults), named(defaults, "Service")["spec"]
+    ports = {port["name"]: port["containerPort"] for port in operator["ports"]}
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == {"progress": 8443, "metrics": 8081}
+    assert ports == {"health": 8080, "progress": 8443, "metrics": 8081}
+    assert {"--progress-port=8443", "--metrics-port=8081"} <= set(operator["args"])
+    assert service["selector"].items() <= pod(defaults)["metadata"]["labels"].items()
+
+
+def test_workers_are_told_the_name_of_the_service(defaults: list[Object]) -> None:
+    service = named(defaults, "Service")["metadata"]
+    assert f"--progress-service={service['name']}.{service['namespace']}" in container(defaults)["args"]
+
+
+def test_without_progress_and_metrics_nothing_is_served(helm: Helm) -> None:
+    objects = helm.template({"progress": {"enabled": False}, "metrics": {"enabled": False}})
+    assert of_kind(objects, "Service") == []
+    assert [port["name"] for port in container(objects)["ports"]] == ["health"]
+
+
+def test_a_name_that_no_service_may_have_is_refused_in_words(helm: Helm) -> None:
+    with pytest.raises(Refused, match="fullnameOverride: 1st begins with a digit"):
+        helm.template({"fullnameOverride": "1st"})
+
+
+def test_the_operator_may_do_what_it_needs_and_no_more(helm: Helm) -> None:
+    roles = of_kind(helm.template({"rbac": {"userRoles": False}}), "Role", "ClusterRole")
+    assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED)}
+
+
+def test_its_rights_are_bound_to_it(defaults: list[Object]) -> None:
     assert_bound(defaults, "ClusterRole", None)
+    assert_bound(defaults, "ClusterRole", None, PROGRESS)
+    assert_bound(defaults, "Role", NAMESPACE, PROGRESS)
 
 
-def test_in_namespaces_it_has_the_same_rights_there_only(helm: Helm) -> None:
+def test_in_namespaces_it_has_the_same_rights_there_only(helm: Helm, defaults: list[Object]) -> None:
     objects = helm.template(NAMESPACED_ONLY)
     roles = of_kind(objects, "Role")
     assert [role["metadata"]["namespace"] for role in roles] == NAMESPACES
-    assert [role["rules"] for role in roles] == [NEEDED] * len(NAMESPACES)
+    assert [role["rules"] for role in roles] == [named(defaults, "ClusterRole")["rules"]] * len(NAMESPACES)
     for namespace in NAMESPACES:
         assert_bound(objects, "Role", namespace)
+
+
+def test_who_a_worker_is_can_be_asked_in_an_installation_for_some_namespaces(helm: Helm) -> None:
+    """Tokens belong to no namespace: the progress service needs a ClusterRole all the same, of this one right."""
+    objects = helm.template({"watchNamespaces": NAMESPACES, "rbac": {"userRoles": False}})
+    (role,) = of_kind(objects, "ClusterRole")
+    assert grants([role]) == {("authentication.k8s.io", "tokenreviews", "create", "")}
+    assert_bound(objects, "ClusterRole", None, PROGRESS)
 
 
 def test_an_installation_without_cluster_rights_is_possible(helm: Helm) -> None:
@@ -118,8 +173,9 @@ def test_an_installation_without_cluster_rights_is_possible(helm: Helm) -> None:
 
 def test_an_account_of_ones_own_is_the_one_that_is_bound(helm: Helm) -> None:
     objects = helm.template({"serviceAccount": {"create": False, "name": "mine"}})
-    (subject,) = named(objects, "ClusterRoleBinding")["subjects"]
-    assert subject == {"kind": "ServiceAccount", "name": "mine", "namespace": NAMESPACE}
+    bindings = of_kind(objects, "RoleBinding", "ClusterRoleBinding")
+    subjects = [subject for binding in bindings for subject in binding["subjects"]]
+    assert subjects == [{"kind": "ServiceAccount", "name": "mine", "namespace": NAMESPACE}] * 3
 
 
 def test_the_definition_is_the_one_in_crds(defaults: list[Object]) -> None:
@@ -131,11 +187,10 @@ def test_the_definition_is_the_one_in_crds(defaults: list[Object]) -> None:
     assert rendered == yaml.safe_load(source)
 
 
-def test_the_network_policy_lets_nothing_in_and_only_the_api_server_out(helm: Helm) -> None:
+def test_the_network_policy_lets_nothing_out_but_to_the_api_server(helm: Helm) -> None:
     objects = helm.template({"networkPolicy": {"enabled": True}})
     policy = named(objects, "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["ingress"] == []
     assert policy["egress"] == [
         {
             "to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}, {"ipBlock": {"cidr": "::/0"}}],
@@ -145,11 +200,61 @@ def test_the_network_policy_lets_nothing_in_and_only_the_api_server_out(helm: He
     assert policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
 
 
-def assert_bound(objects: list[Object], kind: str, namespace: str | None) -> None:
-    """The role of this kind and place is bound to the operator's account."""
-    place: dict[str, Any] = {} if namespace is None else {"namespace": namespace}
-    (binding,) = [item for item in of_kind(objects, f"{kind}Binding") if item["metadata"].get("namespace") == namespace]
-    assert binding["metadata"] | place == binding["metadata"]
-    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": FULL_NAME}
+def ingress(helm: Helm, **values: Any) -> dict[str, Any]:
+    """Whom the network policy lets in, by port."""
+    objects = helm.template({"networkPolicy": {"enabled": True}} | values)
+    rules = named(objects, "NetworkPolicy")["spec"]["ingress"]
+    return {rule["ports"][0]["port"]: rule["from"] for rule in rules}
+
+
+WORKERS = {"matchExpressions": [{"key": "tpu-operator.dev/job-name", "operator": "Exists"}]}
+
+
+def test_the_network_policy_lets_workers_report_and_metrics_be_read(helm: Helm) -> None:
+    assert ingress(helm) == {
+        "progress": [{"namespaceSelector": {}, "podSelector": WORKERS}],
+        "metrics": [{"namespaceSelector": {}}],
+    }
+
+
+def test_workers_of_namespaces_that_are_not_served_are_not_let_in(helm: Helm) -> None:
+    served = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": NAMESPACES}
+    assert ingress(helm, watchNamespaces=NAMESPACES)["progress"] == [
+        {"namespaceSelector": {"matchExpressions": [served]}, "podSelector": WORKERS}
+    ]
+
+
+def test_the_network_policy_lets_nothing_in_where_nothing_is_served(helm: Helm) -> None:
+    assert ingress(helm, progress={"enabled": False}, metrics={"enabled": False}) == {}
+
+
+Grant = tuple[str, str, str, str]
+
+
+def grants(roles: list[Object]) -> set[Grant]:
+    """(API group, resource, verb, name) of all that the roles allow; without a name: whatever it is called."""
+    return {
+        (group, resource, verb, name)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def unnamed(grant: Grant) -> tuple[str, str, str, bool]:
+    """Names differ from one installation to the other; that there is one does not."""
+    return (*grant[:3], grant[3] != "")
+
+
+def assert_bound(objects: list[Object], kind: str, namespace: str | None, name: str = FULL_NAME) -> None:
+    """The role of this kind, place and name is bound to the operator's account."""
+    bindings = of_kind(objects, f"{kind}Binding")
+    (binding,) = [
+        one for one in bindings if (one["metadata"].get("namespace"), one["metadata"]["name"]) == (namespace, name)
+    ]
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
     account = {"kind": "ServiceAccount", "name": pod(objects)["spec"]["serviceAccountName"], "namespace": NAMESPACE}
     assert binding["subjects"] == [account]

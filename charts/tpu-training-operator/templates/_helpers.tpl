@@ -35,11 +35,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{- /* All that the operator may do. No secrets, no nodes, no wildcard; of a job only its status is written. */ -}}
+{{- /* Fails unless the cluster has the API: (list $ API "value that asks for it" "what brings the API"). */ -}}
+{{- define "tpu-training-operator.needs" -}}
+{{- $root := index . 0 }}
+{{- if not ($root.Capabilities.APIVersions.Has (index . 1)) }}
+{{- $hint := "Where helm cannot ask the cluster (helm template), name the API with --api-versions." }}
+{{- fail (printf "%s: the cluster has no %s; %s brings it. %s" (index . 2) (index . 1) (index . 3) $hint) }}
+{{- end }}
+{{- end }}
+
+{{- /* All that the operator may do in the namespaces that it serves. No secrets, no nodes, no wildcard; of a job only
+       its status is written, and the job deleted when its time to live is over. */ -}}
 {{- define "tpu-training-operator.rules" -}}
 - apiGroups: [tpu-operator.dev]
   resources: [tputrainingjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [tpu-operator.dev]
   resources: [tputrainingjobs/status]
   verbs: [update]

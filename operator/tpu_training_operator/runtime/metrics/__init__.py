@@ -26,7 +26,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.work = WorkMetrics(self.registry, clock)
         self.requests = RequestMetrics(self.registry)
-        self.jobs = JobMetrics(self.registry)
+        self.jobs = JobMetrics(self.registry, clock)
         self.reports = ReportMetrics(self.registry)
         self.loop_lag = LoopLag(self.registry)
         register_build_info(self.registry)

@@ -4,7 +4,7 @@ Counted from the steps between one status and the next. A step is told by the re
 no other: nothing is counted twice, whether the operator restarts or two of them serve the same jobs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,6 +18,7 @@ from tpu_training_operator.runtime.observers import JobObserver
 NEW = "New"
 """The state of a job that has no status yet."""
 
+_UNREADY = (NEW, State.STARTING, State.RESTARTING)
 _ENDS = (Reason.ALL_WORKERS_SUCCEEDED, Reason.RESTART_LIMIT_REACHED, Reason.DEADLINE_EXCEEDED)
 _OTHER_END = "Other"
 _START_SECONDS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
@@ -26,7 +27,7 @@ _RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 
 
 class JobMetrics(JobObserver):
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         def counter(name: str, text: str, label: str, values: Iterable[str]) -> Counter:
             made = Counter(name, text, [label], registry=registry)
             for value in values:
@@ -36,10 +37,17 @@ class JobMetrics(JobObserver):
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, buckets=buckets, registry=registry)
 
+        self._clock = clock
         self._states: dict[JobKey, str] = {}
+        self._unready_since: dict[JobKey, float] = {}
         self._jobs = Gauge("tpujob_jobs", "Jobs there are, by state.", ["state"], registry=registry)
         for state in (NEW, *State):
             self._jobs.labels(state)
+        Gauge(
+            "tpujob_longest_unready_seconds",
+            "How long the job that waits for its workers has done so, where this process has seen it; the longest.",
+            registry=registry,
+        ).set_function(lambda: clock() - min(self._unready_since.values(), default=clock()))
         self._failures = counter("tpujob_failures_total", "Attempts that failed.", "class", FailureClass)
         self._restarts = counter("tpujob_restarts_total", "Restarts of gangs after a failure.", "class", FailureClass)
         self._exhausted = counter(
@@ -71,11 +79,19 @@ class JobMetrics(JobObserver):
             self.job_seen(key, state)
 
     def job_seen(self, key: JobKey, state: State | None) -> None:
-        self.job_gone(key)
-        self._states[key] = state or NEW
-        self._jobs.labels(self._states[key]).inc()
+        self._leave_state(key)
+        self._states[key] = label = state or NEW
+        self._jobs.labels(label).inc()
+        if label in _UNREADY:
+            self._unready_since.setdefault(key, self._clock())
+        else:
+            self._unready_since.pop(key, None)
 
     def job_gone(self, key: JobKey) -> None:
+        self._leave_state(key)
+        self._unready_since.pop(key, None)
+
+    def _leave_state(self, key: JobKey) -> None:
         if state := self._states.pop(key, None):
             self._jobs.labels(state).dec()
 

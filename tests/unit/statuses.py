@@ -1,0 +1,48 @@
+"""Statuses at points of a job's life, for tests that count the steps between them."""
+
+from typing import Any
+
+from tpu_training_operator.api.conditions import Condition, ConditionType
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Failure, Goodput, Status
+
+
+def at(seconds: int) -> str:
+    """So long after the job's creation, at noon."""
+    return f"2026-03-01T{12 + seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}Z"
+
+
+def condition(kind: ConditionType, value: bool, seconds: int, reason: str = "Because") -> Condition:
+    status = "True" if value else "False"
+    return Condition(type=kind, status=status, last_transition_time=at(seconds), reason=reason)
+
+
+def failure(attempt: int, seconds: int, failure_class: FailureClass = FailureClass.INFRASTRUCTURE) -> Failure:
+    return Failure(
+        attempt=attempt,
+        pod=f"digits-{attempt}-0-0",
+        slice=0,
+        host=0,
+        failure_class=failure_class,
+        reason="Killed",
+        message="",
+        time=at(seconds),
+    )
+
+
+def goodput(since: int, **seconds: int) -> Goodput:
+    return Goodput(since=at(since), **{f"{account}_seconds": number for account, number in seconds.items()})
+
+
+def status(**fields: Any) -> Status:
+    """A job that began at its creation, with further `fields`."""
+    return Status(start_time=at(0)).model_copy(update=fields)
+
+
+def waiting(since: int, **fields: Any) -> Status:
+    """Not all workers are ready, since then."""
+    return status(conditions=[condition(ConditionType.GANG_READY, False, since)], **fields)
+
+
+def ready(since: int, **fields: Any) -> Status:
+    return status(conditions=[condition(ConditionType.GANG_READY, True, since)], **fields)

@@ -1,0 +1,122 @@
+"""The metrics as Prometheus reads them: a fixed set of series, all documented, served as text."""
+
+import re
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.cluster.ports import LOOPBACK, free_port
+from tests.unit import statuses
+from tests.unit.scrape import scrape
+from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Restarts, State, Status
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.observers import PassResult
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+STRANGE = ("digits", "x" * 63, '"}\n', "{state}", "żółw", "")
+
+
+def job_of_a_newer_operator(reason: str) -> tuple[Status, Status]:
+    """A step of a job whose status has words that we do not know."""
+    later = {
+        "startTime": statuses.at(0),
+        "state": "Hibernating",
+        "completionTime": statuses.at(60),
+        "conditions": [statuses.condition(ConditionType.FAILED, True, 60, reason).model_dump(by_alias=True)],
+        "restarts": {"byClass": {"Gremlins": 2, "Hang": 1}},
+        "lastFailure": statuses.failure(1, 30).model_dump(by_alias=True) | {"class": "Gremlins"},
+        "goodput": statuses.goodput(60, start=60).model_dump(by_alias=True) | {"activity": "Dreaming", "ratio": "0"},
+    }
+    return Status(), Status.model_validate(later)
+
+
+def everything_happens(metrics: Metrics, name: str) -> None:
+    key = JobKey(name, name)
+    metrics.work.added(key)
+    metrics.work.taken(key)
+    for result in PassResult:
+        metrics.work.passed(result, 1.0)
+    metrics.work.retried()
+    metrics.work.done(key)
+    for code in (0, 200, 299, 409, 418, 999):
+        metrics.requests.answered("GET", code, 0.1)
+        metrics.reports.report_answered(code)
+    for state in (None, *State):
+        metrics.jobs.job_seen(key, state)
+    metrics.jobs.status_written(*job_of_a_newer_operator(name[:128]))
+    for failure_class in FailureClass:
+        failed = statuses.status(
+            completion_time=statuses.at(9),
+            last_failure=statuses.failure(1, 5, failure_class),
+            restarts=Restarts(by_class={failure_class: 1}),
+            conditions=[statuses.condition(ConditionType.FAILED, True, 9, Reason.RESTART_LIMIT_REACHED)],
+        )
+        metrics.jobs.status_written(statuses.status(), failed)
+
+
+def test_nothing_that_happens_adds_a_series() -> None:
+    """The names of jobs are nowhere, words that we do not know are folded: a scrape is as long as the first one."""
+    metrics = Metrics()
+    series = scrape(metrics).keys()
+    for name in STRANGE:
+        everything_happens(metrics, name)
+    assert scrape(metrics).keys() == series
+
+
+def test_a_scrape_stays_small() -> None:
+    assert len(scrape(Metrics())) < 500
+
+
+def test_every_metric_is_documented_and_no_other() -> None:
+    # As they are written in queries: a counter with _total, a histogram without _bucket.
+    families = {family.name + "_total" * (family.type == "counter") for family in Metrics().registry.collect()}
+    rows = re.findall(r"^\| `([a-z_]+)(?:\{[a-z, ]+\})?` \|", GUIDE, re.MULTILINE)
+    assert sorted(rows) == sorted(families)
+
+
+def test_the_labels_of_a_metric_are_documented() -> None:
+    documented = dict(re.findall(r"^\| `([a-z_]+)\{([a-z, ]+)\}` \|", GUIDE, re.MULTILINE))
+    used: dict[str, str] = {}
+    for family in Metrics().registry.collect():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        if labels:
+            used[family.name + "_total" * (family.type == "counter")] = ", ".join(sorted(labels))
+    assert documented == used
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [("", "text/plain"), ("application/openmetrics-text;version=1.0.0;q=0.5", "application/openmetrics-text")],
+)
+async def test_prometheus_is_served_the_format_that_it_asks_for(accept: str, content_type: str) -> None:
+    metrics, port = Metrics(), free_port()
+    async with (
+        serve_metrics(port, metrics),
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{LOOPBACK}:{port}/metrics", headers={"Accept": accept}) as answer,
+    ):
+        text = await answer.text()
+    assert (answer.status, answer.content_type) == (200, content_type)
+    assert 'tpujob_build_info{version="' in text
+
+
+async def test_nothing_listens_when_the_server_is_left() -> None:
+    port = free_port()
+    async with serve_metrics(port, Metrics()):
+        pass
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get(f"http://{LOOPBACK}:{port}/metrics")
+
+
+async def test_a_taken_port_is_told_by_its_number() -> None:
+    port = free_port()
+    async with serve_metrics(port, Metrics()):
+        with pytest.raises(OSError, match=str(port)):
+            async with serve_metrics(port, Metrics()):
+                pytest.fail("two servers on one port")

@@ -1,0 +1,102 @@
+"""The reconciler tells of each status that was accepted, once, and of none that was not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.unit.jobs import job_body
+from tests.unit.pods import NOON
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.runtime.cluster import JOBS, ApiError, Conflict, Object, Unavailable
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.observers import JobObserver
+from tpu_training_operator.runtime.reconciler import Reconciler
+
+KEY = JobKey("default", "digits")
+
+
+class Told(JobObserver):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Status, Status]] = []
+        self.states: list[State | None] = []
+        self.gone: list[JobKey] = []
+
+    def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
+        raise AssertionError("only who lists them can tell")
+
+    def job_seen(self, key: JobKey, state: State | None) -> None:
+        self.states.append(state)
+
+    def job_gone(self, key: JobKey) -> None:
+        self.gone.append(key)
+
+    def status_written(self, before: Status, after: Status) -> None:
+        self.steps.append((before, after))
+
+
+class Refusing(Store):
+    """Takes a status only where there is no `refusal`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusal: ApiError | None = None
+
+    async def update_status(self, body: Object) -> Object:
+        if self.refusal:
+            raise self.refusal
+        return await super().update_status(body)
+
+    async def status(self) -> Status:
+        job: dict[str, Any] = await self.get(JOBS, KEY.namespace, KEY.name)
+        return Status.model_validate(job.get("status") or {})
+
+
+@pytest.fixture
+async def store() -> Refusing:
+    store = Refusing()
+    await store.create(job_body())
+    return store
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def reconciler(store: Refusing, told: Told) -> Reconciler:
+    return Reconciler(store, lambda: NOON, observer=told)
+
+
+async def test_a_status_that_was_written_is_told_once(store: Refusing, told: Told, reconciler: Reconciler) -> None:
+    await reconciler.reconcile(KEY)
+    written = await store.status()
+    assert told.steps == [(Status(), written)]
+    assert told.states == [written.state]
+
+
+async def test_a_pass_that_writes_nothing_tells_the_state_only(told: Told, reconciler: Reconciler) -> None:
+    for _ in range(3):
+        await reconciler.reconcile(KEY)
+    assert len(told.steps) == 1
+    assert told.states == [State.STARTING] * 3
+
+
+@pytest.mark.parametrize("refusal", [Conflict(409, "Conflict", "changed"), Unavailable(503, "", "overloaded")])
+async def test_a_status_that_was_refused_is_not_told(
+    store: Refusing, told: Told, reconciler: Reconciler, refusal: ApiError
+) -> None:
+    store.refusal = refusal
+    with pytest.raises(type(refusal)):
+        await reconciler.reconcile(KEY)
+    assert told.steps == []
+
+
+async def test_a_job_that_is_gone_is_told(told: Told, reconciler: Reconciler) -> None:
+    nobody = JobKey("default", "nobody")
+    await reconciler.reconcile(nobody)
+    assert told.gone == [nobody]
