@@ -5,7 +5,8 @@ import pytest
 from tests.contract.pods import ATTEMPT, ended_pod
 from tpu_trainer.contract import ExitCode
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.domain.failures import EXIT_CODE_CLASSES, first_failure
+from tpu_training_operator.domain.classifier import EXIT_CODE_CLASSES
+from tpu_training_operator.domain.failures import first_failure
 from tpu_training_operator.domain.observed import parse_time
 
 LONG_AFTER = parse_time("2026-01-01T01:00:00Z")
@@ -30,9 +31,9 @@ def test_both_sides_have_the_same_codes_under_the_same_names() -> None:
     ],
 )
 def test_every_code_is_charged_to_its_class(code: ExitCode, failure_class: FailureClass) -> None:
-    failure = first_failure([ended_pod(code, "")], ATTEMPT, LONG_AFTER)
+    failure = first_failure([ended_pod(code, "")], ATTEMPT, LONG_AFTER, settle_user_errors=False)
     assert (failure.failure_class, failure.reason, failure.exit_code) == (failure_class, code.name, code.value)
 
 
 def test_success_is_no_failure() -> None:
-    assert first_failure([ended_pod(ExitCode.Succeeded, "")], ATTEMPT, LONG_AFTER) is None
+    assert first_failure([ended_pod(ExitCode.Succeeded, "")], ATTEMPT, LONG_AFTER, settle_user_errors=False) is None

@@ -12,7 +12,7 @@ from tpu_trainer.contract import ExitCode
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.termination import termination_message, write_termination
 from tpu_training_operator.api.status import Progress
-from tpu_training_operator.domain.failures import last_words
+from tpu_training_operator.domain.last_words import last_words
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.outcome import final_progress
 

@@ -3,14 +3,14 @@
 docs/failures.md says of every reason what it means and what a person should do; a test holds the two together.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum, auto
 
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.domain.last_words import cut, last_words, with_last_words
+from tpu_training_operator.domain import error_texts as texts
+from tpu_training_operator.domain.last_words import cut, last_words, with_ending
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.pod_signs import (
     Sign,
@@ -18,9 +18,12 @@ from tpu_training_operator.domain.pod_signs import (
     deleted_first,
     disrupted_by,
     disruption,
+    ended_by_kubelet,
     exited_with,
     failed_sidecar,
     has_failed,
+    is_disrupted,
+    is_held_up,
     kubelet_says,
     mentions,
     never_ran,
@@ -71,54 +74,21 @@ _MOMENT = timedelta(minutes=1)
 _CREDENTIALS = timedelta(minutes=2)
 _RETRIES = timedelta(minutes=5)
 
-_ON_A_LIMIT_OF_ITS_OWN = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
-_UNHEALTHY = re.compile(r"healthy|unregistered device|devices unavailable")
-_NO_IMAGE = re.compile(r"code = NotFound|manifest unknown|name unknown|: not found\b|404 Not Found|no match for platform")
-_NO_ACCESS = re.compile(
-    r"access denied|unauthorized|authorization failed|authentication required|401 Unauthorized|403 Forbidden"
-    r"|PermissionDenied|signature validation failed",
-    re.IGNORECASE,
-)
-_NO_PROGRAM = re.compile(
-    r"exec:? .*(executable file not found|no such file or directory|permission denied|is a directory|format error)"
-    r"|chdir to cwd"
-)
-# What a node gets over by itself: its runtime is slow, its disk full, its caches are cold.
-_MAY_HEAL = re.compile(
-    r"timed out|deadline exceeded|i/o timeout|is reserved for|unavailable|connection refused|transport is closing"
-    r"|too many requests|no space left",
-    re.IGNORECASE,
-)
-# The device's name and the kernel's error on one line, in either order. "Busy" alone may be a port or a file; and that
-# "the TPU is already in use by process with pid 7" is libtpu's lock in the container's own /tmp: the user's process.
-_CHIP = r"/dev/(?:vfio|accel)"
-_BUSY = r"[Rr]esource busy"
-_BROKEN = r"(?:[Nn]o such device|Input/output error|not a device node)"
-_CHIP_BUSY = re.compile(rf"{_CHIP}.{{0,80}}{_BUSY}|{_BUSY}.{{0,80}}{_CHIP}")
-_CHIP_BROKEN = re.compile(
-    rf"{_CHIP}.{{0,80}}{_BROKEN}|{_BROKEN}.{{0,80}}{_CHIP}|stat {_CHIP}\S*: no such file"
-    r"|TPU initialization failed: No \w+ device found"
-)
-
-_SHUTDOWN = kubelet_says("Terminated", "NodeShutdown", "Shutdown")
-_PULLS = waits_as("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed")
-_CREATES = waits_as("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError")
-
 
 class Doubt(Enum):
     """Whether an end may be the consequence of another worker's."""
 
     NONE = auto()
-    OWN_LOOP = auto()
-    """If the loop is the user's own: its exit code does not tell a lost peer from an error."""
+    IN_OWN_LOOP = auto()
+    """It may where the loop is the user's own: its exit code does not tell a lost peer from an error."""
     LOST_PEER = auto()
-    """It says itself that it is."""
+    """The worker says that it is."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """`words` are what the record says. `patience`: for a pod that has its node and does not start, how long after it
-    got there this is no longer a matter of time; None for a pod that has ended."""
+    """A sign, and what it means. `patience` is for a pod that has its node and does not start: how long after it got
+    there this is no longer a matter of time. None: the row is for pods whose end has begun."""
 
     reason: str | Callable[[WorkerPod], str]
     failure_class: FailureClass
@@ -127,9 +97,153 @@ class Row:
     patience: timedelta | None = None
     doubt: Doubt = Doubt.NONE
 
+    def reason_for(self, pod: WorkerPod) -> str:
+        return self.reason if isinstance(self.reason, str) else self.reason(pod)
 
-@dataclass(frozen=True)
-class Cause:
-    failure_class: FailureClass
-    reason: str
-    message: str
+    def message_for(self, pod: WorkerPod) -> str:
+        return cut(self.words(pod))
+
+
+def classify(pod: WorkerPod) -> Row | None:
+    """The row that fits; None for a pod that is well, or waits for nothing but its turn."""
+    # Most pods of a gang are well, and have but one question asked.
+    rows = _ENDINGS if has_failed(pod) else _NEVER_STARTS if is_held_up(pod) else ()
+    return next((row for row in rows if row.sign(pod)), None)
+
+
+def _announced(pod: WorkerPod) -> str:
+    return str(disruption(pod).get("message") or status_message(pod) or "the pod was disrupted")
+
+
+def _kubelet_said(pod: WorkerPod) -> str:
+    return status_message(pod) or "the kubelet gives no message"
+
+
+def _container_waits(pod: WorkerPod) -> str:
+    reason, message = waiting(pod)
+    return message or f"the container waits in {reason}"
+
+
+def _said_or_code(pod: WorkerPod) -> str:
+    return last_words(pod) or f"the worker exited with code {pod.exit_code}"
+
+
+def _then_last_words(what: str) -> Callable[[WorkerPod], str]:
+    return lambda pod: with_ending(what, last_words(pod))
+
+
+def _killed(pod: WorkerPod) -> str:
+    return with_ending(f"the worker was killed (exit code {pod.exit_code})", last_words(pod))
+
+
+def _crashed(pod: WorkerPod) -> str:
+    what = f"the worker was ended by {_SIGNALS.get(pod.exit_code or 0)} (exit code {pod.exit_code})"
+    return with_ending(what, last_words(pod))
+
+
+def _always(_: WorkerPod) -> bool:
+    return True
+
+
+_DELETED = "the pod was deleted while the gang was running"
+_FORGOTTEN = "the node lost sight of the container, as after a restart"
+_OUT_OF_MEMORY = "the worker used more memory than its limit"
+
+_PULLS = waits_as(
+    "ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"
+)
+_CREATES = waits_as(
+    "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError"
+)
+_USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
+    FailureClass.USER_ERROR,
+    FailureClass.INFRASTRUCTURE,
+    FailureClass.PREEMPTION,
+    FailureClass.UNKNOWN,
+)
+
+_DISRUPTED = (
+    Row("NodeLost", _INFRASTRUCTURE, disrupted_by("DeletionByTaintManager", "DeletionByPodGC"), _announced),
+    # The kubelet gives one reason to all that it ends, in the condition; which it was stands in the pod's.
+    Row("NodeShutdown", _PREEMPTION, kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
+    # The pod's own limit: the next node would do the same.
+    Row(
+        "StorageLimitExceeded",
+        _UNKNOWN,
+        both(kubelet_says("Evicted"), mentions(texts.OWN_STORAGE_LIMIT)),
+        _kubelet_said,
+    ),
+    Row("Evicted", _INFRASTRUCTURE, kubelet_says("Evicted"), _kubelet_said),
+    Row("PreemptedByKubelet", _PREEMPTION, kubelet_says("Preempting"), _kubelet_said),
+    # PreemptionByScheduler, EvictionByEvictionAPI and whatever comes: somebody wanted the node.
+    Row(lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _announced),
+)
+_ENDED_FROM_OUTSIDE = (
+    Row("OOMKilled", FailureClass.OUT_OF_MEMORY, terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
+    Row(
+        "DevicesUnhealthy",
+        _INFRASTRUCTURE,
+        both(kubelet_says("UnexpectedAdmissionError"), mentions(texts.UNHEALTHY_CHIPS)),
+        _kubelet_said,
+    ),
+    # OutOfcpu, NodeAffinity, TopologyAffinityError and whatever else a kubelet refuses a pod for: a matter of the node.
+    Row(status_reason, _INFRASTRUCTURE, ended_by_kubelet, _kubelet_said),
+    Row("PodDeleted", _INFRASTRUCTURE, deleted_first, _then_last_words(_DELETED)),
+    # The node has restarted: containerd knows nothing of the end (code 255), or the kubelet finds no container.
+    Row(
+        "ContainerStatusUnknown",
+        _INFRASTRUCTURE,
+        terminated_as("ContainerStatusUnknown", "Unknown"),
+        _then_last_words(_FORGOTTEN),
+    ),
+)
+_NEVER_RAN = (
+    Row("SidecarFailed", _UNKNOWN, both(never_ran, lambda pod: bool(failed_sidecar(pod))), failed_sidecar),
+    Row("PodFailed", _INFRASTRUCTURE, never_ran, lambda pod: status_message(pod) or "the pod failed"),
+)
+_LAST_WORDS = (
+    Row("DeviceBusy", _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
+    Row("DeviceFailed", _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
+    Row(
+        "CannotStart",
+        _USER,
+        both(terminated_as("StartError", "ContainerCannotRun"), mentions(texts.NO_PROGRAM)),
+        last_words,
+    ),
+    Row("StartError", _UNKNOWN, terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
+)
+_EXIT_CODES = (
+    *(
+        Row(
+            reason,
+            failure_class,
+            exited_with(code),
+            _said_or_code,
+            doubt=Doubt.LOST_PEER if code == _PEER_LOST else Doubt.IN_OWN_LOOP,
+        )
+        for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
+    ),
+    # Python and most programs: wrong arguments. The shell: found and not executable, and not found.
+    Row("UserError", _USER, exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    Row("CannotStart", _USER, exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
+    Row("Killed", _INFRASTRUCTURE, exited_with(137, 143), _killed),
+    Row("Crashed", _UNKNOWN, exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
+    Row("ExitCode", _UNKNOWN, _always, _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+)
+_NEVER_STARTS = (
+    Row("InvalidImageName", _USER, waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
+    Row("ErrImageNeverPull", _USER, waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
+    Row("ImagePullDenied", _USER, both(_PULLS, mentions(texts.NO_ACCESS)), _container_waits, _CREDENTIALS),
+    # One error may be the registry's; the kubelet backs off after the next. Before 1.32 a back-off does not say why.
+    Row(
+        "ImageNotFound", _USER, both(waits_as("ImagePullBackOff"), mentions(texts.NO_IMAGE)), _container_waits, _AT_ONCE
+    ),
+    Row("ImageNotFound", _USER, both(_PULLS, mentions(texts.NO_IMAGE)), _container_waits, _MOMENT),
+    Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
+    Row("DeviceFailed", _INFRASTRUCTURE, both(_CREATES, mentions(texts.CHIP_BROKEN)), _container_waits, _MOMENT),
+    Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(texts.MAY_HEAL)), _container_waits, _RETRIES),
+    Row(lambda pod: waiting(pod)[0], _USER, _CREATES, _container_waits, _MOMENT),
+)
+_ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_EXIT_CODES)
+TABLE = (*_ENDINGS, *_NEVER_STARTS)

@@ -1,59 +1,55 @@
-"""Which worker failed first, and what class of failure it is. Called by the planner.
+"""Which worker failed first, and so what the attempt is charged for. Called by the planner.
 
 A gang fails as one: when one worker dies the others lose their peer and die too, so only the first failure of an
-attempt is recorded and charged.
+attempt is recorded and charged. What class it is says `domain.classifier`.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.classifier import DEVICE_FAULTS, Doubt, Row, classify
+from tpu_training_operator.domain.last_words import with_ending
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
-
-# The trainer's exit codes (`tpu_trainer.contract.ExitCode`); a contract test compares the two tables.
-EXIT_CODE_CLASSES = {
-    1: (FailureClass.USER_ERROR, "UserError"),
-    69: (FailureClass.INFRASTRUCTURE, "PeerLost"),
-    70: (FailureClass.UNKNOWN, "InternalError"),
-    71: (FailureClass.HANG, "Hung"),
-    74: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
-    75: (FailureClass.PREEMPTION, "Preempted"),
-    # The same program on the same data once more: a chip that computes wrongly is a matter of the node it was on.
-    76: (FailureClass.UNKNOWN, "Diverged"),
-    78: (FailureClass.USER_ERROR, "BadSpec"),
-}
-_PEER_LOST = 69
-# 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
-_KILLED_FROM_OUTSIDE = (137, 143)
+from tpu_training_operator.domain.pod_signs import deletion_asked, disruption, ended_at
 
 # A worker that lost its peer may be reported before the peer that caused it.
 SETTLE = timedelta(seconds=5)
 
-_LONGEST_MESSAGE = 1000
-
 
 @dataclass(frozen=True)
-class _Cause:
-    failure_class: FailureClass
-    reason: str
-    message: str
+class _End:
+    pod: WorkerPod
+    row: Row
+    began: datetime
 
 
 def first_failure(
-    pods: Sequence[WorkerPod], attempt: int, now: datetime, *, settle_user_errors: bool = False
+    pods: Sequence[WorkerPod], attempt: int, now: datetime, *, settle_user_errors: bool
 ) -> Failure | None:
-    """The failure that brought the attempt down, or None while there is none or its cause may still show up."""
-    failed = [pod for pod in pods if _has_failed(pod)]
-    if not failed:
+    """The failure that brought the attempt down, or None while there is none or its cause may still show up.
+
+    `settle_user_errors`: the loop is the user's own, whose exit code may be the consequence of a lost peer.
+    """
+    ends = _ends(pods, now)
+    if not ends:
         return None
-    first = min(failed, key=lambda pod: (pod.exit_code == _PEER_LOST, _failed_at(pod, now), pod.worker))
-    others_may_tell = any(not pod.has_ended and not pod.is_terminating for pod in pods)
-    if first.exit_code == _PEER_LOST and others_may_tell and now < _failed_at(first, now) + SETTLE:
+    doubts = {Doubt.LOST_PEER, Doubt.IN_OWN_LOOP} if settle_user_errors else {Doubt.LOST_PEER}
+    first = _cause(ends, doubts)
+    ended = {end.pod.worker for end in ends}
+    others_may_tell = any(pod.worker not in ended and not pod.has_ended for pod in pods)
+    if first.row.doubt in doubts and others_may_tell and now < first.began + SETTLE:
         return None
-    return _failure(first, attempt, now)
+    return _record(first, attempt, now)
+
+
+def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    """When `first_failure` may say more, although nothing is heard from the cluster; None where it will not."""
+    moments = [end.began + SETTLE for end in _ends(pods, now)]
+    moments += [due for pod in pods if (due := _due(pod, classify(pod)))]
+    return min((moment - now for moment in moments if moment > now), default=None)
 
 
 def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now: datetime) -> Failure:
@@ -70,83 +66,9 @@ def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now
     )
 
 
-def _has_failed(pod: WorkerPod) -> bool:
-    return pod.phase == "Failed" or (pod.is_terminating and pod.phase != "Succeeded")
-
-
-def _failed_at(pod: WorkerPod, now: datetime) -> datetime:
-    """When its end began. A worker that is deleted or evicted gets a grace period, in which its peers may end first."""
-    metadata = pod.raw["metadata"]
-    times = [pod.termination.get("finishedAt"), pod.condition("DisruptionTarget").get("lastTransitionTime")]
-    moments = [parse_time(time) for time in times if time]
-    if deleted := metadata.get("deletionTimestamp"):
-        # The end of the grace period, not its beginning.
-        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
-        moments.append(parse_time(deleted) - grace)
-    return min(moments, default=now)
-
-
-def _failure(pod: WorkerPod, attempt: int, now: datetime) -> Failure:
-    cause = _cause(pod)
-    return Failure(
-        attempt=attempt,
-        pod=pod.name,
-        node=pod.node,
-        slice=pod.worker.slice,
-        host=pod.worker.host,
-        exit_code=pod.exit_code,
-        failure_class=cause.failure_class,
-        reason=cause.reason,
-        # The end: that is where a traceback says what was wrong.
-        message=cause.message[-_LONGEST_MESSAGE:],
-        time=format_time(min(_failed_at(pod, now), now)),
-    )
-
-
-def _cause(pod: WorkerPod) -> _Cause:
-    """The table of failure classes, the surest sign first."""
-    status, code = pod.raw.get("status", {}), pod.exit_code
-    disruption = pod.condition("DisruptionTarget")
-    if disruption.get("status") == "True":
-        reason = str(disruption.get("reason") or "Disrupted")
-        lost = reason == "DeletionByTaintManager"
-        failure_class = FailureClass.INFRASTRUCTURE if lost else FailureClass.PREEMPTION
-        return _Cause(failure_class, reason, str(disruption.get("message") or "the pod was disrupted"))
-    if pod.termination.get("reason") == "OOMKilled":
-        return _Cause(FailureClass.OUT_OF_MEMORY, "OOMKilled", "the worker used more memory than its limit")
-    if code is None and pod.is_terminating:
-        return _Cause(FailureClass.INFRASTRUCTURE, "PodDeleted", "the pod was deleted while the gang was running")
-    if code is None:
-        # Refused or evicted by the kubelet: no container ever ended.
-        reason = str(status.get("reason") or "PodFailed")
-        return _Cause(FailureClass.INFRASTRUCTURE, reason, str(status.get("message") or "the pod failed"))
-    if code in EXIT_CODE_CLASSES:
-        failure_class, reason = EXIT_CODE_CLASSES[code]
-        return _Cause(failure_class, reason, last_words(pod) or f"the worker exited with code {code}")
-    if code in _KILLED_FROM_OUTSIDE:
-        return _Cause(FailureClass.INFRASTRUCTURE, "Killed", f"the worker was killed (exit code {code})")
-    return _Cause(FailureClass.UNKNOWN, "ExitCode", last_words(pod) or f"the worker exited with code {code}")
-
-
-def last_words(pod: WorkerPod) -> str:
-    """The message in a trainer's termination message (JSON), or the message itself where it is plain text."""
-    text = str(pod.termination.get("message") or "").strip()
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return str(parsed.get("message", "")) if isinstance(parsed, dict) else text
-
-
-def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    return SETTLE if any(pod.phase == "Failed" for pod in pods) else None
-
-
-def device_fault(failure: Failure) -> bool:
-    return failure.reason == "DeviceBusy"
-
-
 def hang(pod: WorkerPod, message: str, attempt: int, now: datetime) -> Failure:
+    """A gang that runs and gets nowhere. Of a message with stacks below it, the first line and the end are kept."""
+    what, _, stacks = message.partition("\n")
     return Failure(
         attempt=attempt,
         pod=pod.name,
@@ -155,6 +77,79 @@ def hang(pod: WorkerPod, message: str, attempt: int, now: datetime) -> Failure:
         host=pod.worker.host,
         failure_class=FailureClass.HANG,
         reason="NoProgress",
-        message=message[-_LONGEST_MESSAGE:],
+        message=with_ending(what, stacks, "\n"),
         time=format_time(now),
+    )
+
+
+def device_fault(failure: Failure) -> bool:
+    """Whether it speaks against the chips of its node."""
+    return failure.reason in DEVICE_FAULTS
+
+
+def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
+    """The failed workers and those that will never start, in the order in which their ends began."""
+    ends = []
+    for pod in pods:
+        if (row := classify(pod)) is None:
+            continue
+        due = _due(pod, row)
+        if row.patience is None:
+            ends.append(_End(pod, row, _began(pod, now)))
+        elif due and due <= now:
+            ends.append(_End(pod, row, due))
+    return sorted(ends, key=lambda end: (end.began, end.pod.worker))
+
+
+def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
+    """The first that is not a consequence by its own words.
+
+    Where it may still be one, a sure sign that began until shortly after goes before it: Kubernetes tells of an end
+    later than the peers that die of it.
+    """
+    first = next((end for end in ends if end.row.doubt is not Doubt.LOST_PEER), ends[0])
+    if first.row.doubt not in doubts:
+        return first
+    sure = (end for end in ends if end.row.doubt not in doubts and end.began <= first.began + SETTLE)
+    return next(sure, first)
+
+
+def _due(pod: WorkerPod, row: Row | None) -> datetime | None:
+    """When a pod that does not start counts as failed. A waiting container carries no time, so the patience runs from
+    when the pod got its node: for a sign that shows only after a long pull, it is over already."""
+    if row is None or row.patience is None or pod.placed is None:
+        return None
+    return pod.placed + row.patience
+
+
+def _began(pod: WorkerPod, now: datetime) -> datetime:
+    """When its end began. A worker that is deleted or evicted gets a grace period, in which its peers may end first."""
+    announced = disruption(pod).get("lastTransitionTime")
+    moments = [ended_at(pod), parse_time(announced) if announced else None, deletion_asked(pod)]
+    known = [moment for moment in moments if moment]
+    return min(known) if known else _last_heard(pod, now)
+
+
+def _last_heard(pod: WorkerPod, now: datetime) -> datetime:
+    """For a pod that has failed without a time: refused by the kubelet, or lost with the node's memory."""
+    started = pod.raw.get("status", {}).get("startTime")
+    for time in (pod.condition("Ready").get("lastTransitionTime"), started):
+        if time:
+            return parse_time(time)
+    return now
+
+
+def _record(end: _End, attempt: int, now: datetime) -> Failure:
+    pod = end.pod
+    return Failure(
+        attempt=attempt,
+        pod=pod.name,
+        node=pod.node,
+        slice=pod.worker.slice,
+        host=pod.worker.host,
+        exit_code=pod.exit_code,
+        failure_class=end.row.failure_class,
+        reason=end.row.reason_for(pod),
+        message=end.row.message_for(pod),
+        time=format_time(min(end.began, now)),
     )

@@ -29,7 +29,7 @@ def cut(message: str) -> str:
     return message[-LONGEST_MESSAGE:]
 
 
-def with_last_words(pod: WorkerPod, what: str) -> str:
-    """What happened to the worker and, as far as there is room, what it said last."""
-    words = last_words(pod)
-    return f"{what}: {words[len(what) + 2 - LONGEST_MESSAGE :]}" if words else what
+def with_ending(what: str, words: str, separator: str = ": ") -> str:
+    """What happened and, as far as there is room, the end of what was said."""
+    room = LONGEST_MESSAGE - len(what) - len(separator)
+    return f"{what}{separator}{words[-room:]}" if words and room > 0 else cut(what)

@@ -24,7 +24,7 @@ from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.picture import Kind, Picture, present
 from tpu_training_operator.domain.placement import held_up
-from tpu_training_operator.domain.progress import heard, write_due
+from tpu_training_operator.domain.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import resolve
 from tpu_training_operator.domain.restart import fail_or_restart, release
@@ -125,6 +125,7 @@ def _begin(here: Situation) -> Plan:
             "attempt": attempt,
             "resolved": here.resolution.resolved,
             "start_time": here.status.start_time or format_time(here.now),
+            "progress": new_attempt(here.status.progress),
             "goodput": accounts.charge(here.goodput(), here.now, Activity.QUEUE),
         }
     )

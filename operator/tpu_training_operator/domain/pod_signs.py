@@ -1,12 +1,12 @@
-"""What Kubernetes writes into a pod when something goes wrong: readers, and the signs that the classifier's table is made
-of. Called by `domain.classifier` and `domain.failures`.
+"""What Kubernetes writes into a pod when something goes wrong: readers, and the signs of the classifier's table.
+Called by `domain.classifier` and `domain.failures`.
 
 The names and texts are those of Kubernetes 1.35 (pkg/kubelet: eviction, preemption, nodeshutdown, lifecycle, images,
 kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and of containerd, whose errors the kubelet hands on.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api import constants
@@ -17,8 +17,6 @@ Sign = Callable[[WorkerPod], bool]
 
 # Two clocks write the end of a container and the condition that announces it.
 _CLOCKS_DIFFER = timedelta(seconds=5)
-# What every container goes through that starts.
-_ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 
 
 def status_reason(pod: WorkerPod) -> str:
@@ -72,20 +70,27 @@ def disruption(pod: WorkerPod) -> Object:
 
 
 def waiting(pod: WorkerPod) -> tuple[str, str]:
-    """Reason and message of the first container that waits for more than its turn, ("", "") where none does.
+    """Reason and message of the container that keeps the worker from starting, ("", "") where none does.
 
-    Containers that a webhook has added count too: the worker starts after them.
+    It may be one that a webhook has put before the worker's, which then waits for its turn.
     """
-    for container in _containers(pod):
-        found = (container.get("state") or {}).get("waiting") or {}
-        if found and found.get("reason") not in _ON_ITS_WAY:
+    status = pod.raw.get("status", {})
+    beside = status.get("containerStatuses") or ()
+    worker = (container for container in beside if container.get("name") == constants.CONTAINER_NAME)
+    for container in (*(status.get("initContainerStatuses") or ()), *worker):
+        if found := (container.get("state") or {}).get("waiting"):
             return str(found.get("reason") or ""), str(found.get("message") or "")
     return "", ""
 
 
+def is_held_up(pod: WorkerPod) -> bool:
+    return bool(waiting(pod)[0])
+
+
 def failed_sidecar(pod: WorkerPod) -> str:
     """What became of a failed container that is not ours; empty where there is none."""
-    for container in _containers(pod):
+    status = pod.raw.get("status", {})
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
             said = str(ended.get("message") or "").strip()
@@ -93,14 +98,12 @@ def failed_sidecar(pod: WorkerPod) -> str:
     return ""
 
 
-def _containers(pod: WorkerPod) -> Iterator[Object]:
-    status = pod.raw.get("status", {})
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
-
-
 def disrupted_by(*reasons: str) -> Sign:
     return lambda pod: disruption(pod).get("reason") in reasons
+
+
+def is_disrupted(pod: WorkerPod) -> bool:
+    return bool(disruption(pod))
 
 
 def kubelet_says(*reasons: str) -> Sign:
@@ -141,6 +144,11 @@ def deleted_first(pod: WorkerPod) -> bool:
     return ended > asked if ended else pod.phase != "Failed"
 
 
+def ended_by_kubelet(pod: WorkerPod) -> bool:
+    """Refused, or stopped by the node's own decision: where a container simply ends, the kubelet gives no reason."""
+    return pod.phase == "Failed" and bool(status_reason(pod))
+
+
 def never_ran(pod: WorkerPod) -> bool:
-    """The pod failed without a failure of the worker's container: refused, or evicted before it began."""
+    """The pod failed, and the worker's container did not."""
     return pod.phase == "Failed" and not pod.exit_code

@@ -73,10 +73,11 @@ class Situation:
         return mark(status, kind, value, reason, message, self.job.generation, self.now)
 
     def finish(self, status: Status, picture: Picture) -> Status:
-        """The status of a job that will not change any more."""
+        """The status of a job that will not change any more. It ends when its account does: a clock that was set back
+        ends nothing before what has been."""
         status = self.mark(status, ConditionType.GANG_READY, False, picture.reason, picture.message)
         goodput = accounts.charge(status.goodput or self.goodput(), self.now, Activity.FINISHED)
-        update = {"completion_time": format_time(self.now), "goodput": goodput, "avoided_nodes": []}
+        update = {"completion_time": goodput.since, "goodput": goodput, "avoided_nodes": []}
         return self.present(status.model_copy(update=update), picture)
 
 

@@ -1,0 +1,52 @@
+"""docs/failures.md says of every reason that a failure may have what it means and what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.ended_pods import ENDED
+from tests.unit.pods import NOON, pod, seen
+from tests.unit.stuck_pods import STUCK
+from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
+from tpu_training_operator.domain.classifier import TABLE
+from tpu_training_operator.domain.failures import hang, missing_worker
+
+PAGE = Path(__file__).parents[2].joinpath("docs/failures.md").read_text(encoding="utf-8")
+SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of its table, below the head."""
+    lines = [line for line in SECTIONS[section].splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def reasons_in_code() -> set[tuple[str, str]]:
+    """With their classes. The pods that the table is tested with have one for every row."""
+    without_a_pod = (missing_worker("digits-1-0-0", 0, 0, 1, NOON), hang(*seen(pod()), "no step", 1, NOON))
+    told = {(case.reason, case.failure_class) for case in (*ENDED, *STUCK)}
+    fixed = {(row.reason, str(row.failure_class)) for row in TABLE if isinstance(row.reason, str)}
+    return told | fixed | {(failure.reason, str(failure.failure_class)) for failure in without_a_pod}
+
+
+def test_every_reason_stands_under_its_class_and_no_other_does() -> None:
+    documented = {
+        (reason, str(failure_class))
+        for failure_class in FailureClass
+        for row in rows(str(failure_class))
+        for reason in re.findall(r"`(\w+)`", row[0])
+    }
+    assert documented == reasons_in_code()
+
+
+def test_every_reason_says_what_happened_and_what_to_do() -> None:
+    table = [row for failure_class in FailureClass for row in rows(str(failure_class))]
+    assert [row for row in table if len(row) != 3 or not all(row)] == []
+
+
+@pytest.mark.parametrize("failure_class", FailureClass)
+def test_the_budgets_are_those_of_the_code(failure_class: FailureClass) -> None:
+    told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Budgets")}
+    limit = RestartLimits().of(failure_class)
+    assert told[failure_class] == ("without limit" if limit == -1 else str(limit))
