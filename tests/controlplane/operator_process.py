@@ -12,7 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.ports import LOOPBACK, free_port
 
 _RBAC = Path(__file__).with_name("rbac.yaml")
-_ACCOUNT = "tpu-training-operator"
+ACCOUNT = "tpu-training-operator"
 
 
 class OperatorProcess:
@@ -22,8 +22,8 @@ class OperatorProcess:
         self._cluster = cluster
         self._namespace = namespace
         self._name = f"operator-{namespace}"
-        _grant(cluster, namespace)
-        self._kubeconfig = cluster.service_account_kubeconfig(namespace, _ACCOUNT)
+        grant(cluster, namespace)
+        self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT)
         self._health = ""
 
     def start(self) -> None:
@@ -56,14 +56,14 @@ class OperatorProcess:
         return self._child.log.read_text()
 
 
-def _grant(cluster: ControlPlane, namespace: str) -> None:
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": _ACCOUNT, "namespace": namespace}}
+def grant(cluster: ControlPlane, namespace: str) -> None:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": {"name": _ACCOUNT, "namespace": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": namespace}],
+        "metadata": {"name": ACCOUNT, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
     }
     cluster.kubectl("apply", "-f", str(_RBAC))
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([account, binding]))

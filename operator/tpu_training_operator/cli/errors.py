@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.program import program_name
 
 
 class BadInput(click.ClickException):
@@ -17,4 +18,4 @@ class BadInput(click.ClickException):
 
     def show(self, file: object = None) -> None:
         for line in self.message.splitlines():
-            click.echo(f"tpujob: {line}", err=True)
+            click.echo(f"{program_name()}: {line}", err=True)

@@ -70,6 +70,9 @@ class Controller:
                     self._queue.hint(key)
             except ApiError as error:
                 log.warning("jobs could not be listed: %s", error)
+            except Exception:
+                # One job that cannot be read must not end the work on all others.
+                log.exception("jobs could not be listed")
             await asyncio.sleep(self._resync_seconds)
 
     async def _work(self) -> None:

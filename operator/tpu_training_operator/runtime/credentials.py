@@ -1,14 +1,17 @@
 """Who we are at the API server: from the pod's service account or the kubeconfig, by the `kubernetes` package.
 
-Used by `main` for kopf's watches and by `runtime.kubernetes_cluster` for everything else.
+Used by `main` for kopf's watches and by `runtime.kubernetes_cluster` for everything else; for a person at a prompt by
+`tpujob`.
 """
 
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kubernetes import config
 from kubernetes.client import Configuration
+from kubernetes.config import incluster_config
 from yaml import YAMLError
 
 
@@ -16,11 +19,18 @@ class NoCredentials(Exception):
     """Neither a service account nor a usable kubeconfig; the message says what was looked for."""
 
 
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
 @dataclass(frozen=True)
 class Credentials:
-    """A server and the way to prove oneself to it. Tokens are read anew on every use: bound tokens rotate."""
+    """A server and the way to prove oneself to it. Tokens are read anew on every use: bound tokens rotate.
+
+    `namespace`: where somebody works who names none.
+    """
 
     configuration: Any
+    namespace: str = "default"
 
     @property
     def server(self) -> str:
@@ -54,6 +64,8 @@ def load_credentials() -> Credentials:
     configuration = Configuration()
     try:
         config.load_incluster_config(configuration)
+        # By itself the library keeps a token for a minute, be it refused or not.
+        configuration.refresh_api_key_hook = _read_token
     except config.ConfigException:
         try:
             config.load_kube_config(client_configuration=configuration)
@@ -62,3 +74,35 @@ def load_credentials() -> Credentials:
             what = " ".join(str(error).split())
             raise NoCredentials(f"no service account token in this pod, and no usable kubeconfig: {what}") from None
     return Credentials(configuration)
+
+
+def _read_token(configuration: Any) -> None:
+    token = Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text(encoding="utf-8")
+    configuration.api_key["BearerToken"] = f"Bearer {token.strip()}"
+
+
+def load_personal_credentials(kubeconfig: Path | None = None, context: str | None = None) -> Credentials:
+    """As kubectl finds them: the kubeconfig first, by default that of KUBECONFIG, and in it the context, by default the
+    current one; without either, the service account of this pod. Raises NoCredentials."""
+    file = None if kubeconfig is None else str(kubeconfig)
+    configuration = Configuration()
+    try:
+        contexts, current = config.list_kube_config_contexts(file)
+        chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
+        if chosen is None:
+            names = ", ".join(sorted(c["name"] for c in contexts))
+            raise NoCredentials(f"there is no context {context!r} in the kubeconfig; there are: {names}")
+        config.load_kube_config(file, context, configuration)
+        return Credentials(configuration, chosen["context"].get("namespace") or "default")
+    except (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
+        if kubeconfig is None and context is None and _is_in_pod(configuration):
+            return Credentials(configuration, _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip())
+        raise NoCredentials(f"no usable kubeconfig: {' '.join(str(error).split()).rstrip('.')}") from None
+
+
+def _is_in_pod(configuration: Any) -> bool:
+    try:
+        config.load_incluster_config(configuration)
+    except config.ConfigException:
+        return False
+    return True

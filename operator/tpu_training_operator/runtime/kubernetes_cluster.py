@@ -1,11 +1,12 @@
 """The `Cluster` protocol against a Kubernetes API server: raw JSON over aiohttp.
 
-Built by `main`. Overload (429) is waited out here as the server asks; everything else is told to the caller, whose
-work queue decides about another try.
+Built by `main`. Overload (429, or 503 with Retry-After) is waited out here as the server asks; everything else is told
+to the caller, whose work queue decides about another try.
 """
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ from tpu_training_operator.runtime.cluster import (
 from tpu_training_operator.runtime.credentials import Credentials
 from tpu_training_operator.runtime.observers import SILENT_REQUESTS, RequestObserver
 from tpu_training_operator.runtime.throttle import Throttle
+
+log = logging.getLogger(__name__)
 
 _PAGE = 500
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
@@ -95,15 +98,19 @@ class KubernetesCluster:
         for _ in range(_TRIES_WHEN_OVERLOADED):
             await self._throttle.wait()
             status, headers, text = await self._send(method, path, body, query)
-            if status != 429:
+            pause = _pause_asked_for(status, headers)
+            if pause is None:
                 break
-            await asyncio.sleep(_retry_after(headers))
-        answer = _object(text)
+            log.warning(
+                "pausing %g s, as the API server asks: %s %s: %s", pause, method, path, _error(method, status, text)
+            )
+            await asyncio.sleep(pause)
         if status >= 400:
-            raise _error(method, status, {"message": text[:_LONGEST_QUOTE]} if answer is None else answer)
+            raise _error(method, status, text)
+        answer = _object(text)
         if answer is None:
             # A proxy on the way, or an answer that was cut off.
-            raise Unavailable(status, "NoObject", f"{method} {path}: not answered in JSON: {text[:_LONGEST_QUOTE]}")
+            raise Unavailable(status, "NoObject", f"{method} {path}: answered with no object: {_quote(text)}")
         self.last_success = time.monotonic()
         return answer
 
@@ -148,20 +155,28 @@ async def connect(
 
 
 def _object(text: str) -> Object | None:
-    """The JSON object in the text; None where it holds none."""
+    """The API object in the text; None where it holds none."""
     try:
         parsed: Any = json.loads(text)
     except ValueError:
         return None
-    return parsed if isinstance(parsed, dict) else None
+    return parsed if isinstance(parsed, dict) and "kind" in parsed else None
 
 
-def _retry_after(headers: Mapping[str, str]) -> float:
+def _quote(text: str) -> str:
+    return text[:_LONGEST_QUOTE].strip()
+
+
+def _pause_asked_for(status: int, headers: Mapping[str, str]) -> float | None:
+    """In seconds; None where there is nothing to wait for. Overload asks for one even without saying how long."""
     text = headers.get("Retry-After", "")
+    if status not in (429, 503) or (status == 503 and not text):
+        return None
     return min(float(text) if text.isdigit() else 1.0, _LONGEST_RETRY_AFTER)
 
 
-def _error(method: str, status: int, answer: Object) -> ApiError:
+def _error(method: str, status: int, text: str) -> ApiError:
+    answer = _object(text) or {"message": _quote(text)}
     reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
     kinds: dict[int, type[ApiError]] = {
         400: Invalid,

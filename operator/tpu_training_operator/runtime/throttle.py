@@ -1,4 +1,7 @@
-"""A token bucket: how fast this process may talk to the API server. Used by `runtime.kubernetes_cluster`."""
+"""A token bucket: how fast this process may talk to the API server, and how fast others may talk to this process.
+
+Used by `runtime.kubernetes_cluster`, which waits for its turn, and by `runtime.progress`, which turns others away.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -21,8 +24,16 @@ class Throttle:
 
     def take(self) -> float:
         """Take a token, on credit if there is none, and return the seconds until it is due."""
+        self._fill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._per_second)
+
+    def due(self) -> float:
+        """The seconds until there is a token; 0 when there is one. Takes none."""
+        self._fill()
+        return max(0.0, (1 - self._tokens) / self._per_second)
+
+    def _fill(self) -> None:
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
         self._filled_at = now
-        self._tokens -= 1
-        return max(0.0, -self._tokens / self._per_second)

@@ -64,8 +64,7 @@ class ProgressService:
     seconds: Callable[[], float]
 
     def application(self) -> web.Application:
-        # A body of exactly client_max_size is refused by aiohttp.
-        app = web.Application(middlewares=[_answered, _bounded()], client_max_size=MOST_BYTES + 1)
+        app = web.Application(middlewares=[_answered, _bounded()], client_max_size=MOST_BYTES)
         reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
         refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
 

@@ -1,0 +1,114 @@
+"""How a job's hosts are: which are ready, and why the others are not. Pure. Used by `cli.job_view`.
+
+Of a pod only a few words are kept: the largest slices have thousands.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.observed import WorkerPod, controller_uid
+
+_LONGEST_REASON = 300
+_NO_POD = "no pod yet"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One worker's pod. `why`: what it lacks to be ready; None when it is, or has finished."""
+
+    worker: WorkerId
+    owner: str | None
+    node: str | None
+    why: str | None
+    has_finished: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Hosts that lack the same; at which `slice/host` places, in order."""
+
+    why: str
+    places: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of one attempt; `earlier`: pods of attempts before it that are still there."""
+
+    total: int
+    ready: int
+    finished: int
+    earlier: int
+    others: tuple[Group, ...]
+
+
+def host_of(pod: Mapping[str, Any]) -> Host | None:
+    """None for a pod that only carries the job's name."""
+    found = WorkerPod(pod)
+    try:
+        worker = found.worker
+    except (KeyError, ValueError):
+        return None
+    has_finished = found.phase == "Succeeded"
+    why = None if found.is_ready or has_finished else _why(found)
+    return Host(worker, controller_uid(pod), found.node, why, has_finished)
+
+
+def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
+    """The state of the attempt's workers; the largest group of those that are not ready comes first."""
+    by_worker = {host.worker: host for host in found}
+    ready = finished = 0
+    places: dict[str, list[str]] = {}
+    nodes: dict[str, dict[str, None]] = {}
+    for slice_index, index in product(range(slices), range(hosts_per_slice)):
+        host = by_worker.get(WorkerId(attempt, slice_index, index))
+        if host is not None and host.why is None:
+            finished += host.has_finished
+            ready += not host.has_finished
+            continue
+        why = _NO_POD if host is None or host.why is None else host.why
+        places.setdefault(why, []).append(f"{slice_index}/{index}")
+        if host is not None and host.node is not None:
+            nodes.setdefault(why, {})[host.node] = None
+    groups = [Group(why, tuple(names), tuple(nodes.get(why, ()))) for why, names in places.items()]
+    return Hosts(
+        total=slices * hosts_per_slice,
+        ready=ready,
+        finished=finished,
+        earlier=sum(worker.attempt != attempt for worker in by_worker),
+        others=tuple(sorted(groups, key=lambda group: -len(group.places))),
+    )
+
+
+def _why(pod: WorkerPod) -> str:
+    if pod.phase == "Failed":
+        code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
+        reason = pod.termination.get("reason") or pod.raw["status"].get("reason") or "failed"
+        return f"failed: {reason}{code}"
+    if pod.is_terminating:
+        return "stopping"
+    if pod.node is None:
+        scheduled = pod.condition("PodScheduled")
+        message = str(scheduled.get("message") or "")
+        return _cut(f"no node: {message}" if message else "no node yet")
+    return _waiting(pod) or ("running, not ready" if pod.phase == "Running" else "starting")
+
+
+def _waiting(pod: WorkerPod) -> str | None:
+    """What its first container that cannot start waits for: ContainerCreating, ImagePullBackOff, ..."""
+    status = pod.raw.get("status", {})
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting:
+            reason, message = waiting.get("reason") or "waiting", waiting.get("message")
+            return _cut(f"{reason}: {message}" if message else str(reason))
+    return None
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

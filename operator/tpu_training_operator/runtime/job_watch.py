@@ -1,0 +1,58 @@
+"""A job and its pods, seen again whenever something changes. Used by `tpujob watch` and `tpujob logs --follow`."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.runtime.cluster import JOBS, PODS, Object
+from tpu_training_operator.runtime.cluster_reader import ClusterReader, Selection
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.watched import Watched
+
+T = TypeVar("T")
+
+# The events of one moment are shown together: a gang of thousands starts in as many of them.
+_SETTLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Seen(Generic[T]):
+    """`job`: None when there is none of that name (any more). `trouble`: why the picture may be old."""
+
+    job: Object | None
+    pods: Mapping[str, T]
+    trouble: str | None
+
+
+async def watch_job(
+    reader: ClusterReader, key: JobKey, keep_pod: Callable[[Object], T], tick_seconds: float
+) -> AsyncGenerator[Seen[T], None]:
+    """What there is, then once more after every change, and after `tick_seconds` without one: clocks go on.
+
+    Raises ApiError where the cluster cannot be read to begin with.
+    """
+    changed = asyncio.Event()
+    jobs = Watched(reader, Selection(JOBS, key.namespace, name=key.name), lambda job: job, changed.set)
+    pods = Watched(reader, Selection(PODS, key.namespace, {LABEL_JOB_NAME: key.name}), keep_pod, changed.set)
+    tasks = [asyncio.create_task(watched.run()) for watched in (jobs, pods)]
+    for task in tasks:
+        task.add_done_callback(lambda _: changed.set())
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), tick_seconds)
+                await asyncio.sleep(_SETTLE_SECONDS)
+            changed.clear()
+            for task in tasks:
+                if task.done():
+                    # It ends by its failure only.
+                    task.result()
+            if jobs.is_listed and pods.is_listed:
+                yield Seen(jobs.items.get(key.name), pods.items, jobs.trouble or pods.trouble)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

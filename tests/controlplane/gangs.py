@@ -1,0 +1,61 @@
+"""One job of the control plane tests whose workers fail, and what must be true of it afterwards."""
+
+from collections import Counter
+
+from tests.controlplane.faults import FaultyProxy
+from tests.controlplane.jobs import Namespace, Object, digits
+
+HOSTS = 4
+# The least that there is, so that no test waits.
+_RESTART = {"limits": {"Infrastructure": -1}, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
+
+
+class Gang:
+    """A job of 4 workers that may restart without limit."""
+
+    def __init__(self, space: Namespace, name: str) -> None:
+        self._space = space
+        self.name = name
+
+    def create(self) -> None:
+        self._space.apply(digits(runPolicy={"restart": _RESTART}) | {"metadata": {"name": self.name}})
+
+    def fail(self, attempt: int, host: int = 2) -> None:
+        """Kills one worker, as the kernel would."""
+        self._space.finish(f"{self.name}-{attempt}-0-{host}", exit_code=137)
+
+    def wait_until_running(self, attempt: int, timeout: float = 60) -> None:
+        def reached() -> bool:
+            found = self._job().get("status", {})
+            return (found.get("state"), found.get("attempt")) == ("Running", attempt)
+
+        self._space.wait(reached, f"{self.name} runs in attempt {attempt}", timeout)
+
+    def must_have_restarted(self, times: int) -> None:
+        """So often and no oftener; of all workers only the last gang's are left."""
+        found = self._job()["status"]
+        assert found["attempt"] == times + 1
+        assert found["restarts"]["byClass"] == ({"Infrastructure": times} if times else {})
+        # One that somebody else made late, for an attempt that is over, may still be on its way out.
+        self._space.wait(lambda: self._pods() == self._workers(times + 1), f"only attempt {times + 1} is left")
+
+    def must_have_been_made_once(self, proxy: FaultyProxy) -> None:
+        """No worker was made twice by the operator behind the proxy."""
+        made = Counter(
+            entry.call.name for entry in proxy.taken("create", "pods") if entry.call.name.startswith(f"{self.name}-")
+        )
+        assert made
+        assert {worker: number for worker, number in made.items() if number > 1} == {}
+
+    def resource_version(self) -> str:
+        return str(self._job()["metadata"]["resourceVersion"])
+
+    def _workers(self, attempt: int) -> list[str]:
+        return [f"{self.name}-{attempt}-0-{host}" for host in range(HOSTS)]
+
+    def _pods(self) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self._space.pods(self.name)]
+
+    def _job(self) -> Object:
+        path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{self._space.name}/tputrainingjobs/{self.name}"
+        return self._space.cluster.api.call("GET", path)

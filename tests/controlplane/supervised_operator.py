@@ -1,0 +1,138 @@
+"""An operator as it runs in its Deployment: with a pod's credentials, and started again when it ends. For tests here.
+
+Its requests go to where it is told to find the API server, which may be a `FaultyProxy`.
+"""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.ports import LOOPBACK, free_port
+from tests.cluster.processes import wait_until
+from tests.controlplane.operator_process import ACCOUNT, grant
+
+# A pod's credentials lie in a folder of the machine; here in one of the test's.
+_AS_IN_A_POD = """\
+import sys
+from kubernetes.config import incluster_config as pod
+pod.SERVICE_TOKEN_FILENAME, pod.SERVICE_CERT_FILENAME = sys.argv.pop(1), sys.argv.pop(1)
+from tpu_training_operator.main import main
+main()
+"""
+_LOOK_SECONDS = 0.1
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+_TOKEN_SECONDS = 3600
+
+
+class SupervisedOperator:
+    """One operator that serves one namespace; `exits` holds the exit codes of those that ended by themselves.
+
+    The kubelet would start it again after a pause that grows; here it starts again at once.
+    """
+
+    def __init__(self, cluster: ControlPlane, namespace: str, host: str, port: int, name: str = "operator") -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._environment = (f"KUBERNETES_SERVICE_HOST={host}", f"KUBERNETES_SERVICE_PORT={port}")
+        self._name = f"{name}-{namespace}"
+        self._health_port = free_port()
+        self._process: subprocess.Popen[bytes]
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name=self._name, daemon=True)
+        self.token_file = cluster.directory / f"{self._name}.token"
+        self.log_file = cluster.directory / f"{self._name}.log"
+        self.exits: list[int] = []
+        grant(cluster, namespace)
+        self.token_file.write_text(self._new_token({}))
+
+    def start(self) -> None:
+        """Returns when the operator answers its health probe."""
+        self._launch()
+        self._child.wait_ready(self.is_healthy, timeout=_START_SECONDS)
+        self._supervisor.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._supervisor.join()
+        self._cluster.children.stop(self._name, grace=_STOP_SECONDS)
+
+    def kill_and_start_again(self) -> None:
+        """As a lost node or the OOM killer would: no goodbye."""
+        with self._lock:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._cluster.children.stop(self._name, grace=0)
+            self._launch()
+
+    def is_healthy(self) -> bool:
+        return answers_ok(f"http://{LOOPBACK}:{self._health_port}/healthz")
+
+    def log(self) -> str:
+        """Of all its incarnations."""
+        return self.log_file.read_text()
+
+    @contextmanager
+    def token_that_ends(self) -> Iterator[Callable[[], None]]:
+        """Inside the block the token file holds a token that what is yielded ends; after it there is a good one."""
+        secrets = f"/api/v1/namespaces/{self._namespace}/secrets"
+        anchor = self._cluster.api.call("POST", secrets, {"metadata": {"generateName": "anchor-"}})["metadata"]
+        bound = {"apiVersion": "v1", "kind": "Secret", "name": anchor["name"], "uid": anchor["uid"]}
+        token = self._new_token({"boundObjectRef": bound})
+        client = ApiClient(self._cluster.server, self._cluster.ca_file, token)
+
+        def is_refused() -> bool:
+            try:
+                client.call("GET", f"/apis/tpu-operator.dev/v1alpha1/namespaces/{self._namespace}/tputrainingjobs")
+            except ApiError as error:
+                return error.status == 401
+            return False
+
+        def end_it() -> None:
+            # With the object that it is bound to a token ends, but for a cache of ten seconds in the API server.
+            self._cluster.api.call("DELETE", f"{secrets}/{anchor['name']}")
+            wait_until(is_refused, timeout=_START_SECONDS, what="the token is refused")
+
+        self.token_file.write_text(token)
+        try:
+            yield end_it
+        finally:
+            self.token_file.write_text(self._new_token({}))
+
+    def _new_token(self, spec: Object) -> str:
+        answer = self._cluster.api.call(
+            "POST",
+            f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{ACCOUNT}/token",
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {"expirationSeconds": _TOKEN_SECONDS} | spec,
+            },
+        )
+        return str(answer["status"]["token"])
+
+    def _launch(self) -> None:
+        self._child = self._cluster.children.start(
+            self._name,
+            Path("/usr/bin/env"),
+            *self._environment,
+            sys.executable,
+            *("-c", _AS_IN_A_POD, str(self.token_file), str(self._cluster.ca_file)),
+            *("--namespace", self._namespace, "--health-port", str(self._health_port)),
+        )
+        self._process = self._child._process
+
+    def _supervise(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            with self._lock:
+                if (code := self._process.poll()) is not None:
+                    self.exits.append(code)
+                    self._cluster.children.stop(self._name, grace=0)
+                    self._launch()

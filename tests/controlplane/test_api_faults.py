@@ -1,0 +1,331 @@
+"""The operator as its own process while its API server misbehaves: a gang starts, and restarts once, all the same.
+
+A proxy injects the faults and counts them: a test whose fault never struck fails. With SOAK=1 the last ones go on for
+half an hour and more.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.namespaces import fresh_namespace
+from tests.controlplane.faults import (
+    Answer,
+    Call,
+    Effect,
+    Fault,
+    FaultyProxy,
+    Hold,
+    Reset,
+    Say,
+    refusal,
+    watch_error,
+)
+from tests.controlplane.gangs import HOSTS, Gang
+from tests.controlplane.jobs import Namespace
+from tests.controlplane.supervised_operator import SupervisedOperator
+
+SOAK = os.environ.get("SOAK") == "1"
+KILLS = 50 if SOAK else 5
+ROUNDS = 200 if SOAK else 3
+
+JOB, STATUS = "tputrainingjobs", "tputrainingjobs/status"
+READS = (("get", JOB), ("list", "pods"))
+WRITES = (
+    ("create", "services"),
+    ("create", "configmaps"),
+    ("create", "pods"),
+    ("update", STATUS),
+    ("delete", "pods"),
+    ("create", "events"),
+)
+WATCHES = (("watch", JOB), ("watch", "pods"))
+REQUESTS = READS + WRITES
+
+
+def on(effect: Effect, *kinds: tuple[str, str], times: float = 1, name: str = "") -> list[Fault]:
+    """The effect on the first `times` requests of each kind."""
+    return [Fault(f"{name}{' '.join(kind)}", _is(kind), effect, times) for kind in kinds]
+
+
+def _is(kind: tuple[str, str]) -> Callable[[Call], bool]:
+    return lambda call: (call.verb, call.resource) == kind
+
+
+def anything(call: Call) -> bool:
+    return True
+
+
+def is_request(call: Call) -> bool:
+    return call.verb != "watch"
+
+
+is_status_write = _is(("update", STATUS))
+
+CUT_WATCHES = on(Reset(), *WATCHES, name="cut ")
+"""Open watches break, so that the operator has to list and watch anew."""
+
+CONFLICT = Answer(409, refusal(409, "Conflict", "the object has been modified"))
+GONE = Answer(410, refusal(410, "Expired", "too old resource version"))
+SLOW_DOWN = Answer(429, refusal(429, "TooManyRequests", "please slow down"), retry_after=1)
+BROKEN = Answer(500, refusal(500, "InternalError", "etcdserver: leader changed"))
+UNAVAILABLE = Answer(503, refusal(503, "ServiceUnavailable", "not ready"))
+SHUTTING_DOWN = Answer(503, refusal(503, "ServiceUnavailable", "apiserver is shutting down"), retry_after=2)
+SOMEBODY_ELSE = Answer(200, "<html>Please log in</html>")
+EMPTY = Answer(200, "{}")
+TOO_OLD = Say(watch_error(410, "Expired", "too old"))
+CANNOT_CONVERT = Say(watch_error(500, "InternalError", "cannot convert"))
+
+EFFECTS: tuple[Effect, ...] = (
+    CONFLICT,
+    SLOW_DOWN,
+    BROKEN,
+    UNAVAILABLE,
+    Reset(),
+    Reset(after=0),
+    Reset(after=30),
+    Hold(0.5),
+    SOMEBODY_ELSE,
+    EMPTY,
+    TOO_OLD,
+    CANNOT_CONVERT,
+)
+RANDOM = "one of the faults"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`says`: what the log must hold about it. `ends`: kopf gives up, and the kubelet must start the operator again."""
+
+    name: str
+    faults: list[Fault]
+    says: str = ""
+    ends: bool = False
+
+
+CASES = (
+    Case("409 on status writes", on(CONFLICT, ("update", STATUS), times=3)),
+    Case("429 with Retry-After", on(SLOW_DOWN, *REQUESTS), "please slow down"),
+    Case("429 on the way to a new watch", CUT_WATCHES + on(SLOW_DOWN, *WATCHES), "please slow down"),
+    Case("500", CUT_WATCHES + on(BROKEN, *REQUESTS, *WATCHES), "leader changed"),
+    Case("503 with Retry-After", on(SHUTTING_DOWN, ("update", STATUS), ("create", "pods")), "shutting down"),
+    Case("connections that break before the request", CUT_WATCHES + on(Reset(), *REQUESTS), "reset by peer"),
+    Case("answers that are lost", on(Reset(after=0), *REQUESTS), "not completed"),
+    Case("answers that break off", on(Reset(after=30), *REQUESTS), "not completed"),
+    Case("answers of something that is no API server", on(SOMEBODY_ELSE, *REQUESTS), "Please log in"),
+    Case("answers without content", on(EMPTY, *REQUESTS), "answered with no object"),
+    Case("late requests and late answers", on(Hold(0.3), *REQUESTS)),
+    Case("watches that break", CUT_WATCHES),
+    Case("watches that end as too old", on(TOO_OLD, *WATCHES)),
+    Case("new watches that are too old", CUT_WATCHES + on(GONE, *WATCHES), "too old", ends=True),
+    Case(
+        "watches that end with an error",
+        on(CANNOT_CONVERT, *WATCHES, times=2),
+        "cannot convert",
+        ends=True,
+    ),
+    Case("watches that talk nonsense", on(Say("<html>Please log in"), *WATCHES), "JSONDecodeError", ends=True),
+)
+
+
+def must_have_waited(proxy: FaultyProxy) -> None:
+    """Whoever was asked to come back after some seconds did not come before."""
+    earliest: dict[Call, float] = {}
+    for entry in proxy.journal:
+        assert entry.at >= earliest.get(entry.call, 0), entry
+        if entry.told_to_wait:
+            earliest[entry.call] = entry.until + entry.told_to_wait
+
+
+@pytest.fixture(scope="module")
+def space(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespace]:
+    nodes = add_cpu_nodes(control_plane, HOSTS)
+    with fresh_namespace(control_plane.api) as name:
+        yield Namespace(control_plane, name)
+    remove_nodes(control_plane, nodes)
+
+
+@pytest.fixture(scope="module")
+def proxy(control_plane: ControlPlane) -> Iterator[FaultyProxy]:
+    with FaultyProxy(control_plane, seed=0) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, space: Namespace, proxy: FaultyProxy) -> Iterator[SupervisedOperator]:
+    """One for all tests here: each fault meets an operator that has come through the ones before."""
+    process = SupervisedOperator(control_plane, space.name, proxy.host, proxy.port)
+    process.start()
+    yield process
+    process.stop()
+    import shutil
+
+    shutil.copy(process.log_file, "/tmp/f/operator.log")
+
+
+@pytest.fixture(scope="module")
+def gangs() -> list[Gang]:
+    """All gangs so far."""
+    return []
+
+
+@pytest.fixture
+def gang(space: Namespace, gangs: list[Gang]) -> Gang:
+    gangs.append(Gang(space, f"gang{len(gangs)}"))
+    return gangs[-1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_gang_starts_and_restarts_once_in_spite_of(
+    case: Case, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    fired, exits, log = proxy.fired.copy(), len(operator.exits), len(operator.log())
+    with proxy.misbehaving(*case.faults):
+        gang.create()
+        gang.wait_until_running(1)
+        gang.fail(1)
+        gang.wait_until_running(2)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert {fault.name: proxy.fired[fault.name] - fired[fault.name] for fault in case.faults} == {
+        fault.name: fault.times for fault in case.faults
+    }
+    assert case.says in operator.log()[log:]
+    assert (len(operator.exits) > exits) == case.ends
+    must_have_waited(proxy)
+
+
+OUTAGES = (
+    ("resets every connection", Reset(), 6, "reset by peer"),
+    ("is shutting down", UNAVAILABLE, 6, "not ready"),
+    # Nothing is ever tried again: what is held back is all there is.
+    ("does not answer", Hold(), 2, ""),
+)
+
+
+@pytest.mark.parametrize(("what", "effect", "least", "says"), OUTAGES, ids=[what for what, *_ in OUTAGES])
+def test_a_gang_starts_and_restarts_once_after_an_api_server_that(
+    what: str, effect: Effect, least: int, says: str, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    exits, log = len(operator.exits), len(operator.log())
+    changes: tuple[Callable[[], None], ...] = (gang.create, lambda: gang.fail(1))
+    for attempt, change in enumerate(changes, start=1):
+        outage = Fault(f"{what} {attempt}", anything, effect)
+        with proxy.misbehaving(*CUT_WATCHES, outage):
+            change()
+            proxy.wait_until_fired(outage.name, least)
+        gang.wait_until_running(attempt)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert says in operator.log()[log:]
+    assert len(operator.exits) == exits
+
+
+def test_an_api_server_that_starts_anew_in_the_middle_of_a_restart_changes_nothing(
+    control_plane: ControlPlane, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    exits = len(operator.exits)
+    gang.create()
+    gang.wait_until_running(1)
+    lost = Fault("the new attempt is written, and its answer is lost", is_status_write, Reset(after=0), times=1)
+    with proxy.misbehaving(lost):
+        gang.fail(1)
+        proxy.wait_until_fired(lost.name, 1)
+        control_plane.restart_apiserver()
+    gang.wait_until_running(2)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert len(operator.exits) == exits
+
+
+def test_an_operator_whose_token_has_ended_says_so_and_goes_on_with_the_next(
+    control_plane: ControlPlane, space: Namespace, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    log, exits = len(operator.log()), len(operator.exits)
+    gang.create()
+    with operator.token_that_ends() as end_it:
+        operator.kill_and_start_again()
+        gang.wait_until_running(1)
+        end_it()
+        with proxy.misbehaving(*CUT_WATCHES):
+            gang.fail(1)
+            proxy.wait_until_told(401)
+    gang.wait_until_running(2)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert "does not accept our token" in operator.log()[log:]
+    assert len(operator.exits) == exits
+
+
+def test_an_operator_that_is_killed_again_and_again_loses_no_restart_and_counts_none_twice(
+    gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    dice = random.Random(7)
+    gang.create()
+    gang.wait_until_running(1)
+    for attempt in range(1, KILLS + 1):
+        with proxy.until_requests(dice.randint(1, 20)):
+            gang.fail(attempt, host=dice.randrange(HOSTS))
+        operator.kill_and_start_again()
+        gang.wait_until_running(attempt + 1)
+
+    gang.must_have_restarted(KILLS)
+    gang.must_have_been_made_once(proxy)
+
+
+def test_two_operators_of_which_one_is_late_count_every_restart_once(
+    control_plane: ControlPlane, space: Namespace, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    restarts = 4
+    with FaultyProxy(control_plane, seed=1) as other:
+        late = SupervisedOperator(control_plane, space.name, other.host, other.port, name="late")
+        late.start()
+        slow = (Fault("late", is_request, Hold(seconds), share=0.3) for seconds in (1.0, 0.2))
+        with other.misbehaving(*slow):
+            gang.create()
+            for attempt in range(1, restarts + 1):
+                gang.wait_until_running(attempt)
+                gang.fail(attempt)
+            gang.wait_until_running(restarts + 1)
+        late.stop()
+
+    gang.must_have_restarted(restarts)
+    assert other.fired["late"] > 0
+    assert [entry for entry in other.journal if entry.told and is_status_write(entry.call)]
+
+
+def test_under_faults_at_random_every_restart_is_counted_once(
+    gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    dice = random.Random(3)
+    gang.create()
+    gang.wait_until_running(1)
+    for attempt in range(1, ROUNDS + 1):
+        chosen = [Fault(RANDOM, anything, effect, share=0.2) for effect in dice.sample(EFFECTS, 3)]
+        with proxy.misbehaving(*chosen):
+            gang.fail(attempt, host=dice.randrange(HOSTS))
+            proxy.wait_until_fired(RANDOM, 3 * attempt)
+        gang.wait_until_running(attempt + 1, timeout=120)
+
+    gang.must_have_restarted(ROUNDS)
+    gang.must_have_been_made_once(proxy)
+
+
+def test_in_the_end_no_status_is_written_any_more(gang: Gang, gangs: list[Gang], operator: SupervisedOperator) -> None:
+    earlier = [one for one in gangs if one is not gang]
+    before = [one.resource_version() for one in earlier]
+    # Once it has brought up another job, it has looked at these, too.
+    operator.kill_and_start_again()
+    gang.create()
+    gang.wait_until_running(1)
+
+    assert [one.resource_version() for one in earlier] == before

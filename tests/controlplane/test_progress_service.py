@@ -1,0 +1,318 @@
+"""The progress service with a real API server behind it: real tokens, real rights, TLS as a worker speaks it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.cluster.api import ApiError
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.ports import free_port
+from tests.contract.jobs import job_body
+from tests.contract.objects import owned_by
+from tests.controlplane.bound_tokens import AUDIENCE, claims, token, with_claims
+from tests.controlplane.operator_process import ACCOUNT, grant
+from tests.controlplane.test_kubernetes_cluster import BURST, REQUESTS_PER_SECOND, credentials_of
+from tests.unit.tls_probe import LOOPBACK, trusting
+from tpu_training_operator.domain.naming import WorkerId, worker_labels
+from tpu_training_operator.domain.report import Report
+from tpu_training_operator.runtime.cluster import Forbidden, Object
+from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
+from tpu_training_operator.runtime.progress.authority import load_authority
+from tpu_training_operator.runtime.progress.certificates import new_authority
+from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.service_name import ServiceName
+from tpu_training_operator.runtime.progress.tls import server_tls
+
+pytestmark = pytest.mark.usefixtures("job_definition")
+
+RBAC = Path(__file__).with_name("progress_rbac.yaml")
+GOOD = {"phase": "Training", "step": 7, "loss": 0.25}
+PROGRESS = "/apis/tpu-operator.dev/v1alpha1/namespaces/{}/tputrainingjobs/{}/progress"
+TRAINER_STATUS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{}/trainjobs/{}/status"
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@pytest.fixture
+async def operator(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[KubernetesCluster]:
+    """The API server, as the operator may use it."""
+    grant(control_plane, namespace)
+    control_plane.kubectl("apply", "--namespace", namespace, "-f", str(RBAC))
+    name = "tpu-training-operator-progress"
+    group, account = "rbac.authorization.k8s.io", {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
+    bindings = [
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": f"{scope}RoleBinding",
+            "metadata": {"name": f"{name}-{namespace}", "namespace": namespace},
+            "roleRef": {"apiGroup": group, "kind": f"{scope}Role", "name": name},
+            "subjects": [account],
+        }
+        for scope in ("Cluster", "")
+    ]
+    control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(bindings))
+    credentials = credentials_of(control_plane.service_account_kubeconfig(namespace, ACCOUNT), monkeypatch)
+    async with connect(credentials, REQUESTS_PER_SECOND, BURST) as connected:
+        yield connected
+
+
+class Space:
+    """A job with workers that wait for nodes, and a progress service to report to."""
+
+    def __init__(self, cluster: ControlPlane, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.inboxes = Inboxes(now)
+        self.hints: list[JobKey] = []
+        self.service = ServiceName("tpu-training-operator", namespace)
+        self.port = free_port()
+        self.tls: Any = None
+
+    def create(self, body: Object) -> Object:
+        plural = {"Pod": "pods", "TPUTrainingJob": "tputrainingjobs"}[body["kind"]]
+        root = "api" if body["apiVersion"] == "v1" else "apis"
+        path = f"/{root}/{body['apiVersion']}/namespaces/{self.namespace}/{plural}"
+        return self.cluster.api.call("POST", path, body)
+
+    def job(self, name: str = "digits") -> Object:
+        return self.create(job_body(name=name, namespace=self.namespace))
+
+    def worker(self, job: Object, *, attempt: int = 1, host: int = 0, owned: bool = True) -> Object:
+        worker, metadata = WorkerId(attempt, 0, host), job["metadata"]
+        return self.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": worker.pod_name(metadata["name"]),
+                    "namespace": self.namespace,
+                    "labels": worker_labels(metadata["name"], metadata["uid"], worker),
+                    "ownerReferences": owned_by(job) if owned else [],
+                },
+                "spec": {
+                    "nodeSelector": {"no-such": "node"},
+                    "containers": [{"name": "trainer", "image": "registry.example/none:1"}],
+                },
+            }
+        )
+
+    def token(self, pod: Object | None, audience: str = AUDIENCE) -> str:
+        return token(self.cluster, self.namespace, pod, audience)
+
+    async def post(
+        self, token: str | None, *, job: str = "digits", path: str = PROGRESS, **body: Any
+    ) -> tuple[int, Any]:
+        """The status, and the JSON of the answer."""
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        url = f"https://{LOOPBACK}:{self.port}{path.format(self.namespace, job)}"
+        host = self.service.dns_names[0]
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(url, ssl=self.tls, server_hostname=host, **(body or {"json": GOOD})) as response,
+        ):
+            return response.status, await response.json()
+
+    def report(self, job: str = "digits") -> Report:
+        report = self.inboxes.of(JobKey(self.namespace, job)).report
+        assert report is not None
+        return report
+
+
+@pytest.fixture
+async def space(control_plane: ControlPlane, namespace: str, operator: KubernetesCluster) -> AsyncIterator[Space]:
+    """The service is up."""
+    made = Space(control_plane, namespace)
+    authority = await load_authority(operator, made.service, now())
+    made.tls = trusting(authority)
+    service = ProgressService(
+        Reviewer(operator, time.monotonic), made.inboxes, made.hints.append, clock=now, seconds=time.monotonic
+    )
+    async with (
+        server_tls(authority, made.service.dns_names, now) as tls,
+        serve(service, made.port, tls),
+    ):
+        yield made
+
+
+# Taken in
+
+
+async def test_worker_0_reports_with_its_own_token(space: Space) -> None:
+    pod = space.worker(space.job(), attempt=3)
+    assert await space.post(space.token(pod)) == (200, {"stacks": False})
+    report = space.report()
+    assert (report.step, report.loss, report.attempt, report.pod_uid) == (7, "0.25", 3, pod["metadata"]["uid"])
+    assert space.hints == [JobKey(space.namespace, "digits")]
+
+
+async def test_kubeflow_trainers_report_is_taken_with_the_same_token(space: Space) -> None:
+    bearer = space.token(space.worker(space.job()))
+    status = {"progressPercentage": 45, "metrics": [{"name": "current_step", "value": "135"}]}
+    assert await space.post(bearer, path=TRAINER_STATUS, json={"trainerStatus": status}) == (200, {})
+    assert space.report().step == 135
+
+
+async def test_a_rotated_token_and_the_one_before_are_both_good(space: Space) -> None:
+    pod = space.worker(space.job())
+    heard = [await space.post(space.token(pod)) for _ in range(2)]
+    assert [status for status, _ in heard] == [200, 200]
+
+
+async def test_the_worker_of_an_attempt_before_is_taken_in_without_effect(space: Space) -> None:
+    job = space.job()
+    old, new = (space.token(space.worker(job, attempt=attempt)) for attempt in (1, 2))
+    await space.post(new, json=GOOD | {"step": 20})
+    assert (await space.post(old, json=GOOD | {"step": 99}))[0] == 200
+    assert (space.report().attempt, space.report().step) == (2, 20)
+
+
+# Refused
+
+
+async def test_without_a_token_or_with_garbage_it_is_401(space: Space) -> None:
+    genuine = space.token(space.worker(space.job()))
+    for bearer in (None, "garbage", "a.b.c", genuine[:-6] + "AAAAAA", genuine.rpartition(".")[0] + "."):
+        status, answer = await space.post(bearer)
+        assert (status, "token" in answer["message"]) == (401, True)
+
+
+@pytest.mark.parametrize("audience", ["https://kubernetes.default.svc", "tpu-operator.dev", "trainer.kubeflow.org"])
+async def test_a_token_for_another_audience_is_401(space: Space, audience: str) -> None:
+    pod = space.worker(space.job())
+    assert (await space.post(space.token(pod, audience)))[0] == 401
+
+
+async def test_an_expired_token_is_401(space: Space) -> None:
+    genuine = space.token(space.worker(space.job()))
+    assert (await space.post(with_claims(space.cluster, genuine)))[0] == 200, "signed anew, it is as good as before"
+    an_hour_ago = {claim: claims(genuine)[claim] - 3600 for claim in ("iat", "nbf", "exp")}
+    assert (await space.post(with_claims(space.cluster, genuine, **an_hour_ago)))[0] == 401
+
+
+async def test_the_token_of_a_pod_that_is_gone_is_401(space: Space) -> None:
+    pod = space.worker(space.job())
+    bearer = space.token(pod)
+    space.cluster.api.call("DELETE", f"/api/v1/namespaces/{space.namespace}/pods/{pod['metadata']['name']}")
+    assert (await space.post(bearer))[0] == 401
+
+
+async def test_a_token_that_is_bound_to_no_pod_is_403(space: Space) -> None:
+    space.worker(space.job())
+    status, answer = await space.post(space.token(None))
+    assert (status, "not bound to a pod" in answer["message"]) == (403, True)
+
+
+async def test_a_pod_of_another_job_is_403(space: Space) -> None:
+    space.worker(space.job())
+    bearer = space.token(space.worker(space.job("letters")))
+    status, answer = await space.post(bearer)
+    assert (status, answer["message"]) == (403, "pod letters-1-0-0 belongs to job letters, not digits")
+
+
+async def test_a_pod_of_another_namespace_is_403(space: Space) -> None:
+    bearer = space.token(space.worker(space.job()))
+    path = PROGRESS.format("default", "digits")
+    status, answer = await space.post(bearer, path=path)
+    assert (status, "not default" in answer["message"]) == (403, True)
+
+
+async def test_another_worker_of_the_job_is_403(space: Space) -> None:
+    bearer = space.token(space.worker(space.job(), host=1))
+    status, answer = await space.post(bearer)
+    assert (status, "not worker 0" in answer["message"]) == (403, True)
+
+
+async def test_a_pod_that_only_carries_the_labels_is_403(space: Space) -> None:
+    bearer = space.token(space.worker(space.job(), owned=False))
+    status, answer = await space.post(bearer)
+    assert (status, "is no worker" in answer["message"]) == (403, True)
+
+
+async def test_a_pod_of_a_job_before_of_the_same_name_is_refused(space: Space) -> None:
+    """The garbage collector is slow, or the pod has its grace period: it reports on."""
+    first = space.job()
+    bearer = space.token(space.worker(first))
+    path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{space.namespace}/tputrainingjobs/digits"
+    space.cluster.api.call("DELETE", f"{path}?propagationPolicy=Orphan")
+    await _gone(space, path)
+    space.job()
+    assert (await space.post(bearer))[0] == 403
+
+
+async def _gone(space: Space, path: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                space.cluster.api.call("GET", path)
+            except ApiError:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_what_is_no_report_is_400_and_what_is_too_long_413(space: Space) -> None:
+    bearer = space.token(space.worker(space.job()))
+    assert (await space.post(bearer, data=b"step 7"))[0] == 400
+    assert (await space.post(bearer, data=json.dumps(GOOD | {"stacks": "x" * 65536})))[0] == 413
+
+
+async def test_too_many_reports_are_429(space: Space) -> None:
+    bearer = space.token(space.worker(space.job()))
+    heard = await asyncio.gather(*(space.post(bearer) for _ in range(30)))
+    assert {status for status, _ in heard} == {200, 429}
+
+
+async def test_a_worker_that_trusts_another_authority_says_nothing_to_us(space: Space) -> None:
+    bearer = space.token(space.worker(space.job()))
+    space.tls = trusting(new_authority("tpu-training-operator", now()))
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await space.post(bearer)
+
+
+async def test_an_api_server_that_is_away_is_503_and_never_a_refusal(
+    space: Space, operator: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bearer = space.token(space.worker(space.job()))
+    with monkeypatch.context() as broken:
+        broken.setattr(operator._credentials.configuration, "host", f"https://{LOOPBACK}:{free_port()}")
+        assert (await space.post(bearer))[0] == 503
+    assert (await space.post(bearer))[0] == 200
+
+
+# Rights, and the authority
+
+
+async def test_without_the_right_to_review_tokens_it_is_503(space: Space) -> None:
+    bearer = space.token(space.worker(space.job()))
+    space.cluster.kubectl("delete", "clusterrolebinding", f"tpu-training-operator-progress-{space.namespace}")
+    status, answer = await space.post(bearer)
+    assert (status, "tokenreviews" in answer["message"]) == (503, True)
+
+
+async def test_the_next_operator_finds_the_authority_of_the_one_before(
+    operator: KubernetesCluster, namespace: str
+) -> None:
+    service = ServiceName("tpu-training-operator", namespace)
+    one, other = await asyncio.gather(*(load_authority(operator, service, now()) for _ in range(2)))
+    assert one.pem == other.pem == (await load_authority(operator, service, now())).pem
+
+
+async def test_the_operator_reads_no_other_secret(operator: KubernetesCluster, namespace: str) -> None:
+    with pytest.raises(Forbidden, match="cannot get resource"):
+        await load_authority(operator, ServiceName("another", namespace), now())
+    with pytest.raises(Forbidden, match="cannot get resource"):
+        await load_authority(operator, ServiceName("tpu-training-operator", "default"), now())

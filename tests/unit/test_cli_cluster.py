@@ -1,0 +1,404 @@
+"""`tpujob watch`, `status` and `logs` as commands: what they print, their exit status, and what they say when the
+cluster has no answer."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import unused_port
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread
+from tests.unit.pods import pod, ready
+from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job, view_of
+from tpu_training_operator.cli.main import main
+from tpu_training_operator.cli.watch import Lines, display
+
+
+@pytest.fixture
+def cluster() -> Iterator[OneJobCluster]:
+    with served_in_thread(OneJobCluster()) as started:
+        yield started
+
+
+@pytest.fixture
+def kubeconfig(cluster: OneJobCluster, tmp_path: Path) -> Path:
+    return kubeconfig_for(cluster.url, tmp_path / "config")
+
+
+def show(cluster: OneJobCluster, stage: str) -> None:
+    job, pods = JOBS[stage]
+    cluster.show(job, *pods)
+
+
+def tpujob(kubeconfig: Path, command: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, [command, *arguments, "--kubeconfig", str(kubeconfig)])
+
+
+def told(result: Result, code: int = 2) -> list[str]:
+    """The lines on stderr; stdout is empty."""
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    return result.stderr.splitlines()
+
+
+# status
+
+
+def test_status_tells_everything_about_one_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "running")
+    result = tpujob(kubeconfig, "status", "digits")
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, *rest = [line.rstrip() for line in result.stdout.splitlines()]
+    assert first == "digits: Running, attempt 1, v5litepod-16 (namespace default)"
+    assert " hosts      4/4 ready" in rest
+    assert " step       150/300 (50 %), training" in rest
+
+
+@pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_status_for_programs(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
+    show(cluster, "restarting")
+    found = parse(tpujob(kubeconfig, "status", "digits", "-o", output).stdout)
+    job, _ = JOBS["restarting"]
+    assert found["status"] == job["status"]
+    assert found["hosts"] == {
+        "total": 4,
+        "ready": 0,
+        "finished": 0,
+        "notReady": [{"why": "no pod yet", "hosts": ["0/0", "0/1", "0/2", "0/3"]}],
+    }
+    assert found["budgets"]["Infrastructure"] == {"restarts": 2, "counting": 0, "limit": 20}
+
+
+def test_status_without_a_name_is_a_table(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "running")
+    other = seen_job("Succeeded")
+    cluster.show({**other, "metadata": {**other["metadata"], "name": "letters"}})
+    result = tpujob(kubeconfig, "status")
+    header, first, second = [line.split() for line in result.stdout.splitlines()]
+    assert header == ["NAME", "STATE", "SLICE", "HOSTS", "ATTEMPT", "STEP", "LEFT", "RESTARTS", "GOODPUT", "AGE"]
+    assert first[:6] == ["digits", "Running", "v5litepod-16", "4", "1", "150/300"]
+    assert second[:2] == ["letters", "Succeeded"]
+    everywhere = tpujob(kubeconfig, "status", "-A").stdout.splitlines()
+    assert [line.split()[0] for line in everywhere] == ["NAMESPACE", "default", "default"]
+    assert [entry["name"] for entry in json.loads(tpujob(kubeconfig, "status", "-o", "json").stdout)] == [
+        "digits",
+        "letters",
+    ]
+
+
+def test_status_where_there_are_no_jobs(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'default'"]
+
+
+def test_status_of_a_name_in_every_namespace_makes_no_sense(kubeconfig: Path) -> None:
+    assert "give --namespace instead" in told(tpujob(kubeconfig, "status", "digits", "-A"))[-1]
+
+
+def test_the_namespace_is_that_of_the_context_unless_it_is_given(cluster: OneJobCluster, tmp_path: Path) -> None:
+    kubeconfig = kubeconfig_for(cluster.url, tmp_path / "config", namespace="team")
+    assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'team'"]
+    assert told(tpujob(kubeconfig, "status", "-n", "other"), code=0) == ["there are no jobs in namespace 'other'"]
+
+
+# watch
+
+
+def test_watch_ends_well_with_a_job_that_succeeds(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "succeeded")
+    result = tpujob(kubeconfig, "watch", "digits")
+    assert (result.exit_code, result.stderr) == (0, "")
+    [line] = result.stdout.splitlines()
+    assert line.partition(" ")[2].startswith("digits: Succeeded, attempt 1, v5litepod-16, step 300/300, ")
+
+
+def test_watch_ends_with_1_and_the_message_of_a_job_that_fails(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "failed")
+    result = tpujob(kubeconfig, "watch", "digits")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Failed: slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError")
+    assert TRACEBACK in result.stderr
+
+
+def test_without_a_terminal_only_what_has_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+
+    def printed(stage: str, trouble: str | None = None) -> list[str]:
+        job, pods = JOBS[stage]
+        lines.show(view_of(job, *pods), trouble)
+        out, errors = capsys.readouterr()
+        return (out + errors).splitlines()
+
+    assert [line[:29] for line in printed("running")] == ["12:00:00 digits: Running, att"]
+    assert printed("running") == []
+    assert printed("running", "reset") == ["12:00:00 connection lost, trying again: reset"]
+    assert printed("running", "still down") == []
+    assert [line[:29] for line in printed("restarting")] == [
+        "12:00:00 digits: Restarting, ",
+        "12:00:00   why: attempt 3 fol",
+        "12:00:00   failure: Infrastru",
+    ]
+
+
+def test_on_a_terminal_the_table_is_drawn_in_its_place() -> None:
+    screen = io.StringIO()
+    with display(Console(file=screen, force_terminal=True, width=80, height=30)) as shown:
+        for stage in ("starting", "running"):
+            job, pods = JOBS[stage]
+            shown.show(view_of(job, *pods), None)
+    assert "\x1b[2K" in screen.getvalue(), "lines are erased before they are drawn again"
+    assert "1/4 ready" in screen.getvalue()
+    assert "4/4 ready" in screen.getvalue()
+
+
+def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "running")
+
+    async def deleted(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        event = {"type": "DELETED", "object": cluster.jobs["digits"]}
+        await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+    cluster.faults["watch tputrainingjobs"] = [deleted]
+    result = tpujob(kubeconfig, "watch", "digits")
+    assert (result.exit_code, result.stderr) == (1, "tpujob: digits was deleted\n")
+
+
+@pytest.mark.parametrize("arguments", [["watch", "digits"], ["logs", "digits", "-f"]])
+def test_an_interrupt_is_the_persons_own_wish(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
+    cluster.show(seen_job(), *running_pods())
+    cluster.logs["digits-1-0-0"] = b"2026-01-15T12:00:00.1Z here\n"
+    program = "from tpu_training_operator.cli.main import main; main()"
+    command = [sys.executable, "-c", program, *arguments, "--kubeconfig", str(kubeconfig)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+
+
+# logs
+
+
+@pytest.fixture
+def running(cluster: OneJobCluster) -> OneJobCluster:
+    cluster.show(seen_job(), *(ready(pod(host)) for host in range(4)))
+    for host in range(4):
+        cluster.logs[f"digits-1-0-{host}"] = (
+            f"2026-01-15T12:00:00.1Z one of {host}\n2026-01-15T12:00:01.1Z two of {host}".encode()
+        )
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ([], "one of 0\ntwo of 0\n"),
+        (["--host", "3"], "one of 3\ntwo of 3\n"),
+        (["--slice", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
+        (["--attempt", "1"], "one of 0\ntwo of 0\n"),
+        (["--tail", "1"], "two of 0\n"),
+        (["--timestamps"], "2026-01-15T12:00:00.1Z one of 0\n2026-01-15T12:00:01.1Z two of 0\n"),
+        (["--host", "2", "--host", "1"], "[0/2] one of 2\n[0/2] two of 2\n[0/1] one of 1\n[0/1] two of 1\n"),
+        (["--all", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
+        (["--slice", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
+    ],
+)
+def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, arguments: list[str], printed: str) -> None:
+    result = tpujob(kubeconfig, "logs", "digits", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, printed, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "4"], "--host 4: digits has hosts 0 to 3"),
+        (["--host", "-1"], "--host -1: digits has hosts 0 to 3"),
+        (["--slice", "1"], "--slice 1: digits has slice 0 only"),
+        (["--attempt", "2"], "--attempt 2: digits is at attempt 1"),
+        (["--all", "--host", "1"], "--all is every host: leave out --host and --slice"),
+        (["--failed", "-f"], "--failed is one worker whose log has ended: leave out the other choices and --follow"),
+    ],
+)
+def test_a_host_that_there_is_not(running: OneJobCluster, kubeconfig: Path, arguments: list[str], message: str) -> None:
+    assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == f"Error: {message}"
+
+
+def test_more_logs_than_connections_are_not_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
+    message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
+    assert message.startswith("Error: 2304 logs are too many to follow at once, the most is 100: choose with --slice")
+
+
+def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "failed")
+    cluster.logs["digits-1-0-2"] = b"2026-01-15T12:00:00.1Z its last words\n"
+    assert tpujob(kubeconfig, "logs", "digits", "--failed").stdout == "its last words\n"
+
+
+def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "restarting")
+    result = tpujob(kubeconfig, "logs", "digits", "--failed")
+    assert result.exit_code == 0
+    assert result.stderr == "tpujob: there is no pod digits-2-0-2; this is what its status has kept\n"
+    assert result.stdout.splitlines() == [
+        "Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 2",
+        "the worker was killed (exit code 137)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments", "message"),
+    [
+        ("running", ["--failed"], "no worker of digits has failed"),
+        ("running", [], "there is no pod digits-1-0-0"),
+        ("failed", [], "there is no pod digits-1-0-0; the failed one's: tpujob logs digits --failed"),
+        ("not seen", [], "digits has no workers yet: see tpujob status digits"),
+    ],
+)
+def test_a_log_that_there_is_not(
+    cluster: OneJobCluster, kubeconfig: Path, stage: str, arguments: list[str], message: str
+) -> None:
+    show(cluster, stage)
+    assert told(tpujob(kubeconfig, "logs", "digits", *arguments), code=1) == [f"tpujob: {message}"]
+
+
+# What getrusage says of a process includes the one that it was forked from.
+REPORTS_ITS_PEAK = [
+    sys.executable,
+    "-c",
+    "import atexit, re, sys, pathlib; from tpu_training_operator.cli.main import main;"
+    "status = pathlib.Path('/proc/self/status');"
+    "atexit.register(lambda: print(re.search('VmHWM: *([0-9]+)', status.read_text().replace('\\t', ' '))[1],"
+    " file=sys.stderr)); main()",
+]
+LONG = 200 * 2**20
+LINE = b"2026-01-15T12:00:00.123456789Z " + b"x" * 968 + b"\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("arguments", "piece", "pieces"),
+    [(["--all"], b"x" * 2**16, LONG // 2**16), (["--host", "0"], LINE * 64, LONG // (64 * len(LINE)))],
+    ids=["one line without an end, among others", "lines of 1000 bytes"],
+)
+def test_a_log_of_any_length_takes_the_same_memory(
+    running: OneJobCluster, kubeconfig: Path, tmp_path: Path, arguments: list[str], piece: bytes, pieces: int
+) -> None:
+    """200 MiB go through the command; what it takes above a log of two lines is less than a tenth of that."""
+    command = [*REPORTS_ITS_PEAK, "logs", "digits", *arguments, "--kubeconfig", str(kubeconfig)]
+
+    def peak() -> tuple[int, int]:
+        """Its resident memory at its most, and how much it printed; in bytes."""
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=True)
+        printed = out.stat().st_size
+        out.unlink()
+        return int(done.stderr) * 1024, printed
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"2026-01-15T12:00:00.123456789Z begin ")
+        for _ in range(pieces):
+            await response.write(piece)
+        return response
+
+    short, _ = peak()
+    running.faults["log digits-1-0-0"] = [endless]
+    long, printed = peak()
+    assert printed > 0.95 * LONG
+    assert long - short < LONG // 10
+
+
+# No answer
+
+
+@pytest.mark.parametrize("command", [["status", "digit"], ["watch", "digit"], ["logs", "digit"]])
+def test_a_job_that_there_is_not_is_answered_with_the_nearest(
+    cluster: OneJobCluster, kubeconfig: Path, command: list[str]
+) -> None:
+    assert told(tpujob(kubeconfig, *command)) == [
+        "tpujob: there is no job 'digit' in namespace 'default'; it has no jobs"
+    ]
+    show(cluster, "running")
+    assert told(tpujob(kubeconfig, *command)) == [
+        "tpujob: there is no job 'digit' in namespace 'default'; nearest: digits"
+    ]
+
+
+RIGHTS = "tpujob: needed: get, list and watch tputrainingjobs.tpu-operator.dev and pods; get pods/log"
+
+
+@pytest.mark.parametrize(
+    ("what", "command"),
+    [
+        ("get TPUTrainingJob", ["status", "digits"]),
+        ("list tputrainingjobs", ["status"]),
+        ("list pods", ["status", "digits"]),
+        ("list pods", ["watch", "digits"]),
+        ("log digits-1-0-0", ["logs", "digits"]),
+        ("log digits-1-0-0", ["logs", "digits", "-f"]),
+    ],
+)
+def test_a_right_that_is_missing_is_named(
+    running: OneJobCluster, kubeconfig: Path, what: str, command: list[str]
+) -> None:
+    refusal = 'is forbidden: User "me" cannot do that in the namespace "default"'
+    running.faults[what] = [refuses(403, "Forbidden", refusal)]
+    assert told(tpujob(kubeconfig, *command)) == [f"tpujob: {refusal}", RIGHTS]
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]])
+def test_a_cluster_without_the_crd(cluster: OneJobCluster, kubeconfig: Path, command: list[str]) -> None:
+    async def no_page(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=404, text="404 page not found\n")
+
+    cluster.faults["get TPUTrainingJob"] = cluster.faults["list tputrainingjobs"] = [no_page]
+    [line] = told(tpujob(kubeconfig, *command))
+    assert line.endswith(
+        "does not know tputrainingjobs.tpu-operator.dev: install the operator's CRD (tpujob crd | kubectl apply -f -)"
+    )
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits", "-f"]])
+def test_a_cluster_that_does_not_answer(tmp_path: Path, command: list[str]) -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    [line] = told(tpujob(kubeconfig_for(url, tmp_path / "config"), *command))
+    assert line.startswith(f"tpujob: {url} cannot be reached: ")
+
+
+def test_credentials_that_are_not_accepted(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    cluster.faults["list tputrainingjobs"] = [refuses(401, "Unauthorized", "Unauthorized")]
+    assert told(tpujob(kubeconfig, "status")) == [
+        f"tpujob: {cluster.url.rstrip('/')} does not accept your credentials: Unauthorized"
+    ]
+
+
+def test_without_a_kubeconfig(tmp_path: Path) -> None:
+    [line] = told(tpujob(tmp_path / "missing", "status"))
+    assert line.startswith("tpujob: no usable kubeconfig: ")
+    assert line.endswith("; name a cluster with --kubeconfig or KUBECONFIG")
+
+
+def test_a_context_that_there_is_not(kubeconfig: Path) -> None:
+    [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
+    assert line.startswith("tpujob: there is no context 'there' in the kubeconfig; there are: here; name a cluster")
+
+
+def test_called_by_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-tpujob"])
+    assert told(tpujob(kubeconfig, "watch"))[0] == "Usage: kubectl tpujob watch [OPTIONS] NAME"
+    assert told(tpujob(kubeconfig, "status", "digits"))[0].startswith("kubectl tpujob: there is no job")

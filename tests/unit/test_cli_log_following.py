@@ -1,0 +1,313 @@
+"""`tpujob logs --follow` over everything that ends a connection or a worker: each line once, in order, none missing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, selected, served
+from tests.unit.pods import ended, pod, ready
+from tests.unit.seen_jobs import JOBS, condition, seen_job
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.runtime import cluster_reader, log_following, watched
+from tpu_training_operator.runtime.cluster import Forbidden, Object, Unavailable
+from tpu_training_operator.runtime.cluster_reader import connect_reader
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.log_following import JobNow, LogReader, NoLog
+
+HOST_0, HOST_1 = WorkerId(1, 0, 0), WorkerId(1, 0, 1)
+SUCCEEDED, _ = JOBS["succeeded"]
+
+
+@dataclass
+class Kept:
+    """A sink that keeps what it gets."""
+
+    logs: dict[WorkerId, bytes] = field(default_factory=dict)
+    ended: list[WorkerId] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def write(self, worker: WorkerId, text: bytes) -> None:
+        self.logs[worker] = self.logs.get(worker, b"") + text
+        self.heard.set()
+
+    def end(self, worker: WorkerId) -> None:
+        self.ended.append(worker)
+
+    def say(self, text: str) -> None:
+        self.told.append(text)
+        self.heard.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self.heard.clear()
+            await self.heard.wait()
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(log_following, "_FIRST_PAUSE", 0.0)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[OneJobCluster]:
+    async with served(OneJobCluster()) as started:
+        yield started
+
+
+@pytest.fixture
+async def logs(cluster: OneJobCluster) -> AsyncIterator[Callable[..., LogReader]]:
+    async with connect_reader(credentials_for(cluster.url)) as reader:
+
+        def of(sink: Kept, **options: int) -> LogReader:
+            return LogReader(reader, JobKey("default", "digits"), JobNow.of(cluster.jobs["digits"]), sink, **options)
+
+        yield of
+
+
+def log_of(*texts: str, minute: int = 0) -> bytes:
+    """A line a second."""
+    lines = (f"2026-01-15T12:{minute:02}:{second:02}.5Z {text}\n" for second, text in enumerate(texts))
+    return "".join(lines).encode()
+
+
+LINES = [f"line {number}" for number in range(10)]
+TEXT = "".join(f"{line}\n" for line in LINES).encode()
+
+
+def finished(cluster: OneJobCluster, *workers: Object) -> None:
+    cluster.show(SUCCEEDED, *(ended(body) for body in workers))
+
+
+async def test_the_log_of_a_worker_that_has_ended_is_shown_whole(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    finished(cluster, pod(0))
+    cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    sink = Kept()
+    await logs(sink).follow([HOST_0], further_attempts=True)
+    assert (sink.logs, sink.ended, sink.told) == ({HOST_0: TEXT}, [HOST_0], [])
+
+
+@pytest.mark.parametrize("cut", [0, 10, 30, 31, 40, 45, 46, 47, 100, len(log_of(*LINES)) - 1])
+async def test_a_connection_that_is_reset_in_a_line_is_taken_up_there(
+    cluster: OneJobCluster, logs: Callable[..., LogReader], cut: int
+) -> None:
+    finished(cluster, pod(0))
+    log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    cluster.faults["log digits-1-0-0"] = [breaks_off(log[:cut])]
+    sink = Kept()
+    await logs(sink).follow([HOST_0], further_attempts=True)
+    assert sink.logs == {HOST_0: TEXT}
+    assert len(sink.told) == 1
+    assert sink.told[0].startswith("digits-1-0-0: connection lost, trying again: ")
+
+
+async def test_only_the_tail_is_shown_but_no_line_after_it_is_left_out(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    finished(cluster, pod(0))
+    log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
+
+    async def tail_then_reset(request: web.Request) -> web.StreamResponse:
+        return await breaks_off(selected(log, request.query)[:-20])(request)
+
+    cluster.faults["log digits-1-0-0"] = [tail_then_reset]
+    sink = Kept()
+    await logs(sink, tail=3).follow([HOST_0], further_attempts=True)
+    assert sink.logs == {HOST_0: b"line 7\nline 8\nline 9\n"}
+
+
+async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job(), ready(pod(0)))
+    log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    asked = asyncio.Event()
+
+    async def the_worker_ends(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        finished(cluster, pod(0))
+        return await says(log[:160])(request)
+
+    # Clean ends, as of an API server that is stopped: the last one after the worker has ended.
+    cluster.faults["log digits-1-0-0"] = [says(log[:50]), says(log[:90]), the_worker_ends]
+    sink = Kept()
+    await logs(sink).follow([HOST_0], further_attempts=True)
+    assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
+    assert asked.is_set()
+
+
+async def test_a_worker_that_says_nothing_is_asked_again_without_a_word(
+    cluster: OneJobCluster, logs: Callable[..., LogReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_reader, "_LOG", aiohttp.ClientTimeout(sock_read=0.05))
+    finished(cluster, pod(0))
+    log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    over = asyncio.Event()
+
+    async def falls_silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(log[:50])
+        await over.wait()
+        return response
+
+    cluster.faults["log digits-1-0-0"] = [falls_silent]
+    sink = Kept()
+    await logs(sink).follow([HOST_0], further_attempts=True)
+    over.set()
+    assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
+
+
+async def test_a_worker_that_has_not_started_is_waited_for_and_that_is_said_once(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job("Starting"), pod(0))
+    cluster.logs["digits-1-0-0"] = None
+    sink = Kept()
+    following = asyncio.create_task(logs(sink).follow([HOST_0], further_attempts=True))
+    await sink.until(lambda: bool(sink.told))
+    cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    finished(cluster, pod(0))
+    await following
+    assert sink.logs == {HOST_0: TEXT}
+    assert sink.told == [
+        'waiting for digits-1-0-0: container "trainer" in pod "digits-1-0-0" is waiting to start: ContainerCreating'
+    ]
+
+
+async def test_the_same_host_of_the_next_attempt_follows(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job(), ended(pod(0), 1), ended(pod(1), 1))
+    for host in (0, 1):
+        cluster.logs[f"digits-1-0-{host}"] = log_of(f"first {host}")
+    sink = Kept()
+    following = asyncio.create_task(logs(sink).follow([HOST_0, HOST_1], further_attempts=True))
+    await sink.until(lambda: len(sink.logs) == 2)
+
+    cluster.logs = {f"digits-2-0-{host}": log_of(f"second {host}", minute=5) for host in (0, 1)}
+    cluster.show(seen_job("Restarting", attempt=2), *(ended(pod(host, attempt=2)) for host in (0, 1)))
+    await sink.until(lambda: len(sink.logs) == 4)
+    cluster.show({**SUCCEEDED, "status": {**SUCCEEDED["status"], "attempt": 2}})
+    await following
+
+    assert sink.logs == {
+        WorkerId(attempt, 0, host): f"{word} {host}\n".encode()
+        for attempt, word in ((1, "first"), (2, "second"))
+        for host in (0, 1)
+    }
+    assert sink.told == ["attempt 2 follows"]
+
+
+async def test_one_attempt_alone_is_followed_to_its_end_only(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job(), ended(pod(0), 1))
+    cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    sink = Kept()
+    await logs(sink).follow([HOST_0], further_attempts=False)
+    assert sink.logs == {HOST_0: TEXT}
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        lambda cluster: cluster.show(SUCCEEDED),
+        lambda cluster: cluster.remove("tputrainingjobs", "digits"),
+        lambda cluster: cluster.show(
+            {**seen_job("Starting"), "metadata": {**seen_job()["metadata"], "uid": "another job of that name"}}
+        ),
+    ],
+    ids=["finished", "deleted", "replaced"],
+)
+async def test_a_worker_that_never_started_is_not_waited_for_when_the_job_is_over(
+    cluster: OneJobCluster, logs: Callable[..., LogReader], over: Callable[[OneJobCluster], None]
+) -> None:
+    cluster.show(seen_job("Starting"))
+    sink = Kept()
+    following = asyncio.create_task(logs(sink).follow([HOST_0], further_attempts=True))
+    await sink.until(lambda: bool(sink.told))
+    over(cluster)
+    await following
+    assert sink.logs == {}
+
+
+async def test_a_log_that_may_not_be_read_ends_it_all(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
+    cluster.show(seen_job(), ready(pod(0)), ready(pod(1)))
+    cluster.faults["log digits-1-0-1"] = [refuses(403, "Forbidden", "pods/log")]
+    cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    with pytest.raises(Forbidden, match="pods/log"):
+        await logs(Kept()).follow([HOST_0, HOST_1], further_attempts=True)
+
+
+async def test_a_job_that_may_not_be_watched_ends_it_all(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job(), ready(pod(0)))
+    cluster.logs["digits-1-0-0"] = None
+    cluster.faults["list tputrainingjobs"] = [refuses(403, "Forbidden", "cannot list")]
+    with pytest.raises(Forbidden, match="cannot list"):
+        await logs(Kept()).follow([HOST_0], further_attempts=True)
+
+
+# Without --follow
+
+
+async def test_several_logs_are_shown_one_after_the_other(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job(), ready(pod(0)), ready(pod(1)))
+    cluster.logs = {"digits-1-0-0": log_of("zero"), "digits-1-0-1": log_of("one")}
+    cluster.faults["log digits-1-0-1"] = [breaks_off(log_of("one")[:-2])]
+    sink = Kept()
+    await logs(sink).show([HOST_0, HOST_1])
+    assert (sink.logs, sink.ended) == ({HOST_0: b"zero\n", HOST_1: b"one\n"}, [HOST_0, HOST_1])
+    assert [query["follow"] for query in cluster.queries("log digits-1-0-1")] == ["false", "false"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (lambda cluster: None, "there is no pod digits-1-0-0"),
+        (
+            lambda cluster: cluster.logs.update({"digits-1-0-0": None}),
+            'container "trainer" in pod "digits-1-0-0" is waiting to start: ContainerCreating',
+        ),
+    ],
+    ids=["no pod", "not started"],
+)
+async def test_a_log_that_is_not_there_is_explained(
+    cluster: OneJobCluster,
+    logs: Callable[..., LogReader],
+    prepare: Callable[[OneJobCluster], Awaitable[None]],
+    why: str,
+) -> None:
+    cluster.show(seen_job())
+    prepare(cluster)
+    with pytest.raises(NoLog) as raised:
+        await logs(Kept()).show([HOST_0])
+    assert str(raised.value) == why
+
+
+async def test_a_node_that_does_not_answer_is_given_up_after_a_few_tries(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    cluster.show(seen_job())
+    cluster.faults["log digits-1-0-0"] = [refuses(500, "InternalError", "dial tcp: connection refused")] * 9
+    sink = Kept()
+    with pytest.raises(Unavailable, match="connection refused"):
+        await logs(sink).show([HOST_0])
+    assert len(cluster.queries("log digits-1-0-0")) == 5
+
+
+def test_a_failed_job_is_over(cluster: OneJobCluster) -> None:
+    failed = condition("Failed", "True", "RestartLimitReached", "too often")
+    assert JobNow.of(seen_job("Failed", also=(failed,))).has_finished
+    assert not JobNow.of(seen_job()).has_finished

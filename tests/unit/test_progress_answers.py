@@ -1,0 +1,125 @@
+"""Answers that hold for a while: asked for once at a time, and never more of them than there is room for."""
+
+import asyncio
+
+import pytest
+
+from tpu_training_operator.runtime.progress import answers as module
+from tpu_training_operator.runtime.progress.answers import Answers
+from tpu_training_operator.runtime.progress.refused import Refused
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Questions:
+    """Counts, and answers with the number of the question."""
+
+    count = 0
+
+    async def __call__(self) -> int:
+        self.count += 1
+        await asyncio.sleep(0)
+        return self.count
+
+
+async def test_an_answer_holds_for_its_time() -> None:
+    clock, ask = Clock(), Questions()
+    answers: Answers[int] = Answers(60, clock)
+    heard = []
+    for clock.now in (0.0, 59.9, 60.0, 119.9):
+        heard.append(await answers.get("key", ask))
+    assert heard == [1, 1, 2, 2]
+
+
+async def test_each_key_has_its_own() -> None:
+    ask = Questions()
+    answers: Answers[int] = Answers(60, Clock())
+    assert [await answers.get(key, ask) for key in ("a", "b", "a")] == [1, 2, 1]
+
+
+async def test_who_asks_meanwhile_gets_the_same_answer() -> None:
+    ask = Questions()
+    answers: Answers[int] = Answers(60, Clock())
+    assert await asyncio.gather(*(answers.get("key", ask) for _ in range(5))) == [1] * 5
+
+
+async def test_one_that_gives_up_takes_nothing_from_the_others() -> None:
+    gate = asyncio.Event()
+
+    async def ask() -> int:
+        await gate.wait()
+        return 1
+
+    answers: Answers[int] = Answers(60, Clock())
+    first, second = (asyncio.create_task(answers.get("key", ask)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    gate.set()
+    assert await second == 1
+    assert first.cancelled()
+
+
+async def test_an_error_is_told_to_all_who_wait_and_forgotten() -> None:
+    failing, ask = True, Questions()
+
+    async def unsteady() -> int:
+        if failing:
+            raise OSError("no route")
+        return await ask()
+
+    answers: Answers[int] = Answers(60, Clock())
+    results = await asyncio.gather(*(answers.get("key", unsteady) for _ in range(3)), return_exceptions=True)
+    assert [str(result) for result in results] == ["no route"] * 3
+    failing = False
+    assert await answers.get("key", unsteady) == 1
+
+
+async def test_an_error_that_nobody_waits_for_any_more_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    gate = asyncio.Event()
+
+    async def ask() -> int:
+        await gate.wait()
+        raise OSError("no route")
+
+    answers: Answers[int] = Answers(60, Clock())
+    waiting = asyncio.create_task(answers.get("key", ask))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    gate.set()
+    async with asyncio.timeout(10):
+        while answers._asking:  # noqa: ASYNC110 - it ends within a few rounds of the loop
+            await asyncio.sleep(0)
+    assert caplog.records == []
+
+
+async def test_a_refusal_holds_for_less() -> None:
+    count = 0
+
+    async def ask() -> int:
+        nonlocal count
+        count += 1
+        raise Refused(401, f"refusal {count}")
+
+    clock = Clock()
+    answers: Answers[int] = Answers(60, clock)
+    heard = []
+    for clock.now in (0.0, 4.9, 5.0):
+        with pytest.raises(Refused) as refused:
+            await answers.get("key", ask)
+        heard.append(str(refused.value))
+    assert heard == ["refusal 1", "refusal 1", "refusal 2"]
+
+
+async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_ANSWERS", 3)
+    ask = Questions()
+    answers: Answers[int] = Answers(60, Clock())
+    for key in ("a", "b", "c", "d"):
+        await answers.get(key, ask)
+    assert [await answers.get(key, ask) for key in ("b", "c", "d", "a")] == [2, 3, 4, 5]
+    assert len(answers._known) == 3

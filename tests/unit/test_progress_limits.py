@@ -1,0 +1,64 @@
+"""How often one of many may do something, on a clock that the test holds."""
+
+import pytest
+
+from tpu_training_operator.runtime.progress import limits as module
+from tpu_training_operator.runtime.progress.limits import Limits
+from tpu_training_operator.runtime.progress.refused import Refused
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def attempt(limits: Limits[str], key: str) -> float | None:
+    """Does it, and returns None; or the seconds to wait."""
+    try:
+        limits.check(key, "not so fast")
+    except Refused as refused:
+        return refused.retry_after
+    limits.count(key)
+    return None
+
+
+def test_a_burst_goes_through_and_then_one_at_a_time() -> None:
+    clock = Clock()
+    limits: Limits[str] = Limits(per_second=0.5, burst=3, clock=clock)
+    assert [attempt(limits, "a") for _ in range(4)] == [None, None, None, 2.0]
+    clock.now = 2.0
+    assert [attempt(limits, "a"), attempt(limits, "a")] == [None, 2.0]
+
+
+def test_trying_too_often_does_not_lengthen_the_wait() -> None:
+    clock = Clock()
+    limits: Limits[str] = Limits(per_second=1, burst=1, clock=clock)
+    attempt(limits, "a")
+    assert {attempt(limits, "a") for _ in range(100)} == {1.0}
+    clock.now = 1.0
+    assert attempt(limits, "a") is None
+
+
+def test_a_refusal_says_why() -> None:
+    limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
+    limits.count("a")
+    with pytest.raises(Refused, match="not so fast") as refused:
+        limits.check("a", "not so fast")
+    assert refused.value.status == 429
+
+
+def test_one_keys_haste_is_not_anothers_wait() -> None:
+    limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
+    assert [attempt(limits, key) for key in ("a", "a", "b")] == [None, 1.0, None]
+
+
+def test_the_key_that_was_quiet_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_KEYS", 2)
+    clock = Clock()
+    limits: Limits[str] = Limits(per_second=1, burst=2, clock=clock)
+    for key in ("a", "b", "a", "c"):
+        attempt(limits, key)
+    assert len(limits._buckets) == 2
+    assert [attempt(limits, "a"), attempt(limits, "b")] == [1.0, None]

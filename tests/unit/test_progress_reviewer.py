@@ -1,0 +1,225 @@
+"""Whose word counts: the token's pod must be worker 0 of the very job that the report is about."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.jobs import job_body
+from tests.unit.pods import pod
+from tests.unit.reviewing_cluster import POD_NAME, POD_UID, ReviewingCluster, token_of
+from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.progress.refused import Refused
+from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.sender import Sender
+
+KEY = JobKey("default", "digits")
+LEADER = Sender("digits", attempt=1, pod_uid="uid-of-digits-1-0-0", total_steps=None)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reviewer(cluster: ReviewingCluster, clock: Clock | None = None) -> Reviewer:
+    # The reviewer asks only what ReviewingCluster answers.
+    return Reviewer(cast("Cluster", cluster), clock or Clock())
+
+
+async def refusal(cluster: ReviewingCluster, token: str = "token", key: JobKey = KEY) -> Refused:
+    with pytest.raises(Refused) as raised:
+        await reviewer(cluster).sender(token, key)
+    return raised.value
+
+
+def changed(body: Object, **metadata: Any) -> Object:
+    return {**body, "metadata": {**body["metadata"], **metadata}}
+
+
+async def test_worker_0_is_known_by_its_pod() -> None:
+    assert await reviewer(ReviewingCluster()).sender("token", KEY) == LEADER
+
+
+async def test_the_attempt_is_the_pods_whatever_the_present_one_is() -> None:
+    old = pod(attempt=3)
+    cluster = ReviewingCluster([job_body({"status.attempt": 4}), old], {"token": token_of(old)})
+    assert (await reviewer(cluster).sender("token", KEY)).attempt == 3
+
+
+async def test_the_number_of_steps_comes_from_the_status() -> None:
+    resolved = {
+        "acceleratorType": "v5litepod-16",
+        "generation": "v5e",
+        "topology": "4x4",
+        "slices": 1,
+        "hostsPerSlice": 4,
+        "hosts": 4,
+        "chipsPerHost": 4,
+        "chips": 16,
+        "replicas": 16,
+        "perReplicaBatchSize": 8,
+        "globalBatchSize": 128,
+        "trainSteps": 300,
+        "warmupSteps": 0,
+        "learningRate": "0.1",
+        "scaleFactor": "1",
+    }
+    cluster = ReviewingCluster([job_body({"status": {"resolved": resolved}}), pod()])
+    assert (await reviewer(cluster).sender("token", KEY)).total_steps == 300
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"authenticated": False},
+        token_of(pod(), authenticated=False),
+        token_of(pod(), audiences=["https://kubernetes.default.svc"]),
+        token_of(pod(), audiences=None),
+        {key: value for key, value in token_of(pod()).items() if key != "audiences"},
+    ],
+    ids=["no answer", "not authenticated", "expired", "another audience", "null", "an authenticator without audiences"],
+)
+async def test_a_token_that_is_not_for_us_is_401(status: Object) -> None:
+    cluster = ReviewingCluster(tokens={"token": status})
+    assert (await refusal(cluster)).status == 401
+    assert set(cluster.asked) == {"TokenReview"}
+
+
+async def test_a_token_that_nobody_knows_is_401() -> None:
+    assert (await refusal(ReviewingCluster(), token="garbage")).status == 401
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {},
+        {"username": "admin"},
+        {"username": "admin", "extra": {POD_NAME: ["digits-1-0-0"], POD_UID: ["uid-of-digits-1-0-0"]}},
+        {"username": "system:serviceaccount:default:default"},
+        {"username": "system:serviceaccount:default:default", "extra": {POD_NAME: ["digits-1-0-0"]}},
+        {"username": "system:serviceaccount:default:default", "extra": {POD_NAME: [], POD_UID: []}},
+    ],
+    ids=["nobody", "a person", "a person who says pod", "unbound", "no uid", "empty"],
+)
+async def test_a_token_without_a_pod_is_403(user: Object) -> None:
+    refused = await refusal(ReviewingCluster(tokens={"token": token_of(pod(), user=user)}))
+    assert (refused.status, "not bound to a pod" in str(refused)) == (403, True)
+
+
+WORKER_1, SECOND_SLICE = pod(host=1), pod(slice_index=1)
+RENAMED = changed(pod(), ownerReferences=[{**pod()["metadata"]["ownerReferences"][0], "name": "letters"}])
+STRANGERS = {
+    "another worker": ([job_body(), WORKER_1], WORKER_1, "not worker 0"),
+    "another slice": ([job_body(), SECOND_SLICE], SECOND_SLICE, "not worker 0"),
+    "no owner": ([job_body(), changed(pod(), ownerReferences=[])], pod(), "is no worker of a TPUTrainingJob"),
+    "another kind of owner": (
+        [changed(pod(), ownerReferences=[{"kind": "Job", "name": "digits", "uid": "1", "controller": True}])],
+        pod(),
+        "is no worker of a TPUTrainingJob",
+    ),
+    "an owner that does not control": (
+        [changed(pod(), ownerReferences=[{**pod()["metadata"]["ownerReferences"][0], "controller": False}])],
+        pod(),
+        "is no worker of a TPUTrainingJob",
+    ),
+    "another job": (
+        [job_body({"metadata.name": "letters"}), RENAMED],
+        RENAMED,
+        "pod digits-1-0-0 belongs to job letters, not digits",
+    ),
+    "a namesake of its job": ([job_body({"metadata.uid": "another"}), pod()], pod(), "no worker of job digits as it"),
+    "no labels": ([job_body(), changed(pod(), labels={})], pod(), "no worker of job digits"),
+    "the pod is gone": ([job_body()], pod(), "is gone"),
+    "a namesake of the pod": ([job_body(), changed(pod(), uid="another")], pod(), "is gone"),
+}
+
+
+@pytest.mark.parametrize(("objects", "bearer", "why"), STRANGERS.values(), ids=STRANGERS.keys())
+async def test_anybody_else_is_403(objects: list[Object], bearer: Object, why: str) -> None:
+    refused = await refusal(ReviewingCluster(objects, {"token": token_of(bearer)}))
+    assert refused.status == 403
+    assert why in str(refused)
+
+
+async def test_another_namespace_is_403_and_is_not_looked_at() -> None:
+    cluster = ReviewingCluster()
+    refused = await refusal(cluster, key=JobKey("../../kube-system", "digits"))
+    assert refused.status == 403
+    assert set(cluster.asked) == {"TokenReview"}
+
+
+async def test_a_job_that_is_gone_is_404() -> None:
+    refused = await refusal(ReviewingCluster([pod()]))
+    assert (refused.status, str(refused)) == (404, "job digits is gone")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable(500, "InternalError", "etcd is slow"),
+        Unavailable(0, "NoAnswer", "no route"),
+        Forbidden(403, "Forbidden", "may not create tokenreviews"),
+        NotFound(404, "NotFound", "no such resource"),
+    ],
+    ids=["error", "no answer", "no rights", "no such API"],
+)
+async def test_what_the_api_server_refuses_says_nothing_about_the_worker(error: ApiError) -> None:
+    refused = await refusal(ReviewingCluster(error=error))
+    assert refused.status == 503
+    assert refused.retry_after == 5
+    assert str(error) in str(refused)
+
+
+async def test_after_a_failure_the_next_report_is_looked_at_again() -> None:
+    cluster = ReviewingCluster(error=Unavailable(500, "InternalError", "etcd is slow"))
+    asked = reviewer(cluster)
+    with pytest.raises(Refused):
+        await asked.sender("token", KEY)
+    cluster.error = None
+    assert await asked.sender("token", KEY) == LEADER
+
+
+async def test_a_good_token_is_looked_at_once_a_minute_and_its_pod_more_rarely() -> None:
+    cluster, clock = ReviewingCluster(), Clock()
+    asked = reviewer(cluster, clock)
+    for clock.now in (0.0, 30.0, 59.9, 60.0, 119.0):
+        assert await asked.sender("token", KEY) == LEADER
+    assert cluster.asked == {"TokenReview": 2, "Pod": 1, "TPUTrainingJob": 1}
+
+
+async def test_a_token_that_is_withdrawn_counts_for_a_minute_at_most() -> None:
+    cluster, clock = ReviewingCluster(), Clock()
+    asked = reviewer(cluster, clock)
+    await asked.sender("token", KEY)
+    del cluster.tokens["token"]
+    clock.now += 60
+    with pytest.raises(Refused) as refused:
+        await asked.sender("token", KEY)
+    assert refused.value.status == 401
+
+
+async def test_a_bad_token_is_not_looked_at_again_for_seconds_and_then_is() -> None:
+    cluster, clock = ReviewingCluster(tokens={}), Clock()
+    asked = reviewer(cluster, clock)
+    for clock.now in (0.0, 1.0, 4.9):
+        with pytest.raises(Refused):
+            await asked.sender("token", KEY)
+    assert cluster.asked["TokenReview"] == 1
+    cluster.tokens["token"] = token_of(pod())
+    clock.now = 5.0
+    assert await asked.sender("token", KEY) == LEADER
+
+
+async def test_many_reports_at_once_are_one_question() -> None:
+    cluster = ReviewingCluster(gate=asyncio.Event())
+    asked = reviewer(cluster)
+    assert cluster.gate is not None
+    asyncio.get_running_loop().call_soon(cluster.gate.set)
+    senders = await asyncio.gather(*(asked.sender("token", KEY) for _ in range(20)))
+    assert senders == [LEADER] * 20
+    assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
