@@ -7,11 +7,12 @@ The only importer of kopf.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -41,6 +42,10 @@ from tpu_training_operator.runtime.reconciler import Reconciler
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
+# Far beyond the life of any operator: a login ends with the first 401.
+_LONGEST_LOGIN = timedelta(days=3650)
+# kopf's watches, after an error: without end, for a process that gives up starts anew and knows nothing better.
+_BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Operator:
         self._resources = contextlib.AsyncExitStack()
         self._controller: Controller | None = None
         self._health: Health | None = None
+        self._has_logged_in = False
 
     def registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -122,6 +128,12 @@ class Operator:
         await self._resources.aclose()
 
     async def _login(self, **_: Any) -> kopf.ConnectionInfo:
+        if self._has_logged_in:
+            # kopf asks again for what was refused, and only then. It ends the process over credentials that it knows
+            # as refused already; these count as new by the time of their end, and a later token is found by itself.
+            log.warning("the API server does not accept our token any more, or not yet; reading it again")
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._has_logged_in = True
         authorization = await asyncio.to_thread(self._credentials.authorization)
         scheme, _space, token = (authorization or "").partition(" ")
         certificate = self._credentials.client_certificate or (None, None)
@@ -133,6 +145,7 @@ class Operator:
             token=token or None,
             certificate_path=certificate[0],
             private_key_path=certificate[1],
+            expiration=_now() + _LONGEST_LOGIN,
         )
 
     async def _probe(self, **_: Any) -> dict[str, float]:
@@ -181,6 +194,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = _BACKOFF_SECONDS
     return settings
 
 

@@ -6,8 +6,10 @@ cost a process a call. The product's adapter is not used: a test cluster must no
 
 import http.client
 import json
+import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,25 @@ class ApiClient:
         finally:
             connection.close()
 
+    @contextmanager
+    def watch(self, path: str) -> Iterator[Iterator[Object]]:
+        """The watch events of a collection, beginning with one for each object that there is. Raises ApiError.
+
+        Leaving the block, which another thread than the iterating one may do, ends the iteration.
+        """
+        connection = self._connect(timeout=None)
+        try:
+            connection.request("GET", f"{path}?watch=1", headers=self._headers)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise ApiError(response.status, _server_message(response.read().decode()))
+            yield _lines(response)
+        finally:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
     def create_all(self, path: str, objects: Iterable[Object]) -> None:
         """POSTs the objects one after another over one connection. Raises ApiError at the first refusal."""
         headers = self._headers | {"Content-Type": JSON}
@@ -79,8 +100,8 @@ class ApiClient:
         finally:
             connection.close()
 
-    def _connect(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(self._address, context=self._tls, timeout=TIMEOUT_SECONDS)
+    def _connect(self, timeout: float | None = TIMEOUT_SECONDS) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._address, context=self._tls, timeout=timeout)
 
 
 def answers_ok(url: str, ca_file: Path | None = None) -> bool:
@@ -115,6 +136,13 @@ def _exchange(
         raise ApiError(response.status, _server_message(text))
     answer: Object = json.loads(text)
     return answer
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[Object]:
+    """One JSON object a line, until either side closes the connection."""
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        for line in response:
+            yield json.loads(line)
 
 
 def _server_message(text: str) -> str:

@@ -11,6 +11,10 @@ from pathlib import Path
 # The node's lease is renewed after a quarter of this; the controller manager's patience must be longer.
 LEASE_SECONDS = 8
 
+# The longest wait before a container that died is started again. Kubernetes makes it minutes; the tests that kill the
+# operator again and again need not wait for that.
+CRASH_LOOP_SECONDS = 1
+
 # kube-proxy's own default.
 PROXY_HEALTH_PORT = 10256
 
@@ -52,6 +56,7 @@ def kubelet_flags(node: NodeSettings) -> list[str]:
         "volumePluginDir": str(node.directory / "volume-plugins"),
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "nodeStatusUpdateFrequency": "2s",
+        "crashLoopBackOff": {"maxContainerRestartPeriod": f"{CRASH_LOOP_SECONDS}s"},
         # The machine's disk is shared by all nodes and by much else: how full it is must not decide over pods
         # and images.
         "localStorageCapacityIsolation": False,

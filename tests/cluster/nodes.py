@@ -34,6 +34,7 @@ class RealCluster:
     """start() returns when all nodes are Ready and pods have DNS and Services.
 
     nodes: the names, "node-0" and so on. shared: folders of this machine that every container sees, read-only.
+    address: this machine, as nodes and pods see it.
     """
 
     owns_nodes = True
@@ -43,6 +44,7 @@ class RealCluster:
             raise ValueError(f"nodes: {nodes}; a cluster has 1 to {network.MAX_NODES}")
         self.nodes = tuple(f"node-{index}" for index in range(nodes))
         self._shared = shared
+        self.address: str
         self.control_plane: ControlPlane
         self._by_name: dict[str, RealNode] = {}
         self._tpu_hosts: dict[str, TpuHost] = {}
@@ -90,7 +92,8 @@ class RealCluster:
         try:
             with directories.locked(directories.clusters_root() / "network.lock"):
                 nodes_network = network.create(network.bridge_name(directory))
-            self._start_control_plane(directory, str(nodes_network.machine))
+            self.address = str(nodes_network.machine)
+            self._start_control_plane(directory, self.address)
         except BaseException:
             directories.remove_cluster_directory(directory)
             raise

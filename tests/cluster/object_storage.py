@@ -1,10 +1,12 @@
 """A server with the interface of Google Cloud Storage, as a process of this machine that keeps objects in memory.
 
-Called by the trainer's tests. Clients find it through STORAGE_EMULATOR_HOST, see `ObjectStorage.environment`.
+Called by the trainer's tests and the end-to-end tests. Clients find it through STORAGE_EMULATOR_HOST, see
+`ObjectStorage.environment`.
 """
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Self
@@ -19,10 +21,14 @@ STOP_GRACE_SECONDS = 5.0
 
 
 class ObjectStorage:
-    """A context: the server runs inside it. `directory` gets its log and its pid file."""
+    """A context: the server runs inside it. `directory` gets its log and its pid file.
 
-    def __init__(self, directory: Path) -> None:
+    address: where it listens, of this machine; pods of a RealCluster reach it at the cluster's `address`.
+    """
+
+    def __init__(self, directory: Path, address: str = LOOPBACK) -> None:
         self._directory = directory
+        self._address = address
         self._children = Children(directory, {})
         self.url: str
 
@@ -34,14 +40,14 @@ class ObjectStorage:
     def __enter__(self) -> Self:
         """Raises ToolchainMissing, BuildError, ProcessError."""
         program = binaries.ensure("fake-gcs-server")["fake-gcs-server"]
-        address = f"{LOOPBACK}:{(port := free_port())}"
+        address = f"{self._address}:{(port := free_port())}"
         self.url = f"http://{address}"
         child = self._children.start(
             "fake-gcs-server",
             program,
             "-backend=memory",
             "-scheme=http",
-            f"-host={LOOPBACK}",
+            f"-host={self._address}",
             f"-port={port}",
             # Else uploads in several requests would be continued at Google's.
             f"-external-url={self.url}",
@@ -63,3 +69,9 @@ class ObjectStorage:
         headers = {"Content-Type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/storage/v1/b", body, headers)) as answer:
             assert answer.status == 200
+
+    def names(self, bucket: str, prefix: str = "") -> list[str]:
+        """The names of the bucket's objects that begin with `prefix`; a thousand at most."""
+        query = urllib.parse.urlencode({"prefix": prefix})
+        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o?{query}") as answer:
+            return [item["name"] for item in json.load(answer).get("items", [])]

@@ -7,17 +7,20 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.domain.gang import config_map
 from tpu_training_operator.domain.naming import WorkerId, workers
 from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import resolve
 from tpu_training_operator.domain.worker_pod import worker_pod
 
 ATTEMPT = 2
 
+REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
 
-def worker_environments(job: TPUTrainingJob) -> list[dict[str, str]]:
+
+def worker_environments(job: TPUTrainingJob, reporting: Reporting | None = None) -> list[dict[str, str]]:
     """What every container of the gang sees, in the order of the hosts: values from the ConfigMap looked up."""
     resolution = resolve(job.spec)
-    data = config_map(job, resolution, ATTEMPT)
-    pods = [worker_pod(job, resolution, worker) for worker in workers(resolution.layout, ATTEMPT)]
+    data = config_map(job, resolution, ATTEMPT, reporting)
+    pods = [worker_pod(job, resolution, worker, reporting) for worker in workers(resolution.layout, ATTEMPT)]
     return [_environment(pod, data) for pod in pods]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
-from tests.contract.pods import ATTEMPT, worker_environments
+from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_trainer import contract
 from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.spec import parse_run_spec
@@ -49,6 +49,14 @@ ENTRYPOINT = {"TPUJOB_RUN_SPEC"}
 DATA = {"TPUJOB_DATA_URI"}
 CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
 PARAMETERS = {"TPUJOB_PARAMETER_HIDDEN", "TPUJOB_PARAMETER_DROP_OUT"}
+PROGRESS = {
+    "TPUJOB_PROGRESS_URL",
+    "TPUJOB_PROGRESS_TOKEN_FILE",
+    "TPUJOB_PROGRESS_CA_FILE",
+    "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT",
+}
 MULTISLICE = {
     "MEGASCALE_COORDINATOR_ADDRESS",
     "MEGASCALE_NUM_SLICES",
@@ -79,9 +87,16 @@ def _hosts(changes: Mapping[str, Any]) -> int:
     return resolve(stored_job(changes).spec).layout.hosts
 
 
+@pytest.mark.parametrize(("changes", "names"), TABLE.values(), ids=TABLE.keys())
+def test_the_first_worker_is_told_where_to_report_and_no_other(changes: Mapping[str, Any], names: set[str]) -> None:
+    (first, *others) = worker_environments(stored_job(changes), REPORTING)
+    assert set(first) == names | PROGRESS
+    assert [set(environ) for environ in others] == [names] * (_hosts(changes) - 1)
+
+
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
     known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
-    (first, *_) = worker_environments(stored_job())
+    (first, *_) = worker_environments(stored_job(), REPORTING)
     # Files are for whoever can read the worker's disk: local mode. The hang limit is an image's to set.
     files = {contract.ENV_PROGRESS_FILE, contract.ENV_REPORT_DIRECTORY}
     assert known - first.keys() == files | {contract.ENV_HANG_SECONDS}
@@ -117,7 +132,7 @@ def test_what_torch_xla_sets_is_refused_from_the_user() -> None:
 
 @pytest.mark.parametrize(("changes", "names"), TABLE.values(), ids=TABLE.keys())
 def test_what_the_operator_sets_is_refused_from_the_user(changes: Mapping[str, Any], names: set[str]) -> None:
-    (first, *_) = worker_environments(stored_job(changes))
+    (first, *_) = worker_environments(stored_job(changes), REPORTING)
     free = {name for name in first if name not in RESERVED_ENV and not name.startswith(ENV_PREFIX)}
     assert free == set(CONTAINER_USER) == {"HOME", "USER"}
 

@@ -13,8 +13,12 @@ from tests.cluster.existing import ExistingCluster
 from tests.cluster.images import Image, base_image, build_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
+from tests.e2e.readme import cluster_commands
+from tests.e2e.space import REPOSITORY, Space
 
-REPOSITORY = Path(__file__).parents[2]
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+OPERATOR_NAMESPACE = "tpu-system"
+
 # What the containers of the digits image find at the same path as here: the environment, and the Python it is made of.
 SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
 
@@ -64,3 +68,29 @@ def namespace(cluster: RealCluster) -> Iterator[str]:
     """At Pod Security level `restricted`."""
     with fresh_namespace(cluster.api, {"pod-security.kubernetes.io/enforce": "restricted"}) as name:
         yield name
+
+
+@pytest.fixture(scope="session")
+def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
+    """README's commands, run in order; what each printed, by its first three words.
+
+    "operator": the operator's pods after that, as kubectl prints them in JSON.
+    """
+    cluster.kubectl("create", "namespace", OPERATOR_NAMESPACE)
+    for namespace in (OPERATOR_NAMESPACE, "default"):
+        cluster.kubectl("label", "namespace", namespace, RESTRICTED)
+    printed = {}
+    for program, *words in cluster_commands():
+        run = {"helm": cluster.helm, "kubectl": cluster.kubectl}[program]
+        words = [str(REPOSITORY / word) if (REPOSITORY / word).exists() else word for word in words]
+        printed[" ".join([program, *words][:3])] = run(*words).stdout
+    operator = cluster.kubectl("--namespace", OPERATOR_NAMESPACE, "get", "pods", "-o", "json")
+    return printed | {"operator": operator.stdout}
+
+
+@pytest.fixture
+def space(cluster: RealCluster, quick_start: dict[str, str], namespace: str) -> Iterator[Space]:
+    """A restricted namespace in a cluster where the operator runs."""
+    space = Space(cluster, namespace)
+    yield space
+    space.kubectl("delete", "tpujob", "--all", "--wait=false")

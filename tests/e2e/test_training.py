@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,79 +12,14 @@ from tests.cluster.api import Object
 from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
 from tests.e2e.readme import cluster_commands
+from tests.e2e.space import REPOSITORY, Space, status
 
-REPOSITORY = Path(__file__).parents[2]
-RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 OPERATOR = ("--namespace", "tpu-system")
 WORKERS = [f"digits-1-0-{host}" for host in range(4)]
 
-# A worker that runs until it is told to stop, and then ends as a preempted trainer does.
-WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(3600)"
 
-
-@pytest.fixture(scope="module")
-def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
-    """README's commands, run in order; what each printed, by its first three words."""
-    cluster.kubectl("create", "namespace", "tpu-system")
-    for namespace in ("tpu-system", "default"):
-        cluster.kubectl("label", "namespace", namespace, RESTRICTED)
-    printed = {}
-    for program, *words in cluster_commands():
-        run = {"helm": cluster.helm, "kubectl": cluster.kubectl}[program]
-        words = [str(REPOSITORY / word) if (REPOSITORY / word).exists() else word for word in words]
-        printed[" ".join([program, *words][:3])] = run(*words).stdout
-    return printed
-
-
-@pytest.fixture
-def space(cluster: RealCluster, quick_start: dict[str, str], namespace: str) -> Iterator["Space"]:
-    """A restricted namespace in a cluster where the operator runs."""
-    space = Space(cluster, namespace)
-    yield space
-    space.kubectl("delete", "tpujob", "--all", "--wait=false")
-
-
-class Space:
-    """One namespace, seen as a user sees it."""
-
-    def __init__(self, cluster: RealCluster, name: str) -> None:
-        self.cluster = cluster
-        self.name = name
-
-    def kubectl(self, *args: str, **options: Any) -> str:
-        return self.cluster.kubectl("--namespace", self.name, *args, **options).stdout
-
-    def names(self, kind: str) -> list[str]:
-        return self.kubectl("get", kind, "-o", "jsonpath={.items[*].metadata.name}").split()
-
-    def pods(self) -> list[Object]:
-        found: list[Object] = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
-        return found
-
-    def uids(self) -> dict[str, str]:
-        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
-
-    def apply_waiting(self, name: str = "digits", **changes: Any) -> None:
-        """The digits job with workers that only wait."""
-        job = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
-        job["metadata"]["name"] = name
-        del job["spec"]["trainer"]["entrypoint"]
-        job["spec"]["trainer"] |= {"command": ["python3", "-c", WAITS], "terminationGracePeriodSeconds": 5}
-        job["spec"] |= changes
-        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
-
-    def wait_running(self, name: str = "digits") -> None:
-        self.kubectl("wait", "--for=condition=GangReady", f"tpujob/{name}", "--timeout=120s")
-
-
-def status(cluster: RealCluster, name: str = "digits", namespace: str = "default") -> Object:
-    found: Object = json.loads(cluster.kubectl("get", "tpujob", name, "-n", namespace, "-o", "json").stdout)
-    read: Object = found["status"]
-    return read
-
-
-def test_the_operator_runs_restricted(cluster: RealCluster, quick_start: dict[str, str]) -> None:
-    [pod] = json.loads(cluster.kubectl(*OPERATOR, "get", "pods", "-o", "json").stdout)["items"]
+def test_the_operator_runs_restricted(quick_start: dict[str, str]) -> None:
+    [pod] = json.loads(quick_start["operator"])["items"]
     assert pod["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 

@@ -1,41 +1,54 @@
-"""What kubelets and people do to the pods of a `ModelCluster`."""
+"""What kubelets, nodes, workers and people do to the pods of a `ModelCluster`.
+
+A node that is lost does nothing any more: its pods stay as they were last seen, deleted or not, until it is back.
+"""
 
 from typing import Any
 
 from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import KEY
+from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.report import Report
+from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.runtime.inbox import Inboxes
 
-Object = dict[str, Any]
+# What the control plane says of a pod that it gives up: its node is lost, about to go, or taken by a better job.
+NODE_LOST = "DeletionByTaintManager"
+TERMINATED_BY_KUBELET = "TerminationByKubelet"
 
 
-def place(cluster: ModelCluster, pod: Object) -> None:
+def place(cluster: ModelCluster, pod: Object, node: str | None = None) -> None:
     """The scheduler has found a node; nothing runs there yet."""
-    if "nodeName" not in pod["spec"]:
+    if "nodeName" not in pod["spec"] and not _is_deleted(pod):
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(cluster.now)}
-        pod["spec"]["nodeName"] = "node-of-" + pod["metadata"]["name"]
+        pod["spec"]["nodeName"] = node or "node-of-" + pod["metadata"]["name"]
         pod["status"] = {"phase": "Pending", "conditions": [scheduled]}
 
 
 def start(cluster: ModelCluster, pod: Object) -> None:
     """Bound to a node and running; not ready yet."""
-    if pod["status"]["phase"] == "Pending":
+    if pod["status"]["phase"] == "Pending" and not _is_deleted(pod):
         place(cluster, pod)
+        if is_lost(cluster, pod):
+            return
         pod["status"] |= {
             "phase": "Running",
+            "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
             "conditions": [*pod["status"]["conditions"], {"type": "Ready", "status": "False"}],
         }
 
 
 def make_ready(cluster: ModelCluster, pod: Object) -> None:
     start(cluster, pod)
-    if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
+    if pod["status"]["phase"] == "Running" and not _is_deleted(pod) and not is_lost(cluster, pod):
         others = [condition for condition in pod["status"]["conditions"] if condition["type"] != "Ready"]
         pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True"}]
 
 
 def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str = "") -> None:
     """The container exits, if it ever ran and has not already."""
-    if pod["status"]["phase"] != "Running":
+    if pod["status"]["phase"] != "Running" or is_lost(cluster, pod):
         return
     terminated = {
         "exitCode": code,
@@ -43,17 +56,31 @@ def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", 
         "message": message,
         "finishedAt": format_time(cluster.now),
     }
-    pod["status"] = {
+    pod["status"] |= {
         "phase": "Failed" if code else "Succeeded",
         "containerStatuses": [{"name": "trainer", "state": {"terminated": terminated}}],
+        "conditions": [condition for condition in pod["status"]["conditions"] if condition["type"] != "Ready"],
     }
 
 
-def refuse(_: ModelCluster, pod: Object) -> None:
+def refuse(cluster: ModelCluster, pod: Object) -> None:
     """The kubelet has no room for it: no container ever runs."""
     if pod["status"]["phase"] == "Pending":
-        pod["spec"]["nodeName"] = "node-of-" + pod["metadata"]["name"]
-        pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no chips are free"}
+        place(cluster, pod)
+        pod["status"] |= {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no chips are free"}
+
+
+def find_no_image(cluster: ModelCluster, pod: Object) -> None:
+    """The pod has its node, and its image is nowhere."""
+    if pod["status"]["phase"] == "Pending":
+        place(cluster, pod)
+        waiting = {"reason": "ImagePullBackOff", "message": "ghcr.io/example/digits:1: not found"}
+        pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"waiting": waiting}}]
+
+
+def find_chips_busy(cluster: ModelCluster, pod: Object) -> None:
+    """Another process holds the chips of the node."""
+    end(cluster, pod, 1, message="open /dev/vfio/0: Device or resource busy")
 
 
 def delete_by_hand(cluster: ModelCluster, pod: Object) -> None:
@@ -66,14 +93,94 @@ def vanish(cluster: ModelCluster, pod: Object) -> None:
 
 
 def sweep(cluster: ModelCluster) -> None:
-    """Every deleted pod stops and goes."""
-    for name in [name for name, pod in cluster.pods.items() if "deletionTimestamp" in pod["metadata"]]:
+    """Every deleted pod stops and goes, where a node is left to stop it."""
+    gone = [name for name, pod in cluster.pods.items() if _is_deleted(pod) and not is_lost(cluster, pod)]
+    for name in gone:
         del cluster.pods[name]
+
+
+# Nodes.
+
+
+def is_lost(cluster: ModelCluster, pod: Object) -> bool:
+    return pod["spec"].get("nodeName") in cluster.lost
+
+
+def lose_node(cluster: ModelCluster, pod: Object) -> None:
+    """Nothing is heard any more of the node that the pod is on."""
+    if "nodeName" in pod["spec"]:
+        cluster.lost.add(pod["spec"]["nodeName"])
+
+
+def give_up(cluster: ModelCluster, pod: Object) -> None:
+    """The control plane deletes a pod whose node has been silent for long; only the node could let it go."""
+    if is_lost(cluster, pod) and not _has_ended(pod):
+        _disrupt(cluster, pod, NODE_LOST, "Taint manager: deleting due to NoExecute taint")
+        delete_by_hand(cluster, pod)
+
+
+def shut_down(cluster: ModelCluster, pod: Object) -> None:
+    """The pod's node is drained for maintenance: its kubelet stops the worker."""
+    if pod["status"]["phase"] == "Running" and not is_lost(cluster, pod):
+        _disrupt(cluster, pod, TERMINATED_BY_KUBELET, "Pod was terminated in response to imminent node shutdown.")
+        end(cluster, pod, 143)
+
+
+def nodes_come_back(cluster: ModelCluster) -> None:
+    """They find out what has been deleted meanwhile; workers that nobody has deleted have run on."""
+    cluster.lost.clear()
+
+
+def _disrupt(cluster: ModelCluster, pod: Object, reason: str, message: str) -> None:
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": format_time(cluster.now),
+    }
+    others = [known for known in pod["status"].get("conditions", ()) if known["type"] != "DisruptionTarget"]
+    pod["status"]["conditions"] = [*others, condition]
+
+
+# What workers say.
+
+
+def report(
+    cluster: ModelCluster,
+    step: int,
+    phase: ReportPhase = ReportPhase.TRAINING,
+    *,
+    to: Inboxes | None = None,
+    **fields: Any,
+) -> None:
+    """The first worker of the present attempt reports to an operator; nobody listens to one that does not run."""
+    inboxes = to or cluster.inboxes
+    assert inboxes is not None, "nobody listens"
+    if (pod := reporter(cluster)) is not None:
+        uid, attempt = pod["metadata"]["uid"], cluster.status.attempt
+        inboxes.put(KEY, Report(attempt, uid, cluster.now, phase, step, **fields))
+
+
+def reporter(cluster: ModelCluster) -> Object | None:
+    """The pod of the first worker, while it runs and can be heard."""
+    pod = cluster.pods.get(f"digits-{cluster.status.attempt}-0-0")
+    if pod is None or pod["status"]["phase"] != "Running" or is_lost(cluster, pod):
+        return None
+    return pod
+
+
+def _is_deleted(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
 def is_going(pod: Object) -> bool:
     """Being deleted, or ended: it computes nothing any more."""
-    return "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] in ("Succeeded", "Failed")
+    return _is_deleted(pod) or _has_ended(pod)
 
 
 def stranger(name: str, *, attempt: int) -> Object:

@@ -1,7 +1,8 @@
-"""A cluster small enough to hold in one's head: one job, its pods, and the rules that the planner leans on.
+"""A cluster small enough to hold in one's head: one job, its pods, and the rules that the operator leans on.
 
-The API server's rules: a name is taken once; a deletion names a uid; a pod that runs is marked first and goes later; a
-status is written over the version that was read, or not at all.
+The API server's rules: a name is taken once; a deletion names a uid; a pod that runs is marked first and goes later,
+unless it is deleted by force; a status is written over the version that was read, or not at all. Operators reach it
+through `tests.planner.operators`, kubelets and people through `tests.planner.kubelet`.
 """
 
 import copy
@@ -10,44 +11,99 @@ from typing import Any
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
-from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Action, Create, DeletePod, Plan
-from tpu_training_operator.domain.blocked import Obstacle, blocked
-from tpu_training_operator.domain.observed import Observed, controller_uid, format_time
-from tpu_training_operator.domain.plan import plan
+from tpu_training_operator.domain.observed import controller_uid, format_time
+from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.runtime.cluster import AlreadyExists, Conflict, NotFound, Object
+from tpu_training_operator.runtime.inbox import Inboxes
 
-Object = dict[str, Any]
 GRACE = timedelta(seconds=30)
-
-
-class Conflict(Exception):
-    """The job is not what it was when it was read."""
-
-
-class NameTaken(Exception):
-    """An object of this name exists and belongs to somebody else."""
-
-
-class Crash(Exception):
-    """The operator dies here."""
+REPORTING = Reporting("https://operator.tpu-operator.svc:8443", "-----BEGIN CERTIFICATE-----")
 
 
 class ModelCluster:
-    def __init__(self, changes: dict[str, Any] | None = None) -> None:
+    """`listens`: the operators have a progress service. `lost`: nodes of which nothing is heard."""
+
+    def __init__(self, changes: dict[str, Any] | None = None, *, listens: bool = False) -> None:
+        self.now = NOON
         self.job = job_body(changes)
-        self.job["metadata"]["resourceVersion"] = "1"
+        self.job["metadata"] |= {"resourceVersion": "1", "creationTimestamp": format_time(self.now)}
+        self.job_is_gone = False
         self.pods: dict[str, Object] = {}
         self.others: dict[str, Object] = {}
-        self.now = NOON
+        self.events: list[Object] = []
+        self.lost: set[str] = set()
+        self.reporting = REPORTING if listens else None
+        # What the workers say to the one operator that most tests have; tests with several give each its own.
+        self.inboxes = self.new_inboxes()
         self._uids = 0
 
     @property
     def status(self) -> Status:
         return Status.model_validate(self.job.get("status") or {})
 
+    @property
+    def uid(self) -> str:
+        return str(self.job["metadata"]["uid"])
+
+    def new_inboxes(self) -> Inboxes | None:
+        """Those of an operator that begins to listen now."""
+        return Inboxes(lambda: self.now) if self.reporting else None
+
+    # What operators ask for.
+
+    def read_job(self) -> Object:
+        if self.job_is_gone:
+            raise NotFound(404, "NotFound", "there is no such job")
+        return copy.deepcopy(self.job)
+
     def read(self) -> tuple[Object, list[Object]]:
         return copy.deepcopy(self.job), copy.deepcopy(list(self.pods.values()))
+
+    def create(self, body: Object) -> Object:
+        if body["kind"] == "Event":
+            self.events.append(body)
+            return body
+        place = self.pods if body["kind"] == "Pod" else self.others
+        name = body["metadata"]["name"] if place is self.pods else key_of(body)
+        if name in place:
+            raise AlreadyExists(409, "AlreadyExists", f"{name} exists")
+        body = copy.deepcopy(body)
+        self._uids += 1
+        body["metadata"] |= {"uid": f"uid-{self._uids}", "creationTimestamp": format_time(self.now)}
+        if place is self.pods:
+            body["status"] = {"phase": "Pending"}
+        place[name] = body
+        return copy.deepcopy(body)
+
+    def write_status(self, body: Object) -> None:
+        read = self.read_job()
+        if body["metadata"]["resourceVersion"] != read["metadata"]["resourceVersion"]:
+            raise Conflict(409, "Conflict", "the job is not what it was when it was read")
+        if body["status"] != read.get("status"):
+            self.job["status"] = copy.deepcopy(body["status"])
+            self._new_version()
+
+    def delete_pod(self, name: str, uid: str, grace: timedelta = GRACE) -> None:
+        _find(self.pods, name, uid)
+        pod = self.pods[name]
+        if grace and "nodeName" in pod["spec"] and pod["status"]["phase"] not in ("Succeeded", "Failed"):
+            end = format_time(self.now + grace)
+            pod["metadata"] = {"deletionTimestamp": end, "deletionGracePeriodSeconds": grace.seconds} | pod["metadata"]
+        else:
+            del self.pods[name]
+
+    def delete_other(self, name: str, uid: str) -> None:
+        _find(self.others, name, uid)
+        del self.others[name]
+
+    def delete_job(self, uid: str) -> None:
+        """In the background, as it is by default: the job is gone at once, its own things follow."""
+        if self.read_job()["metadata"]["uid"] != uid:
+            raise Conflict(409, "Conflict", "the job is another one by now")
+        self.job_is_gone = True
+
+    # What others do to the job.
 
     def edit_run_policy(self, **fields: Any) -> None:
         """The user's `kubectl edit`: a new generation."""
@@ -55,83 +111,36 @@ class ModelCluster:
         self.job["metadata"]["generation"] += 1
         self._new_version()
 
-    def create(self, body: Object) -> None:
-        place = self.pods if body["kind"] == "Pod" else self.others
-        name = body["metadata"]["name"] if place is self.pods else f"{body['kind']}/{body['metadata']['name']}"
-        if name in place:
-            if controller_uid(place[name]) != self.job["metadata"]["uid"]:
-                raise NameTaken(name)
-            return
-        body = copy.deepcopy(body)
+    def apply_again(self) -> None:
+        """The user deletes the job and applies it once more: it has its name and nothing else of the old one."""
+        body = {key: value for key, value in self.job.items() if key != "status"}
         self._uids += 1
-        body["metadata"]["uid"] = f"uid-{self._uids}"
-        if place is self.pods:
-            body["metadata"]["creationTimestamp"] = format_time(self.now)
-            body["status"] = {"phase": "Pending"}
-        place[name] = body
+        fresh = {"uid": f"job-{self._uids}", "generation": 1, "creationTimestamp": format_time(self.now)}
+        self.job = {**body, "metadata": {**body["metadata"], **fresh}}
+        self.job_is_gone = False
+        self._new_version()
 
-    def delete_pod(self, name: str, uid: str) -> None:
-        pod = self.pods.get(name)
-        if pod is None or pod["metadata"]["uid"] != uid:
-            return
-        if "nodeName" in pod["spec"] and pod["status"]["phase"] not in ("Succeeded", "Failed"):
-            marks = {"deletionTimestamp": format_time(self.now + GRACE), "deletionGracePeriodSeconds": GRACE.seconds}
-            pod["metadata"] = marks | pod["metadata"]
-        else:
-            del self.pods[name]
+    def collect_garbage(self) -> None:
+        """What belongs to a job that is gone goes too; a worker that runs gets its grace period."""
+        for name, pod in list(self.pods.items()):
+            if self.is_orphan(pod) and "deletionTimestamp" not in pod["metadata"]:
+                self.delete_pod(name, pod["metadata"]["uid"])
+        self.others = {name: body for name, body in self.others.items() if not self.is_orphan(body)}
 
-    def write_status(self, as_read: Object, status: Status) -> None:
-        if as_read["metadata"]["resourceVersion"] != self.job["metadata"]["resourceVersion"]:
-            raise Conflict
-        body = status.model_dump(by_alias=True, exclude_none=True, mode="json")
-        if body != self.job.get("status"):
-            self.job["status"] = body
-            self._new_version()
-
-    def carry_out(self, action: Action) -> None:
-        match action:
-            case Create(body):
-                self.create(body)
-            case DeletePod(name, uid):
-                self.delete_pod(name, uid)
-            case _:
-                self.others.pop(f"ConfigMap/{action.name}", None)
+    def is_orphan(self, body: Object) -> bool:
+        owner = controller_uid(body)
+        return owner is not None and (self.job_is_gone or owner != self.uid)
 
     def _new_version(self) -> None:
         self.job["metadata"]["resourceVersion"] = str(int(self.job["metadata"]["resourceVersion"]) + 1)
 
 
-def one_pass(
-    cluster: ModelCluster,
-    seen: tuple[Object, list[Object]] | None = None,
-    *,
-    effects: int | None = None,
-    turn: int = 0,
-) -> Plan:
-    """What the reconciler does: read, plan, act, write the status. `seen` is what was read, if not right now.
-
-    The operator crashes after so many `effects`. The actions of a stage have no order; `turn` gives them another one.
-    """
-    job, pods = seen or cluster.read()
-    observed = Observed.of(job, pods)
-    decided = plan(observed, cluster.now)
-    assert decided == plan(Observed.of(*copy.deepcopy((job, pods))), cluster.now), "the same view, another plan"
-    left = effects
-    try:
-        for stage in decided.stages:
-            for action in (*stage[turn:], *stage[:turn]):
-                if left == 0:
-                    raise Crash
-                cluster.carry_out(action)
-                left = None if left is None else left - 1
-    except NameTaken as taken:
-        decided = blocked(observed, Obstacle(Reason.NAME_CONFLICT, f"{taken} belongs to somebody else"), cluster.now)
-    if left == 0:
-        raise Crash
-    if decided.status is not None:
-        cluster.write_status(job, decided.status)
-    return decided
+def key_of(body: Object) -> str:
+    return f"{body['kind']}/{body['metadata']['name']}"
 
 
-def actions(decided: Plan) -> list[Action]:
-    return [action for stage in decided.stages for action in stage]
+def _find(place: dict[str, Object], name: str, uid: str) -> None:
+    if name not in place:
+        raise NotFound(404, "NotFound", f"there is no {name}")
+    if place[name]["metadata"]["uid"] != uid:
+        raise Conflict(409, "Conflict", f"{name} is another one by now")

@@ -4,47 +4,62 @@ from datetime import timedelta
 from typing import Any
 
 from tests.planner import kubelet
-from tests.planner.model_cluster import ModelCluster, actions, one_pass
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import actions, one_pass
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.actions import Action, Create, DeleteConfigMap, DeletePod, Plan
-from tpu_training_operator.domain.observed import Observed
-from tpu_training_operator.domain.plan import plan
+from tpu_training_operator.domain.actions import (
+    Action,
+    AskForStacks,
+    Create,
+    DeleteConfigMap,
+    DeleteJob,
+    DeletePod,
+    Plan,
+)
 
 WORKERS = ["digits-1-0-0", "digits-1-0-1", "digits-1-0-2", "digits-1-0-3"]
 
 
-def given_a_job(changes: dict[str, Any] | None = None) -> ModelCluster:
-    return ModelCluster(changes)
+def given_a_job(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
+    return ModelCluster(changes, listens=listens)
 
 
-def given_a_begun_attempt(changes: dict[str, Any] | None = None) -> ModelCluster:
-    cluster = given_a_job(changes)
+def given_a_begun_attempt(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
+    cluster = given_a_job(changes, listens=listens)
     one_pass(cluster)
     return cluster
 
 
-def given_a_created_gang(changes: dict[str, Any] | None = None) -> ModelCluster:
-    cluster = given_a_begun_attempt(changes)
+def given_a_created_gang(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
+    cluster = given_a_begun_attempt(changes, listens=listens)
     one_pass(cluster)
     return cluster
 
 
-def given_a_running_gang(changes: dict[str, Any] | None = None) -> ModelCluster:
-    cluster = given_a_created_gang(changes)
+def given_a_running_gang(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
+    cluster = given_a_created_gang(changes, listens=listens)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    return cluster
+
+
+def all_are_ready(cluster: ModelCluster) -> None:
     for pod in cluster.pods.values():
         kubelet.make_ready(cluster, pod)
-    one_pass(cluster)
-    return cluster
+
+
+def all_finish(cluster: ModelCluster) -> None:
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod)
+
+
+def passes(cluster: ModelCluster, seconds: float) -> None:
+    cluster.now += timedelta(seconds=seconds)
 
 
 def fails(cluster: ModelCluster, name: str, code: int = 137, **how: str) -> None:
     kubelet.end(cluster, cluster.pods[name], code, **how)
-
-
-def look(cluster: ModelCluster) -> Plan:
-    """What the planner would do now, without doing it."""
-    return plan(Observed.of(*cluster.read()), cluster.now)
 
 
 def described(decided: Plan) -> list[str]:
@@ -55,10 +70,14 @@ def _describe(action: Action) -> str:
     match action:
         case Create(body):
             return f"create {body['kind']} {body['metadata']['name']}"
-        case DeletePod(name, _):
-            return f"delete Pod {name}"
+        case DeletePod(name, _, force):
+            return f"delete Pod {name}" + (" by force" if force else "")
         case DeleteConfigMap(name):
             return f"delete ConfigMap {name}"
+        case DeleteJob(name):
+            return f"delete TPUTrainingJob {name}"
+        case AskForStacks():
+            return "ask for stacks"
 
 
 def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[str, str]:
@@ -72,7 +91,6 @@ def until_running(cluster: ModelCluster) -> list[str]:
         kubelet.sweep(cluster)
         cluster.now += timedelta(minutes=10)
         one_pass(cluster)
-        for pod in cluster.pods.values():
-            kubelet.make_ready(cluster, pod)
+        all_are_ready(cluster)
     assert cluster.status.state == State.RUNNING
     return sorted(cluster.pods)

@@ -9,6 +9,7 @@ from tests.unit.jobs import ABSENT, resolved
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.domain.gang import config_map
 from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.worker_pod import worker_pod
 
 Object = dict[str, Any]
@@ -244,6 +245,87 @@ def test_every_parameter_is_a_variable(parameter: str, variable: str) -> None:
 def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_written() -> None:
     found = env({"spec.recipe.parameters": {"pattern": "$(HOME) $$x"}})["TPUJOB_PARAMETER_PATTERN"]
     assert found == "$$(HOME) $$$$x", "the kubelet makes one dollar sign of two"
+
+
+# What the worker that reports has in addition.
+
+REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
+
+
+def additions(plain: Object, other: Object) -> Object:
+    """What `other` has that `plain` has not; lists keep their beginnings."""
+    found: Object = {}
+    for key, value in other.items():
+        before = plain.get(key)
+        if isinstance(before, dict):
+            found |= {key: more} if (more := additions(before, value)) else {}
+        elif isinstance(before, list):
+            assert value[: len(before)] == before
+            found |= {key: value[len(before) :]} if value[len(before) :] else {}
+        elif value != before:
+            found[key] = value
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, OWN_LOOP, ON_CPU], ids=["an entrypoint", "a loop of one's own", "on CPU"])
+def test_the_first_worker_of_the_job_gets_a_token_a_certificate_and_the_address(changes: Object) -> None:
+    first = WorkerId(3, 0, 0)
+    plain, reporting = (worker_pod(*resolved(changes), first, where) for where in (None, REPORTING))
+    [before], [after] = plain["spec"].pop("containers"), reporting["spec"].pop("containers")
+    place, files = "https://operator.tpu-system.svc:8443/apis", "/var/run/secrets/tpu-operator.dev/progress"
+    told = {
+        "TPUJOB_PROGRESS_URL": (
+            f"{place}/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
+        ),
+        "TPUJOB_PROGRESS_TOKEN_FILE": f"{files}/token",
+        "TPUJOB_PROGRESS_CA_FILE": f"{files}/ca.crt",
+        "KUBEFLOW_TRAINER_SERVER_URL": (
+            f"{place}/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/digits/status"
+        ),
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": f"{files}/token",
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": f"{files}/ca.crt",
+    }
+    usual = before.pop("env")
+    assert {v["name"]: v["value"] for v in after.pop("env") if v not in usual} == told
+    assert additions(before, after) == {
+        "volumeMounts": [{"name": "tpu-training-progress", "mountPath": files, "readOnly": True}]
+    }
+    token = {"path": "token", "audience": "tpu-operator.dev/progress", "expirationSeconds": 3600}
+    certificate = {"name": "digits-3", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True}
+    sources = [{"serviceAccountToken": token}, {"configMap": certificate}]
+    volume = {"name": "tpu-training-progress", "projected": {"defaultMode": 0o444, "sources": sources}}
+    assert additions(plain, reporting) == {"spec": {"volumes": [volume]}}
+
+
+@pytest.mark.parametrize("worker", [WorkerId(3, 0, 1), WorkerId(3, 1, 0)])
+def test_the_others_are_the_same_with_and_without_it(worker: WorkerId) -> None:
+    job = resolved({"spec.slice.count": 2})
+    assert worker_pod(*job, worker, REPORTING) == worker_pod(*job, worker)
+
+
+def test_the_certificate_is_in_the_config_map() -> None:
+    plain, reporting = (config_map(*resolved(), 3, where) for where in (None, REPORTING))
+    assert additions(plain, reporting) == {"data": {"ca.crt": REPORTING.ca_certificate}}
+
+
+# What nodes that have failed change.
+
+
+def test_a_node_that_is_avoided_is_a_requirement_of_its_own_beside_the_slices() -> None:
+    plain, careful = (worker_pod(*resolved(), WorkerId(3, 0, 2), None, avoid) for avoid in ((), ("node-a", "node-b")))
+
+    def other_than(node: str) -> Object:
+        return {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+
+    terms = {"nodeSelectorTerms": [{"matchFields": [other_than("node-a"), other_than("node-b")]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    assert additions(plain, careful) == {"spec": {"affinity": affinity}}
+
+
+def test_a_node_is_avoided_by_a_rehearsal_and_by_a_single_host_too() -> None:
+    for changes in (ON_CPU, {"spec.slice.acceleratorType": "v5litepod-4"}):
+        careful = worker_pod(*resolved(changes), WorkerId(3, 0, 0), avoid=["node-a"])
+        assert list(careful["spec"]["affinity"]) == ["nodeAffinity"]
 
 
 # What is the user's.

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.planner import kubelet
-from tests.planner.model_cluster import actions, one_pass
+from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
     described,
@@ -14,7 +14,6 @@ from tests.planner.story import (
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
-    look,
     reason,
     until_running,
 )

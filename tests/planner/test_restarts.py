@@ -3,14 +3,13 @@
 from datetime import timedelta
 
 from tests.planner import kubelet
-from tests.planner.model_cluster import actions, one_pass
+from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
     described,
     fails,
     given_a_created_gang,
     given_a_running_gang,
-    look,
     reason,
     until_running,
 )

@@ -5,13 +5,13 @@ from datetime import timedelta
 import pytest
 
 from tests.planner import kubelet
-from tests.planner.model_cluster import ModelCluster, actions, one_pass
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
     described,
     given_a_created_gang,
     given_a_running_gang,
-    look,
     reason,
     until_running,
 )

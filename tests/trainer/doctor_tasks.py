@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -155,3 +156,21 @@ def dataset_blocks(hp: Hyperparameters) -> Task:
             return examples[index]
 
     return Task(model=tasks.Network(), train=Blocking(), loss=tasks.loss)
+
+
+def native_code_blocks(hp: Hyperparameters) -> Task:
+    """The fifth call of the loss never comes back from C, where no signal is noticed by Python."""
+    calls = 0
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            print("blocks now", flush=True)
+            library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+            library.pthread_mutex_init(mutex, None)
+            library.pthread_mutex_lock(mutex)
+            library.pthread_mutex_lock(mutex)
+        return tasks.loss(model, batch)
+
+    return Task(model=tasks.Network(), train=tasks.examples(), loss=loss)

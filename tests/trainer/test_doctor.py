@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +124,23 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
     (message,) = warnings(gang)["StragglerHost"]
     assert message.startswith("host 1 is slow: its own work takes ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"replicas": 1}, {"replicas": 2, "torch": {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}}],
+    ids=["one process", "two processes"],
+)
+def test_a_process_that_hangs_out_of_pythons_reach_leaves_its_stacks_when_it_is_told_to_stop(
+    launcher: Launcher, changes: dict[str, Any]
+) -> None:
+    spec = run_spec(entrypoint="tests.trainer.doctor_tasks:native_code_blocks", **changes)
+    (host,) = launcher.start(spec, module="tests.trainer.impatient_watchdog").hosts
+    host.wait_for("blocks now")
+    host.process.send_signal(signal.SIGTERM)
+    host.wait_for("told to stop, and still in phase host; the stacks of all threads:")
+    host.wait_for('tests/trainer/doctor_tasks.py", line')
+    assert host.process.poll() is None
 
 
 def test_a_run_whose_data_does_not_come_is_ended_with_the_place_it_hangs_at(launcher: Launcher) -> None:

@@ -28,6 +28,10 @@ def running(phase: Phase) -> tuple[Clock, Pace]:
     return clock, pace
 
 
+def never() -> bool:
+    return False
+
+
 class Grave:
     """What would end the process."""
 
@@ -49,7 +53,7 @@ def stacks(tmp_path: Path) -> Iterator[TextIO]:
 def test_a_phase_that_does_not_end_is_named_with_step_and_place_and_all_stacks(stacks: TextIO) -> None:
     clock, pace = running(Phase.INPUT)
     grave = Grave()
-    with hang.watchdog(clock, pace, grave, 0.05, stacks):
+    with hang.watchdog(clock, pace, grave, never, 0.05, stacks):
         grave.dug.wait()
     (outcome,) = grave.outcomes
     assert (outcome.code, outcome.step) == (ExitCode.Hung, 120)
@@ -80,7 +84,7 @@ def test_a_run_that_gets_on_is_left_alone_however_long_it_takes(stacks: TextIO) 
     counted = itertools.count()
     for step in range(WARM_UP_STEPS):
         pace.step_done(step)
-    with hang.watchdog(Lively(), pace, grave, 0.01, stacks):
+    with hang.watchdog(Lively(), pace, grave, never, 0.01, stacks):
         asked.wait()
     assert grave.outcomes == []
 
@@ -101,7 +105,7 @@ def test_a_process_that_was_stopped_as_a_whole_starts_its_limit_anew(
             return Phase.DEVICE, 3600.0
 
     counted = itertools.count()
-    with hang.watchdog(Asleep(), pace, grave, 0.05, stacks):
+    with hang.watchdog(Asleep(), pace, grave, never, 0.05, stacks):
         looked.wait()
     assert grave.outcomes == []
 
@@ -133,3 +137,17 @@ def test_a_thread_in_library_code_alone_has_no_place_of_the_users() -> None:
     done.set()
     library.join()
     assert place is None
+
+
+def test_a_process_that_is_told_to_stop_and_hangs_shows_it_once_in_good_time() -> None:
+    told = iter([False, True])
+    reluctance = hang.Reluctance(lambda: next(told))
+    shown = [now for now in range(0, 60, 5) if reluctance.shows(Phase.DEVICE, 100.0 + now, float(now))]
+    # Told between 0 and 5, of a grace period of 30 seconds.
+    assert shown == [20]
+
+
+@pytest.mark.parametrize(("phase", "lasted"), [(Phase.DEVICE, 9.0), (Phase.CHECKPOINT, 100.0)])
+def test_a_process_that_gets_on_or_writes_its_last_checkpoint_is_not_reluctant(phase: Phase, lasted: float) -> None:
+    reluctance = hang.Reluctance(lambda: True)
+    assert not any(reluctance.shows(phase, lasted, float(now)) for now in range(0, 60, 5))

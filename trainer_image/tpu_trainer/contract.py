@@ -6,7 +6,7 @@ Written once for the trainer's side; a contract test compares it with the operat
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 RUN_SPEC_SCHEMA = "runspec/v1"
 
@@ -32,6 +32,26 @@ class ExitCode(IntEnum):
     BadSpec = 78
 
 
+class ReportPhase(StrEnum):
+    """What a report to the operator says the training is doing. It decides how long nothing may happen: the first
+    steps count as starting, because their programs are compiled."""
+
+    STARTING = "Starting"
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    CHECKPOINTING = "Checkpointing"
+    DONE = "Done"
+
+
+REPORT_LIMIT = 64 * 1024
+"""Bytes of a report that the operator takes."""
+
+MOST_METRICS = 64
+MOST_WARNINGS = 20
+WARNING_LENGTH = 1024
+STACKS_LIMIT = 16 * 1024
+"""What it takes of a report's parts: characters of a warning, bytes of a stack dump."""
+
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 ENV_NUM_HOSTS = "TPUJOB_NUM_HOSTS"
 ENV_HOST_INDEX = "TPUJOB_HOST_INDEX"
@@ -41,3 +61,11 @@ ENV_TERMINATION_LOG = "TPUJOB_TERMINATION_LOG"
 ENV_PROGRESS_FILE = "TPUJOB_PROGRESS_FILE"
 ENV_REPORT_DIRECTORY = "TPUJOB_REPORT_DIRECTORY"
 ENV_HANG_SECONDS = "TPU_TRAINER_HANG_SECONDS"
+ENV_PROGRESS_URL = "TPUJOB_PROGRESS_URL"
+ENV_PROGRESS_TOKEN_FILE = "TPUJOB_PROGRESS_TOKEN_FILE"  # noqa: S105 - a name
+ENV_PROGRESS_CA_FILE = "TPUJOB_PROGRESS_CA_FILE"
+
+# Kubeflow Trainer's names (KEP-2779), for an image that runs under it; the last two are paths.
+ENV_KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+ENV_KUBEFLOW_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name
+ENV_KUBEFLOW_CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"

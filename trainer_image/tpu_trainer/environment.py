@@ -12,12 +12,24 @@ from tpu_trainer.spec import RunSpec
 
 
 @dataclass(frozen=True)
+class ProgressService:
+    """Who is told how the run is doing: the operator that started it, or Kubeflow Trainer (`kubeflow`), which takes
+    another payload. `token_file` is replaced while the run goes on; `ca_file` holds the certificate to trust (PEM)."""
+
+    url: str
+    token_file: Path
+    ca_file: Path
+    kubeflow: bool = False
+
+
+@dataclass(frozen=True)
 class WorkerEnvironment:
     """Where this host stands in the gang and where it leaves its words.
 
     `host_index` counts over the whole job, all slices together. The rendezvous address is used with more than
     one host only. `report_directory`: for the report where the run spec names no place. `hang_seconds`: instead of the
-    watchdog's own limit. `local_rank`: the process's place among those of its host, set by `host.processes`.
+    watchdog's own limit. `progress_service`: None where nobody is to be told. `local_rank`: the process's place among
+    those of its host, set by `host.processes`.
     """
 
     run_spec: Path
@@ -28,6 +40,7 @@ class WorkerEnvironment:
     progress_file: Path | None
     report_directory: Path | None = None
     hang_seconds: float | None = None
+    progress_service: ProgressService | None = None
     local_rank: int = 0
 
 
@@ -50,6 +63,7 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
         progress_file=Path(progress_file) if progress_file else None,
         report_directory=Path(directory) if (directory := environ.get(contract.ENV_REPORT_DIRECTORY)) else None,
         hang_seconds=_integer(environ, hang, default=None, minimum=1) if environ.get(hang) else None,
+        progress_service=_progress_service(environ),
     )
 
 
@@ -64,6 +78,17 @@ def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
             f"{contract.ENV_HOST_INDEX} is {environment.host_index}; with {environment.num_hosts} hosts it must be "
             f"0..{environment.num_hosts - 1}"
         )
+
+
+def _progress_service(environ: Mapping[str, str]) -> ProgressService | None:
+    """The operator before Kubeflow Trainer: its pods name both, since the operator takes that payload, too."""
+    own = (contract.ENV_PROGRESS_URL, contract.ENV_PROGRESS_TOKEN_FILE, contract.ENV_PROGRESS_CA_FILE)
+    kubeflows = (contract.ENV_KUBEFLOW_URL, contract.ENV_KUBEFLOW_TOKEN, contract.ENV_KUBEFLOW_CA)
+    for names in (own, kubeflows):
+        url, token, ca = (environ.get(name) for name in names)
+        if url and token and ca:
+            return ProgressService(url, Path(token), Path(ca), kubeflow=names is kubeflows)
+    return None
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int | None, minimum: int) -> int:

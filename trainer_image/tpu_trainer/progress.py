@@ -1,7 +1,7 @@
 """What the run says while it runs: plain lines on stdout, and JSON lines for whoever started it.
 
 One replica of host 0 reports (`replica` chooses it); all others hold a silent Progress, which only remembers
-the step.
+the step. What was said last is kept for `reporting`, which reads it from a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from tpu_trainer.contract import MOST_WARNINGS
 from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.telemetry.sample import Sample
 from tpu_trainer.termination import finite
 
 Phase = Literal["starting", "training", "evaluating", "done"]
 
-MOST_WARNINGS = 20
-"""Warnings in a line; a run that has more has told the first ones often enough."""
-
 
 class Progress:
     """Appends to `file` (none if None) and prints, unless `silent`. `step` is the last step reported.
 
-    `checkpoint_step`: the newest step that is safe in a checkpoint; set by `replica`.
+    `checkpoint_step`: the newest step that is safe in a checkpoint; set by `replica`. `last`: the last sample;
+    `metrics`: those of the last evaluation; `warnings`: all findings, MOST_WARNINGS at most, since a run that has more
+    has told the first ones often enough.
     """
 
     def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
@@ -34,8 +34,9 @@ class Progress:
         self._total = total_steps
         self._file = None if silent else file
         self._silent = silent
-        self._warnings: list[str] = []
-        self._last: Sample | None = None
+        self.last: Sample | None = None
+        self.metrics: Mapping[str, float] = {}
+        self.warnings: tuple[str, ...] = ()
 
     def starting(self, line: str) -> None:
         self.say(line)
@@ -47,7 +48,7 @@ class Progress:
         self._append("starting")
 
     def sample(self, sample: Sample) -> None:
-        self.step, self._last = sample.step, sample
+        self.step, self.last = sample.step, sample
         rate = sample.examples_per_second
         speed = "" if rate is None else f", {rate:.1f} examples/s"
         self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{speed}")
@@ -55,8 +56,8 @@ class Progress:
 
     def finding(self, finding: Finding) -> None:
         """A warning, which stays in every later line."""
-        if len(self._warnings) < MOST_WARNINGS:
-            self._warnings.append(finding.message)
+        if len(self.warnings) < MOST_WARNINGS:
+            self.warnings = (*self.warnings, finding.message)
         if not self._silent:
             print(f"warning: {finding.check}: {finding.message}", file=sys.stderr, flush=True)
 
@@ -69,6 +70,7 @@ class Progress:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics after `step` steps; nothing is said where the task has none."""
         if metrics:
+            self.metrics = metrics
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             self.say(f"step {step}/{self._total}: {values}")
             # The step last: a metric of that name must not take its place.
@@ -91,7 +93,7 @@ class Progress:
     def _append(self, phase: Phase, **more: object) -> None:
         if self._file is None:
             return
-        last = self._last
+        last = self.last
         record = {
             "phase": phase,
             "step": self.step or 0,
@@ -100,7 +102,7 @@ class Progress:
             "losses": [],
             "examplesPerSecond": last.examples_per_second if last else None,
             "checkpointStep": self.checkpoint_step,
-            "warnings": self._warnings,
+            "warnings": self.warnings,
             **more,
         }
         # Opened per line: reports are seconds apart, and a closed file is a flushed one.

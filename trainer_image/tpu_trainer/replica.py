@@ -34,9 +34,11 @@ from tpu_trainer.loop import Trained, Work, train
 from tpu_trainer.optimizers import build_optimizer
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
+from tpu_trainer.reporting.heartbeat import open_heartbeat
+from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.stop import StopFlag, StopSignal
+from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.stream import stream_batches
 from tpu_trainer.task import Batch, Hyperparameters, Task
 from tpu_trainer.telemetry.noise_scale import NoiseScale
@@ -47,40 +49,40 @@ from tpu_trainer.throughput import Throughput
 
 
 def run_replica(
-    spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag, die: Callable[[Outcome], NoReturn]
+    spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal | SharedStop, die: Callable[[Outcome], NoReturn]
 ) -> Outcome:
     """Trains and evaluates; every failure becomes an outcome, never an exception.
 
     `die` ends the process with an outcome while this call cannot return, because the run hangs.
     """
     clock, pace = Clock(), Pace()
-    telling = _telling(spec, environment, clock, "", aloud=False)
+    # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the hosts'.
+    aloud = environment.host_index == 0 and environment.local_rank == 0
+    progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
+    heartbeat = open_heartbeat(
+        environment.progress_service if aloud else None, lambda: present_report(spec, clock, pace, progress)
+    )
+    # The page needs to know the device.
+    telling = Telling(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, aloud)
 
     def hung(outcome: Outcome) -> None:
         telling.ended(outcome)
         die(outcome)
 
-    with watchdog(clock, pace, hung, environment.hang_seconds):
+    with watchdog(clock, pace, hung, stop.arrived, environment.hang_seconds):
         try:
             backend = open_backend(spec, environment, stop)
             if isinstance(stop, StopSignal):
                 # Once more: a device's runtime may have put a handler of its own in the place of ours.
                 stop.install()
-            # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the
-            # hosts'.
-            aloud = environment.host_index == 0 and backend.local_rank == 0
-            telling = _telling(spec, environment, clock, str(backend.device), aloud=aloud)
+            reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
+            telling = replace(telling, reporter=reporter)
             outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
             _leave(backend, clock)
         except Exception as error:
             outcome = outcome_of(error, telling.progress.step)
         telling.ended(outcome)
     return outcome
-
-
-def _telling(spec: RunSpec, environment: WorkerEnvironment, clock: Clock, device: str, *, aloud: bool) -> Telling:
-    progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
-    return Telling(progress, open_reporter(spec, environment.report_directory, clock, device, aloud), aloud)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,14 @@ to the children.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 StopFlag = Callable[[], bool]
 """Asked before every step: has this host been told to stop?"""
@@ -21,14 +25,28 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._requested = False
+        self._arrived = False
+        self._arrivals: int | None = None
         self._file: Path | None = None
 
     def __call__(self) -> bool:
         return self._requested
 
     def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _NUMBERS:
             signal.signal(number, self._on_signal)
+        if self._arrivals is None:
+            self._arrivals, end = os.pipe()
+            os.set_blocking(self._arrivals, False)
+            os.set_blocking(end, False)
+            signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+
+    def arrived(self) -> bool:
+        """Whether a signal has come, even if the main thread hangs and cannot run the handler; for one other thread."""
+        if self._arrivals is not None:
+            with suppress(BlockingIOError):
+                self._arrived |= any(number in _NUMBERS for number in os.read(self._arrivals, 512))
+        return self._arrived or self._requested
 
     def share(self, file: Path) -> None:
         """Creates `file` on the signal, at once where it has come already."""
@@ -54,3 +72,6 @@ class SharedStop:
 
     def __call__(self) -> bool:
         return self._file.exists()
+
+    def arrived(self) -> bool:
+        return self()

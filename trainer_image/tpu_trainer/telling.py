@@ -1,4 +1,4 @@
-"""Who hears what the run has to say: people at the log, whoever follows the progress file, the report.
+"""Who hears what the run has to say: people at the log, whoever follows the progress file, the report, the operator.
 
 Made by `replica`, one for each; on all replicas but one it is silent.
 """
@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
+from tpu_trainer.reporting.heartbeat import Heartbeat
 from tpu_trainer.telemetry.reporter import Reporter
 from tpu_trainer.telemetry.sample import Sample
 
 
 @dataclass(frozen=True)
 class Telling:
-    """`aloud`: this is the one replica of the gang that reports."""
+    """`aloud`: this is the one replica of the gang that reports; `heartbeat` is what it tells the operator with."""
 
     progress: Progress
     reporter: Reporter
+    heartbeat: Heartbeat | None
     aloud: bool
 
     def began(self, step: int) -> None:
@@ -40,4 +42,7 @@ class Telling:
         self.reporter.evaluated(step, metrics)
 
     def ended(self, outcome: Outcome) -> None:
+        # Before the page, whose writing may take its time.
+        if self.heartbeat is not None:
+            self.heartbeat.end(outcome)
         self.reporter.ended(outcome)

@@ -33,6 +33,9 @@ while a checkpoint is waited for, which may be large and its storage slow."""
 PEER_SECONDS = 60.0
 """Longer for a replica that waits for the others, so that the one that is stuck speaks first and is the one named."""
 
+STOP_SECONDS = 10.0
+"""In one phase after the process was told to stop; the rest of the grace period, 30 s by default, is for the log."""
+
 _LONGEST_POLL = 5.0
 
 
@@ -46,20 +49,28 @@ def limit_seconds(phase: Phase, pace: Pace, override: float | None = None) -> fl
 
 @contextmanager
 def watchdog(
-    clock: Clock, pace: Pace, die: Callable[[Outcome], None], seconds: float | None = None, dump: TextIO | None = None
+    clock: Clock,
+    pace: Pace,
+    die: Callable[[Outcome], None],
+    told_to_stop: Callable[[], bool],
+    seconds: float | None = None,
+    dump: TextIO | None = None,
 ) -> Iterator[None]:
     """While the block runs, a phase that lasts too long ends in `die`, after all threads' stacks went to `dump`.
 
     `die` is called in the watchdog's thread and must end the process without the help of the others. `seconds`: instead
-    of the usual limit. Works while the block is in native code that has let go of the interpreter, as torch's waits
-    have. A process that was stopped as a whole (SIGSTOP, a suspended laptop) starts its limit anew.
+    of the usual limit. A process that is `told_to_stop` and hangs will soon be killed: it leaves its stacks before.
+    Works while the block is in native code that has let go of the interpreter, as torch's waits have. A process that
+    was stopped as a whole (SIGSTOP, a suspended laptop) starts its limit anew.
     """
     over = threading.Event()
     ward = threading.get_ident()
     poll = _LONGEST_POLL if seconds is None else min(_LONGEST_POLL, seconds / 10)
+    out = dump or sys.stderr
 
     def watch() -> None:
         running_since = before = monotonic()
+        reluctance = Reluctance(told_to_stop)
         while not over.wait(poll):
             now = monotonic()
             if now - before > 2 * poll + 1.0:
@@ -69,9 +80,12 @@ def watchdog(
             limit = limit_seconds(phase, pace, seconds)
             if min(lasted, now - running_since) > limit:
                 message = _message(phase, lasted, limit, pace, sys._current_frames(), ward)
-                faulthandler.dump_traceback(dump or sys.stderr, all_threads=True)
+                faulthandler.dump_traceback(out, all_threads=True)
                 die(Outcome(ExitCode.Hung, message, pace.last))
                 return
+            if reluctance.shows(phase, lasted, now):
+                print(f"told to stop, and still in phase {phase}; the stacks of all threads:", file=out, flush=True)
+                faulthandler.dump_traceback(out, all_threads=True)
 
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)
     thread.start()
@@ -80,6 +94,25 @@ def watchdog(
     finally:
         over.set()
         thread.join()
+
+
+class Reluctance:
+    """Of a process that was told to stop and does not come to it. Shows once."""
+
+    def __init__(self, told_to_stop: Callable[[], bool]) -> None:
+        self._told_to_stop = told_to_stop
+        self._told_at: float | None = None
+        self._shown = False
+
+    def shows(self, phase: Phase, lasted: float, now: float) -> bool:
+        """`lasted`: seconds that the present phase has."""
+        if self._told_at is None and self._told_to_stop():
+            self._told_at = now
+        # The last checkpoint may take long to write, and says itself what is wrong with it.
+        if self._told_at is None or self._shown or phase is Phase.CHECKPOINT:
+            return False
+        self._shown = min(lasted, now - self._told_at) > STOP_SECONDS
+        return self._shown
 
 
 def _message(phase: Phase, lasted: float, limit: float, pace: Pace, frames: Mapping[int, FrameType], ward: int) -> str:

@@ -1,0 +1,133 @@
+"""Reports over HTTPS: what the trainer sends is what the operator reads, where it listens, with what it has mounted."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contract.jobs import KINDS_OF_JOBS, stored_job
+from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
+from tpu_trainer import contract
+from tpu_trainer.environment import ProgressService, read_environment
+from tpu_trainer.reporting import report
+from tpu_training_operator.api import constants, status
+from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.number_text import number_text
+from tpu_training_operator.domain.report import Report, ReportPhase
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.runtime.progress import payload, server
+from tpu_training_operator.runtime.progress.sender import Sender
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SENDER = Sender(job="digits", pod_uid="4d5f", attempt=ATTEMPT, total_steps=300)
+OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]}
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+steps = st.integers(0, 300)
+reports = st.builds(
+    report.Report,
+    phase=st.sampled_from(contract.ReportPhase),
+    step=steps,
+    total_steps=st.just(300),
+    loss=st.none() | numbers,
+    examples_per_second=st.none() | numbers,
+    checkpoint_step=st.none() | steps,
+    metrics=st.dictionaries(
+        st.text(max_size=16) | st.sampled_from(["loss", "step", "current_step"]),
+        numbers,
+        max_size=contract.MOST_METRICS,
+    ),
+    warnings=st.lists(st.text(max_size=32), max_size=contract.MOST_WARNINGS).map(tuple),
+    remaining_seconds=st.none() | st.integers(0, 10**9),
+    stacks=st.none() | st.text(st.characters(codec="utf-8"), min_size=1),
+)
+
+
+def as_sent(text: str) -> str:
+    """A lone surrogate has no UTF-8 form."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@given(reports)
+def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
+    assert payload.read_progress(report.operator_body(sent), SENDER, NOW) == Report(
+        attempt=ATTEMPT,
+        pod_uid="4d5f",
+        received=NOW,
+        phase=ReportPhase(sent.phase),
+        step=sent.step,
+        total_steps=300,
+        examples_per_second=number_text(sent.examples_per_second),
+        loss=number_text(sent.loss),
+        metrics={as_sent(name): number_text(value) for name, value in sent.metrics.items()},
+        checkpoint_step=sent.checkpoint_step,
+        estimated_remaining_seconds=sent.remaining_seconds,
+        warnings=tuple(as_sent(warning) for warning in sent.warnings),
+        stacks=sent.stacks,
+    )
+
+
+def test_a_loss_that_is_no_number_is_not_told() -> None:
+    sent = report.Report(contract.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")})
+    read = payload.read_progress(report.operator_body(sent), SENDER, NOW)
+    assert (read.loss, read.metrics) == (None, {})
+
+
+@given(reports)
+def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.Report) -> None:
+    read = payload.read_trainer_status(report.kubeflow_body(sent, NOW), SENDER, NOW)
+    assert (read.step, read.total_steps) == (sent.step, 300)
+    assert (read.phase is ReportPhase.DONE) == (sent.phase is contract.ReportPhase.DONE)
+
+
+def test_both_sides_know_the_same_phases_and_limits() -> None:
+    assert [str(phase) for phase in contract.ReportPhase] == [str(phase) for phase in ReportPhase]
+    assert contract.REPORT_LIMIT == server.MOST_BYTES
+    assert (contract.MOST_METRICS, contract.MOST_WARNINGS) == (status.MOST_METRICS, status.MOST_WARNINGS)
+    assert (contract.WARNING_LENGTH, contract.STACKS_LIMIT) == (payload.LONGEST_WARNING, payload.LONGEST_STACKS)
+
+
+def test_reports_go_to_the_paths_that_the_operator_serves() -> None:
+    (first, *_) = worker_environments(stored_job(), REPORTING)
+    for name, path in (
+        ("TPUJOB_PROGRESS_URL", server.PROGRESS_PATH),
+        ("KUBEFLOW_TRAINER_SERVER_URL", server.TRAINER_STATUS_PATH),
+    ):
+        assert first[name] == REPORTING.url + path.format(namespace="default", name="digits")
+        assert re.fullmatch(r"/[a-z0-9./-]+", urlsplit(first[name]).path)
+
+
+@pytest.mark.parametrize("changes", [{}, OWN_LOOP, KINDS_OF_JOBS["torch on CPU"]], ids=["XLA", "own loop", "torch"])
+def test_token_and_certificate_are_mounted_where_the_variables_say(changes: dict[str, Any]) -> None:
+    job = stored_job(changes)
+    resolution = resolve(job.spec)
+    (first, *_) = worker_environments(job, REPORTING)
+    pod = worker_pod(job, resolution, WorkerId(ATTEMPT, 0, 0), REPORTING)
+    (mount,) = (m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "tpu-training-progress")
+    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == mount["name"])
+    token, certificate = volume["projected"]["sources"]
+    directory = PurePosixPath(mount["mountPath"])
+
+    assert token["serviceAccountToken"]["audience"] == constants.PROGRESS_AUDIENCE
+    for name in ("TPUJOB_PROGRESS_TOKEN_FILE", "KUBEFLOW_TRAINER_SERVER_TOKEN"):
+        assert first[name] == str(directory / token["serviceAccountToken"]["path"])
+    (item,) = certificate["configMap"]["items"]
+    for name in ("TPUJOB_PROGRESS_CA_FILE", "KUBEFLOW_TRAINER_SERVER_CA_CERT"):
+        assert first[name] == str(directory / item["path"])
+    data = config_map(job, resolution, ATTEMPT, REPORTING)
+    assert certificate["configMap"]["name"] == data["metadata"]["name"]
+    assert data["data"][item["key"]] == REPORTING.ca_certificate
+
+
+def test_the_trainer_reports_to_its_own_operator() -> None:
+    first, second, *_ = (read_environment(environ) for environ in worker_environments(stored_job(), REPORTING))
+    assert isinstance(first.progress_service, ProgressService)
+    assert not first.progress_service.kubeflow
+    assert second.progress_service is None

@@ -1,0 +1,55 @@
+"""A namespace of the real cluster, seen as a user sees it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.api import Object
+from tests.cluster.nodes import RealCluster
+
+REPOSITORY = Path(__file__).parents[2]
+
+# A worker that runs until it is told to stop, and then ends as a preempted trainer does.
+WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(3600)"
+
+
+class Space:
+    """One namespace."""
+
+    def __init__(self, cluster: RealCluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+
+    def kubectl(self, *args: str, **options: Any) -> str:
+        return self.cluster.kubectl("--namespace", self.name, *args, **options).stdout
+
+    def names(self, kind: str) -> list[str]:
+        return self.kubectl("get", kind, "-o", "jsonpath={.items[*].metadata.name}").split()
+
+    def pods(self) -> list[Object]:
+        found: list[Object] = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
+        return found
+
+    def uids(self) -> dict[str, str]:
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
+
+    def apply_waiting(self, name: str = "digits", **changes: Any) -> None:
+        """The digits job with workers that only wait."""
+        job = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
+        job["metadata"]["name"] = name
+        del job["spec"]["trainer"]["entrypoint"]
+        job["spec"]["trainer"] |= {"command": ["python3", "-c", WAITS], "terminationGracePeriodSeconds": 5}
+        job["spec"] |= changes
+        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
+
+    def wait_running(self, name: str = "digits") -> None:
+        self.kubectl("wait", "--for=condition=GangReady", f"tpujob/{name}", "--timeout=120s")
+
+
+def status(cluster: RealCluster, name: str = "digits", namespace: str = "default") -> Object:
+    """The status of a TPUTrainingJob."""
+    found: Object = json.loads(cluster.kubectl("get", "tpujob", name, "-n", namespace, "-o", "json").stdout)
+    read: Object = found["status"]
+    return read

@@ -1,0 +1,164 @@
+"""What every status that an operator writes must keep to, given the one before it. Used by the state machine."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+from tests.planner.story import reason
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import Goodput, Progress, Status
+from tpu_training_operator.domain.observed import parse_time
+
+Law = Callable[[Status, Status], bool]
+_PICTURES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
+
+
+def is_finished(status: Status) -> bool:
+    return is_true(status.conditions, ConditionType.SUCCEEDED) or is_true(status.conditions, ConditionType.FAILED)
+
+
+def is_restart(before: Status, after: Status) -> bool:
+    """A failure was decided upon, and another attempt follows."""
+    return after.attempt > before.attempt and reason(after) == ("False", "ReplacingWorkers")
+
+
+def total(restarts: Mapping[str, int]) -> int:
+    return sum(restarts.values())
+
+
+def life(goodput: Goodput) -> int:
+    """All the seconds that are accounted for."""
+    return goodput.suspended_seconds + goodput.queue_seconds + active(goodput)
+
+
+def active(goodput: Goodput) -> int:
+    trained = goodput.productive_seconds + goodput.wasted_seconds
+    return goodput.start_seconds + trained + goodput.recovery_seconds
+
+
+def _one_picture(_: Status, after: Status) -> bool:
+    return [is_true(after.conditions, kind) for kind in _PICTURES].count(True) == 1
+
+
+def _every_attempt_has_a_reason(before: Status, after: Status) -> bool:
+    if after.attempt == before.attempt or before.attempt == 0:
+        return True
+    resumed = is_true(before.conditions, ConditionType.SUSPENDED)
+    return resumed or is_restart(before, after) or reason(after) == ("False", "PartlyPlaced")
+
+
+def _steps_are_not_taken_back(before: Status, after: Status) -> bool:
+    a, b = before.progress, after.progress
+    if a is None or b is None:
+        return a is None or b is not None
+    return before.attempt != after.attempt or a.phase is None or a.step <= b.step
+
+
+def _checkpoints_are_not_taken_back(before: Status, after: Status) -> bool:
+    return checkpoint(before.progress) <= checkpoint(after.progress)
+
+
+def checkpoint(progress: Progress | None) -> int:
+    return (progress and progress.checkpoint_step) or 0
+
+
+def _sums_only_grow(before: Status, after: Status) -> bool:
+    a, b = before.goodput, after.goodput
+    if a is None or b is None:
+        return a is None
+    pairs = [
+        (a.queue_seconds, b.queue_seconds),
+        (a.start_seconds, b.start_seconds),
+        (a.productive_seconds + a.wasted_seconds, b.productive_seconds + b.wasted_seconds),
+        (a.wasted_seconds, b.wasted_seconds),
+        (a.recovery_seconds, b.recovery_seconds),
+        (a.suspended_seconds, b.suspended_seconds),
+    ]
+    return all(earlier <= later for earlier, later in pairs) and parse_time(a.since) <= parse_time(b.since)
+
+
+def _the_unsaved_part_is_a_part(_: Status, after: Status) -> bool:
+    return after.goodput is None or 0 <= after.goodput.unsaved_seconds <= after.goodput.productive_seconds
+
+
+def _the_end_is_the_end(before: Status, after: Status) -> bool:
+    def without_generation(status: Status) -> Status:
+        return status.model_copy(update={"observed_generation": None})
+
+    return not is_finished(before) or without_generation(before) == without_generation(after)
+
+
+def _accounts_are_closed_at_the_end(_: Status, after: Status) -> bool:
+    if not is_finished(after):
+        return after.completion_time is None
+    return after.goodput is not None and after.goodput.since == after.completion_time
+
+
+def _the_first_failure_stays(before: Status, after: Status) -> bool:
+    return before.first_failure is None or before.first_failure == after.first_failure
+
+
+def _the_gang_of_an_unfinished_attempt_only_is_ready(_: Status, after: Status) -> bool:
+    ready = is_true(after.conditions, ConditionType.GANG_READY)
+    return not (ready and (is_finished(after) or is_true(after.conditions, ConditionType.SUSPENDED)))
+
+
+LAWS: dict[str, Law] = {
+    "exactly one of Ready, Reconciling and Stalled": _one_picture,
+    "attempts are raised one by one": lambda before, after: after.attempt - before.attempt in (0, 1),
+    "every attempt has a reason": _every_attempt_has_a_reason,
+    "a restart is charged once, and nothing else is": lambda before, after: (
+        total(after.restarts.by_class) - total(before.restarts.by_class) == is_restart(before, after)
+    ),
+    "no class loses a restart": lambda before, after: all(
+        count <= after.restarts.by_class.get(kind, 0) for kind, count in before.restarts.by_class.items()
+    ),
+    "a failure is of the attempt that it ended": lambda before, after: (
+        not is_restart(before, after)
+        or (after.last_failure is not None and after.last_failure.attempt == before.attempt)
+    ),
+    "the first failure stays": _the_first_failure_stays,
+    "a step is not taken back within an attempt": _steps_are_not_taken_back,
+    "a checkpoint is never taken back": _checkpoints_are_not_taken_back,
+    "the sums of goodput only grow": _sums_only_grow,
+    "unsaved is a part of productive": _the_unsaved_part_is_a_part,
+    "the start stays": lambda before, after: before.start_time in (None, after.start_time),
+    "a finished job stays as it is": _the_end_is_the_end,
+    "the accounts are closed when the job ends": _accounts_are_closed_at_the_end,
+    "a gang that has ended is not ready": _the_gang_of_an_unfinished_attempt_only_is_ready,
+}
+
+
+def broken_laws(before: Status, after: Status, created: datetime) -> list[str]:
+    if before == after:
+        return []
+    found = [name for name, holds in LAWS.items() if not holds(before, after)]
+    goodput = after.goodput
+    if goodput is not None and life(goodput) != (parse_time(goodput.since) - created).total_seconds():
+        found.append("the sums of goodput add up to the life of the job")
+    return found
+
+
+class Ledger:
+    """Keeps book of the restarts by itself, and says when a budget is overdrawn.
+
+    Within the window and since the last refill no class may have more restarts than its limit. The clock of the window
+    never goes back: what has once been forgiven stays forgiven.
+    """
+
+    def __init__(self, limits: Mapping[str, int], window: timedelta) -> None:
+        self._limits = limits
+        self._window = window
+        self._latest: datetime | None = None
+        self._restarts: dict[str, list[datetime]] = {}
+
+    def follow(self, before: Status, after: Status, now: datetime) -> list[str]:
+        """The classes that are overdrawn after the write."""
+        self._latest = max(now, self._latest or now)
+        if checkpoint(after.progress) > checkpoint(before.progress):
+            self._restarts = {}
+        for kind, count in after.restarts.by_class.items():
+            new = count - before.restarts.by_class.get(kind, 0)
+            self._restarts.setdefault(kind, []).extend([now] * new)
+        oldest = self._latest - self._window
+        counting = {kind: sum(time > oldest for time in times) for kind, times in self._restarts.items()}
+        return [kind for kind, count in counting.items() if -1 != self._limits[kind] < count]

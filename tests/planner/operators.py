@@ -1,0 +1,182 @@
+"""Operators on a `ModelCluster`: the reconciler itself, with a cluster adapter in which anything can go wrong.
+
+An operator has an inbox of its own, which is lost when it crashes. What it does to the cluster are its effects; each
+can fail, before or after it was carried out, and the operator can die between any two of them.
+"""
+
+import asyncio
+import atexit
+import copy
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from tests.planner.model_cluster import ModelCluster, key_of
+from tpu_training_operator.domain.actions import Action, Plan
+from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.plan import plan
+from tpu_training_operator.domain.report import Inbox
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, ApiError, NotFound, Object, Resource
+from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.reconciler import Reconciler
+
+KEY = JobKey("default", "digits")
+View = tuple[Object, list[Object]]
+
+# Thousands of passes share it; it is current for none but them.
+_loop = asyncio.new_event_loop()
+atexit.register(_loop.close)
+
+
+class Crash(BaseException):
+    """The operator dies here."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What goes wrong with the effect number `at` of a pass; `done`: it is carried out all the same."""
+
+    at: int
+    error: ApiError
+    done: bool = False
+
+
+@dataclass
+class Requests:
+    """One operator's connection, for one pass. `seen`: what it reads, if not what is true. `lives_for`: it dies when it
+    has had so many effects. `order`: the requests of a stage reach the cluster in any order."""
+
+    cluster: ModelCluster
+    seen: View | None = None
+    lives_for: int | None = None
+    trouble: Trouble | None = None
+    order: int = 0
+    effects: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.order) if self.order else None
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        if resource is JOBS:
+            return copy.deepcopy(self.seen[0]) if self.seen else self.cluster.read_job()
+        found = self.cluster.pods.get(name) if resource is PODS else self.cluster.others.get(f"{resource.kind}/{name}")
+        if found is None:
+            raise NotFound(404, "NotFound", f"there is no {name}")
+        return copy.deepcopy(found)
+
+    async def list(
+        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+    ) -> list[Object]:
+        assert resource is PODS
+        return copy.deepcopy(self.seen[1]) if self.seen else self.cluster.read()[1]
+
+    async def create(self, body: Object) -> Object:
+        created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
+        return created
+
+    async def update_status(self, body: Object) -> Object:
+        await self._effect("write status", lambda: self.cluster.write_status(body))
+        return body
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
+        how = {"grace": timedelta(seconds=grace_seconds)} if grace_seconds is not None else {}
+        deletion: Callable[[], None] = {
+            JOBS: lambda: self.cluster.delete_job(uid),
+            PODS: lambda: self.cluster.delete_pod(name, uid, **how),
+            CONFIG_MAPS: lambda: self.cluster.delete_other(f"{resource.kind}/{name}", uid),
+        }[resource]
+        by_force = " by force" if grace_seconds == 0 else ""
+        await self._effect(f"delete {resource.kind}/{name}{by_force}", deletion)
+
+    async def _effect(self, name: str, carry_out: Callable[[], Any]) -> Any:
+        for _ in range(self._random.randrange(4) if self._random else 0):
+            await asyncio.sleep(0)
+        if self.lives_for is not None and len(self.effects) >= self.lives_for:
+            raise Crash
+        trouble = self.trouble if self.trouble and self.trouble.at == len(self.effects) else None
+        self.effects.append(name)
+        self.failed = self.failed or trouble is not None
+        if trouble and not trouble.done:
+            raise trouble.error
+        result = carry_out()
+        if trouble:
+            raise trouble.error
+        return result
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass did. `error`: how it ended, None where it ended well."""
+
+    again: timedelta | None
+    effects: list[str]
+    error: ApiError | Crash | None = None
+    met_trouble: bool = False
+
+
+class Operator:
+    """Does passes over the job of the cluster; `Pass` says how each went."""
+
+    def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
+        self._cluster = cluster
+        self.inboxes = inboxes or cluster.new_inboxes()
+
+    def work(
+        self,
+        *,
+        seen: View | None = None,
+        lives_for: int | None = None,
+        trouble: Trouble | None = None,
+        order: int = 0,
+    ) -> Pass:
+        cluster = self._cluster
+        requests = Requests(cluster, seen, lives_for, trouble, order)
+        reconciler = Reconciler(requests, lambda: cluster.now, inboxes=self.inboxes, reporting=cluster.reporting)
+        again, error = None, None
+        try:
+            again = _run(reconciler.reconcile(KEY))
+        except (ApiError, Crash) as raised:
+            error = raised
+        if lives_for is not None and len(requests.effects) >= lives_for:
+            # Dying right after the last effect is dying before the next pass.
+            error = Crash()
+        if isinstance(error, Crash):
+            self.inboxes = cluster.new_inboxes()
+        return Pass(again, requests.effects, error, requests.failed)
+
+    def view(self, seen: View | None = None) -> Observed:
+        """What it decides upon."""
+        job, pods = seen or self._cluster.read()
+        return Observed.of(job, pods, self.inboxes.of(KEY) if self.inboxes else Inbox())
+
+
+def look(cluster: ModelCluster) -> Plan:
+    """What the planner would do now, without doing it."""
+    operator = Operator(cluster, cluster.inboxes)
+    decided = plan(operator.view(), cluster.now, cluster.reporting)
+    assert decided == plan(operator.view(), cluster.now, cluster.reporting), "the same view, another plan"
+    return decided
+
+
+def one_pass(cluster: ModelCluster) -> Plan:
+    """A pass in which nothing goes wrong, and what it decided."""
+    decided = look(cluster)
+    result = Operator(cluster, cluster.inboxes).work()
+    if result.error is not None:
+        raise result.error
+    # A refusal makes another pass of it.
+    return replace(decided, again=result.again)
+
+
+def actions(decided: Plan) -> list[Action]:
+    return [action for stage in decided.stages for action in stage]
+
+
+def _run(work: Coroutine[Any, Any, timedelta | None]) -> timedelta | None:
+    return _loop.run_until_complete(work)

@@ -1,0 +1,29 @@
+"""Finds nodes for the pods of a `ModelCluster`: one worker per node, as with slices of Cloud TPU."""
+
+from collections.abc import Sequence
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tpu_training_operator.runtime.cluster import Object
+
+
+def place_all(cluster: ModelCluster, nodes: Sequence[str]) -> None:
+    """As many as there is room for. A node is taken until its pod has ended or is gone, also by a pod that is being
+    deleted; a lost node is no node."""
+    for pod in cluster.pods.values():
+        if "nodeName" in pod["spec"]:
+            continue
+        taken = {other["spec"].get("nodeName") for other in cluster.pods.values() if not has_ended(other)}
+        free = [node for node in nodes if node not in taken | cluster.lost | avoided(pod)]
+        if free:
+            kubelet.place(cluster, pod, free[0])
+
+
+def has_ended(pod: Object) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def avoided(pod: Object) -> set[str]:
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", ())
+    return {value for term in terms for field in term["matchFields"] for value in field["values"]}

@@ -1,0 +1,152 @@
+"""The metrics of whole lives, as the planner writes them: they agree with what the status says in the end."""
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import one_pass
+from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, passes
+from tests.unit.scrape import counted, value
+from tpu_training_operator.api.status import ReportPhase, State
+from tpu_training_operator.runtime.metrics import Metrics
+
+
+class Life:
+    """A job, and an operator's metrics that follow it."""
+
+    def __init__(self, cluster: ModelCluster) -> None:
+        self.cluster = cluster
+        self.metrics = Metrics()
+
+    def goes_on(self, seconds: float = 0) -> None:
+        """After so long the operator looks, until it has nothing more to do."""
+        passes(self.cluster, seconds)
+        for _ in range(5):
+            kubelet.sweep(self.cluster)
+            before = self.cluster.status
+            one_pass(self.cluster)
+            if self.cluster.status != before:
+                self.metrics.jobs.status_written(before, self.cluster.status)
+
+    def gets_ready(self, seconds: float) -> None:
+        self.goes_on(seconds)
+        all_are_ready(self.cluster)
+        self.goes_on()
+
+    def reports(self, step: int, *, checkpoint_step: int | None = None) -> None:
+        kubelet.report(self.cluster, step, ReportPhase.TRAINING, total_steps=300, checkpoint_step=checkpoint_step)
+        self.goes_on()
+
+    def suspends(self, suspend: bool) -> None:
+        self.cluster.edit_run_policy(suspend=suspend)
+        self.goes_on()
+
+    def spent(self) -> dict[str, float]:
+        return counted(self.metrics, "tpujob_goodput_seconds_total", "account")
+
+    def seen(self, histogram: str) -> tuple[float, float]:
+        """How many, and the seconds of all."""
+        return value(self.metrics, f"{histogram}_count"), value(self.metrics, f"{histogram}_sum")
+
+
+@pytest.fixture
+def life() -> Life:
+    """A job whose gang has got ready, 90 seconds after it was created."""
+    life = Life(given_a_job({"spec.checkpoint": {"uri": "gs://bucket/digits"}}, listens=True))
+    life.goes_on()
+    life.gets_ready(90)
+    assert life.cluster.status.state is State.RUNNING
+    return life
+
+
+def fails_and_recovers(life: Life, seconds: float) -> None:
+    attempt = life.cluster.status.attempt
+    fails(life.cluster, f"digits-{attempt}-0-1")
+    life.goes_on()
+    life.gets_ready(seconds)
+    assert (life.cluster.status.state, life.cluster.status.attempt) == (State.RUNNING, attempt + 1)
+
+
+def test_a_start_is_no_recovery(life: Life) -> None:
+    assert life.seen("tpujob_gang_ready_seconds") == (1, 90)
+    assert life.seen("tpujob_recovery_seconds") == (0, 0)
+
+
+def test_a_recovery_is_no_start(life: Life) -> None:
+    fails_and_recovers(life, 40)
+    assert life.seen("tpujob_gang_ready_seconds") == (1, 90)
+    assert life.seen("tpujob_recovery_seconds") == (1, 40)
+
+
+def test_a_resumption_is_a_start(life: Life) -> None:
+    life.suspends(True)
+    life.goes_on(1000)
+    life.suspends(False)
+    life.gets_ready(20)
+    assert life.seen("tpujob_gang_ready_seconds") == (2, 90 + 20)
+
+
+def test_a_recovery_in_vain_is_a_part_of_the_one_that_follows(life: Life) -> None:
+    fails(life.cluster, "digits-1-0-1")
+    life.goes_on()
+    passes(life.cluster, 30)
+    kubelet.start(life.cluster, life.cluster.pods["digits-2-0-0"])
+    fails(life.cluster, "digits-2-0-0")
+    life.goes_on()
+    life.gets_ready(300)
+    assert life.cluster.status.attempt == 3
+    assert life.seen("tpujob_recovery_seconds") == (1, 330)
+
+
+def test_restarts_and_failures_are_those_of_the_status(life: Life) -> None:
+    for seconds in (10, 500, 1000):
+        fails_and_recovers(life, seconds)
+    assert life.cluster.status.restarts.by_class == {"Infrastructure": 3}
+    assert counted(life.metrics, "tpujob_restarts_total", "class") == {"Infrastructure": 3}
+    assert counted(life.metrics, "tpujob_failures_total", "class") == {"Infrastructure": 3}
+
+
+def test_a_failure_that_ends_the_job_is_a_failure_and_no_restart(life: Life) -> None:
+    fails(life.cluster, "digits-1-0-0", 1)
+    life.goes_on()
+    assert life.cluster.status.state is State.FAILED
+    assert counted(life.metrics, "tpujob_failures_total", "class") == {"UserError": 1}
+    assert counted(life.metrics, "tpujob_restarts_total", "class") == {}
+    assert counted(life.metrics, "tpujob_budgets_exhausted_total", "class") == {"UserError": 1}
+    assert counted(life.metrics, "tpujob_finished_total", "reason") == {"RestartLimitReached": 1}
+
+
+def test_the_time_that_was_counted_is_the_job_s_life(life: Life) -> None:
+    """With a checkpoint, a failure, a suspension and training that was lost."""
+    life.reports(10)
+    passes(life.cluster, 200)
+    life.reports(20, checkpoint_step=20)
+    passes(life.cluster, 100)
+    life.reports(30, checkpoint_step=20)
+    fails_and_recovers(life, 40)
+    life.reports(21, checkpoint_step=20)
+    life.goes_on(50)
+    life.suspends(True)
+    life.goes_on(1000)
+    life.suspends(False)
+    life.gets_ready(20)
+    life.reports(30, checkpoint_step=21)
+    passes(life.cluster, 60)
+    all_finish(life.cluster)
+    life.goes_on()
+
+    status = life.cluster.status
+    assert status.state is State.SUCCEEDED
+    goodput = status.goodput
+    assert goodput is not None
+    in_status = {
+        "queue": goodput.queue_seconds,
+        "start": goodput.start_seconds,
+        "productive": goodput.productive_seconds,
+        "wasted": goodput.wasted_seconds,
+        "recovery": goodput.recovery_seconds,
+        "suspended": goodput.suspended_seconds,
+    }
+    assert goodput.wasted_seconds > 0
+    assert life.spent() == {account: seconds for account, seconds in in_status.items() if seconds}
+    assert value(life.metrics, "tpujob_goodput_ratio_sum") == float(goodput.ratio or 0)

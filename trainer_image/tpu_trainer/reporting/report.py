@@ -1,0 +1,121 @@
+"""One report: what is said, and its two written forms. Made by the heartbeat's thread from what the run keeps anyway.
+
+So the loop does nothing for it, and only the newest state is ever told: there is no queue that could grow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
+from tpu_trainer.doctor.counts import WARM_UP_STEPS
+from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.progress import Progress
+from tpu_trainer.spec import RunSpec
+from tpu_trainer.termination import finite
+
+
+@dataclass(frozen=True)
+class Report:
+    """step: steps that have been made; the device may still be working on the newest of them. loss and
+    examples_per_second: of the last steps that were read; metrics: of the last evaluation. checkpoint_step: the newest
+    step that is safe. remaining_seconds: without evaluations and checkpoints. None where a number is not to be had."""
+
+    phase: ReportPhase
+    step: int
+    total_steps: int
+    loss: float | None = None
+    examples_per_second: float | None = None
+    checkpoint_step: int | None = None
+    metrics: Mapping[str, float] | None = None
+    warnings: tuple[str, ...] = ()
+    remaining_seconds: int | None = None
+    stacks: str | None = None
+
+
+def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) -> Report:
+    """How the run is doing now; may be called from any thread."""
+    phase, _ = clock.present()
+    last, step = progress.last, max(progress.step or 0, pace.last or 0)
+    rate = last.examples_per_second if last else None
+    return Report(
+        phase=phase_of(phase, pace.steps),
+        step=step,
+        total_steps=spec.train_steps,
+        loss=last.losses[-1] if last else None,
+        examples_per_second=rate,
+        checkpoint_step=progress.checkpoint_step,
+        metrics=progress.metrics,
+        warnings=progress.warnings,
+        remaining_seconds=math.ceil((spec.train_steps - step) * spec.batch.total / rate) if rate else None,
+    )
+
+
+def phase_of(phase: Phase, steps: int) -> ReportPhase:
+    """`steps`: made by this process. Until WARM_UP_STEPS they may be compiling, as the watchdog sees it, too."""
+    match phase:
+        case Phase.EVALUATE:
+            return ReportPhase.EVALUATING
+        case Phase.CHECKPOINT:
+            return ReportPhase.CHECKPOINTING
+        case Phase.START:
+            return ReportPhase.STARTING
+        case _:
+            return ReportPhase.STARTING if steps < WARM_UP_STEPS else ReportPhase.TRAINING
+
+
+def operator_body(report: Report) -> bytes:
+    """At most REPORT_LIMIT bytes of JSON. A number that is not finite is null."""
+    document: dict[str, Any] = {
+        "phase": report.phase,
+        "step": report.step,
+        "totalSteps": report.total_steps,
+        "loss": finite(report.loss),
+        "examplesPerSecond": finite(report.examples_per_second),
+        "checkpointStep": report.checkpoint_step,
+        "estimatedRemainingSeconds": report.remaining_seconds,
+        "stacks": report.stacks,
+    }
+    more = {
+        "metrics": {name: finite(value) for name, value in _metrics(report)},
+        "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],
+    }
+    whole = _encode(document | more)
+    # Only names and texts of the user's own can be so long; the rest says where the run is.
+    return whole if len(whole) <= REPORT_LIMIT else _encode(document)
+
+
+def kubeflow_body(report: Report, now: datetime) -> bytes:
+    """The payload of KEP-2779. The percentage is 100 only at the end, however close a long run may be to it."""
+    done = report.phase is ReportPhase.DONE
+    numbers = dict(_metrics(report))
+    if report.loss is not None:
+        numbers["loss"] = report.loss
+    if report.examples_per_second is not None:
+        numbers["examples_per_second"] = report.examples_per_second
+    texts = {name: f"{value:.6g}" for name, value in numbers.items()}
+    # Last: a metric of that name must not take their place.
+    texts |= {"current_step": str(report.step), "total_steps": str(report.total_steps)}
+    status: dict[str, Any] = {
+        "progressPercentage": 100 if done else min(99, 100 * report.step // report.total_steps),
+        "metrics": [{"name": name, "value": text} for name, text in texts.items()],
+        "lastUpdatedTime": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+    if report.remaining_seconds is not None:
+        status["estimatedRemainingSeconds"] = report.remaining_seconds
+    return _encode({"trainerStatus": status})
+
+
+def _metrics(report: Report) -> list[tuple[str, float]]:
+    return list((report.metrics or {}).items())[:MOST_METRICS]
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    # A lone surrogate (in a metric's name) has no UTF-8 form.
+    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
