@@ -1,5 +1,5 @@
 # The two commands that always work: `make demo` trains an example, `make test` runs every layer of tests.
-.PHONY: demo test check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test soak check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -11,6 +11,11 @@ test: .setup check
 	-@.venv/bin/python -c 'from tests.cluster import packages; raise SystemExit(packages.missing() is not None)' \
 	    && .venv/bin/python -m tests.cluster.images
 	.venv/bin/python -m pytest
+
+# The tests with faults in them, at length: more seeds, more rounds, Kubernetes' own patience. Hours.
+soak: .setup
+	SOAK=1 .venv/bin/python -m pytest tests/planner/test_machine.py tests/controlplane/test_api_faults.py \
+	    tests/e2e/test_while_operator_dies.py tests/e2e/test_worker_failures.py tests/e2e/test_worker_nodes.py
 
 check: .setup
 	scripts/check

@@ -1,8 +1,13 @@
 """What only a real API server can say: it takes every object, the rights suffice, jobs outlive the chart."""
 
 import json
+import socket
+import ssl
 import sys
+import urllib.request
+from base64 import b64decode
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,6 +30,7 @@ from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
+from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
 
 DEFINITION = "crd/tputrainingjobs.tpu-operator.dev"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{FULL_NAME}"
@@ -207,10 +213,40 @@ def test_the_operator_works_with_the_arguments_and_rights_of_the_chart(
             timeout=60,
             what="the event about it exists",
         )
-        log = (cluster.plane.directory / f"{operator}.log").read_text()
-        assert "Forbidden" not in log
+        log = (cluster.plane.directory / f"{operator.name}.log").read_text()
+        assert "orbidden" not in log
     finally:
-        cluster.plane.children.stop(operator, grace=30)
+        cluster.plane.children.stop(operator.name, grace=30)
+
+
+def test_workers_can_verify_the_operator_that_the_chart_installs(cluster: Cluster) -> None:
+    """By the authority that it has put into its Secret, under the name of the Service that workers are told."""
+    cluster.helm("install", str(CHART))
+    operator = start_operator(cluster)
+    try:
+        secret = json.loads(cluster.kubectl("get", "secret", f"{FULL_NAME}-tls", f"--namespace={NAMESPACE}", "-o=json"))
+        trust = ssl.create_default_context(cadata=b64decode(secret["data"][CA_CERTIFICATE_KEY]).decode())
+        with (
+            socket.create_connection((LOOPBACK, operator.progress_port), timeout=60) as connection,
+            trust.wrap_socket(connection, server_hostname=f"{FULL_NAME}.{NAMESPACE}.svc") as verified,
+        ):
+            assert verified.version() in ("TLSv1.2", "TLSv1.3")
+    finally:
+        cluster.plane.children.stop(operator.name, grace=30)
+
+
+def test_the_metrics_of_the_installed_operator_tell_of_its_jobs(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART))
+    operator = start_operator(cluster)
+    try:
+        apply_job(cluster, OTHER)
+        wait_until(
+            lambda: 'tpujob_jobs{state="Starting"} 1.0' in operator.metrics(),
+            timeout=60,
+            what="the job is counted as one that starts",
+        )
+    finally:
+        cluster.plane.children.stop(operator.name, grace=30)
 
 
 def test_in_namespaces_the_operator_has_no_rights_elsewhere(cluster: Cluster) -> None:
@@ -266,20 +302,37 @@ def apply_job(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("apply", f"--filename={example}", f"--namespace={namespace}")
 
 
-def start_operator(cluster: Cluster) -> str:
+@dataclass(frozen=True)
+class Operator:
+    """The operator's process, and its ports on loopback."""
+
+    name: str
+    health_port: int
+    progress_port: int
+    metrics_port: int
+
+    @property
+    def is_healthy(self) -> bool:
+        return answers_ok(f"http://{LOOPBACK}:{self.health_port}/healthz")
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=60) as answer:
+            return str(answer.read(), "utf-8")
+
+
+def start_operator(cluster: Cluster) -> Operator:
     """The operator as the installed Deployment would run it, but on this machine; returns when it is healthy."""
-    name = "operator"
-    port = free_port()
+    operator = Operator("operator", free_port(), free_port(), free_port())
     kubeconfig = cluster.plane.service_account_kubeconfig(NAMESPACE, FULL_NAME)
     child = cluster.plane.children.start(
-        name,
+        operator.name,
         Path("/usr/bin/env"),
         f"KUBECONFIG={kubeconfig}",
         *(sys.executable, "-m", "tpu_training_operator", *cluster.deployed_arguments()),
         # The last one counts: the pod's ports may be taken here.
-        f"--health-port={port}",
-        f"--progress-port={free_port()}",
-        f"--metrics-port={free_port()}",
+        f"--health-port={operator.health_port}",
+        f"--progress-port={operator.progress_port}",
+        f"--metrics-port={operator.metrics_port}",
     )
-    child.wait_ready(lambda: answers_ok(f"http://{LOOPBACK}:{port}/healthz"), timeout=60)
-    return name
+    child.wait_ready(lambda: operator.is_healthy, timeout=60)
+    return operator

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.chart.helm import CHART, REPOSITORY
+from tpu_training_operator import __version__
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 DOCKERFILES = {folder: (REPOSITORY / folder / "Dockerfile").read_text() for folder in ("operator", "trainer_image")}
@@ -27,7 +28,7 @@ def instructions(dockerfile: str, name: str) -> list[str]:
 
 def test_chart_and_package_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (PROJECT["version"], PROJECT["version"])
+    assert {chart["version"], chart["appVersion"], __version__} == {PROJECT["version"]}
 
 
 def test_the_operator_image_installs_what_the_tests_ran_with() -> None:

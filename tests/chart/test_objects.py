@@ -22,7 +22,11 @@ from tests.chart.switches import NAMESPACES, VARIANTS
 from tpu_training_operator.main import main
 
 # The rights under which tests/controlplane runs the operator: fewer would fail there, more would be unused.
-NEEDED = list(yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / "rbac.yaml").read_text()))
+NEEDED = [
+    role
+    for file in ("rbac.yaml", "progress_rbac.yaml")
+    for role in yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / file).read_text())
+]
 PROGRESS = f"{FULL_NAME}-progress"
 NAMESPACED_ONLY = {
     "watchNamespaces": NAMESPACES,

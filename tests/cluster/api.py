@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class ApiClient:
     def watch(self, path: str) -> Iterator[Iterator[Object]]:
         """The watch events of a collection, beginning with one for each object that there is. Raises ApiError.
 
-        Leaving the block, which another thread than the iterating one may do, ends the iteration.
+        Leaving the block ends the iteration in the thread that does it, which must have one that does.
         """
         connection = self._connect(timeout=None)
         try:
@@ -83,12 +83,16 @@ class ApiClient:
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise ApiError(response.status, _server_message(response.read().decode()))
-            yield _lines(response)
+        except BaseException:
+            connection.close()
+            raise
+        try:
+            yield _lines(connection, response)
         finally:
+            # Not closed here: the thread that iterates may be in the middle of reading.
             if connection.sock is not None:
                 with suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
-            connection.close()
 
     def create_all(self, path: str, objects: Iterable[Object]) -> None:
         """POSTs the objects one after another over one connection. Raises ApiError at the first refusal."""
@@ -138,9 +142,9 @@ def _exchange(
     return answer
 
 
-def _lines(response: http.client.HTTPResponse) -> Iterator[Object]:
-    """One JSON object a line, until either side closes the connection."""
-    with suppress(OSError, http.client.HTTPException, ValueError):
+def _lines(connection: http.client.HTTPSConnection, response: http.client.HTTPResponse) -> Iterator[Object]:
+    """One JSON object a line, until either side ends the connection, which is then closed."""
+    with closing(connection), suppress(OSError, http.client.HTTPException, ValueError):
         for line in response:
             yield json.loads(line)
 

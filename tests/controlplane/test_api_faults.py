@@ -61,8 +61,12 @@ def anything(call: Call) -> bool:
     return True
 
 
-def is_request(call: Call) -> bool:
-    return call.verb != "watch"
+def is_read(call: Call) -> bool:
+    return call.verb in ("get", "list")
+
+
+def is_write(call: Call) -> bool:
+    return call.verb in ("create", "update", "delete")
 
 
 is_status_write = _is(("update", STATUS))
@@ -289,8 +293,8 @@ def test_two_operators_of_which_one_is_late_count_every_restart_once(
     with FaultyProxy(control_plane, seed=1) as other:
         late = SupervisedOperator(control_plane, space.name, other.host, other.port, name="late")
         late.start()
-        slow = (Fault("late", is_request, Hold(seconds), share=0.3) for seconds in (1.0, 0.2))
-        with other.misbehaving(*slow):
+        late_writes = (Fault("late write", is_write, Hold(seconds), share=0.4) for seconds in (0.2, 1.0))
+        with other.misbehaving(*late_writes, Fault("stale read", is_read, Hold(0.2), share=0.2)):
             gang.create()
             for attempt in range(1, restarts + 1):
                 gang.wait_until_running(attempt)
@@ -299,8 +303,9 @@ def test_two_operators_of_which_one_is_late_count_every_restart_once(
         late.stop()
 
     gang.must_have_restarted(restarts)
-    assert other.fired["late"] > 0
-    assert [entry for entry in other.journal if entry.told and is_status_write(entry.call)]
+    assert other.fired["late write"]
+    assert other.fired["stale read"]
+    assert 409 in {entry.taken for entry in other.journal if is_status_write(entry.call)}
 
 
 def test_under_faults_at_random_every_restart_is_counted_once(

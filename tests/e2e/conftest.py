@@ -9,15 +9,21 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import existing as existing_cluster
+from tests.cluster.api import Object
 from tests.cluster.existing import ExistingCluster
 from tests.cluster.images import Image, base_image, build_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
+from tests.cluster.object_storage import ObjectStorage
+from tests.e2e.chronicle import Recoveries
 from tests.e2e.readme import cluster_commands
 from tests.e2e.space import REPOSITORY, Space
+from tests.e2e.training import BUCKET, result, started
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 OPERATOR_NAMESPACE = "tpu-system"
+
+_RECOVERIES: pytest.StashKey[Recoveries] = pytest.StashKey()
 
 # What the containers of the digits image find at the same path as here: the environment, and the Python it is made of.
 SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
@@ -94,3 +100,37 @@ def space(cluster: RealCluster, quick_start: dict[str, str], namespace: str) -> 
     space = Space(cluster, namespace)
     yield space
     space.kubectl("delete", "tpujob", "--all", "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    """Object storage with BUCKET, where pods reach it."""
+    if not cluster.owns_nodes:
+        pytest.skip("hurts nodes and what runs on them; this cluster is somebody else's")
+    with ObjectStorage(tmp_path_factory.mktemp("object-storage"), cluster.address) as storage:
+        storage.make_bucket(BUCKET)
+        yield storage
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage) -> Object:
+    """What the training comes to that nothing happens to."""
+    with started(cluster, storage) as training:
+        status = training.wait_ended()
+        assert (status["state"], status["attempt"]) == ("Succeeded", 1), training.chronicle.summary()
+        return result(status)
+
+
+@pytest.fixture(scope="session")
+def recoveries(pytestconfig: pytest.Config) -> Recoveries:
+    """Takes what the tests measured; it is told at the end of the run, and nothing is asserted of it."""
+    return pytestconfig.stash.setdefault(_RECOVERIES, {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    measured = config.stash.get(_RECOVERIES, {})
+    if measured:
+        terminalreporter.section("first failure seen -> all new pods there")
+    for name, took in measured.items():
+        stopping = f" and {took.stopping:.2f} s for the kubelets to end the old workers" if took.stopping else ""
+        terminalreporter.line(f"{name:<40} {took.operator:.2f} s of the operator{stopping}")

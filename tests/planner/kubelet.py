@@ -155,7 +155,7 @@ def report(
     **fields: Any,
 ) -> None:
     """The first worker of the present attempt reports to an operator; nobody listens to one that does not run."""
-    inboxes = to or cluster.inboxes
+    inboxes = cluster.inboxes if to is None else to
     assert inboxes is not None, "nobody listens"
     if (pod := reporter(cluster)) is not None:
         uid, attempt = pod["metadata"]["uid"], cluster.status.attempt

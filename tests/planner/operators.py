@@ -125,7 +125,7 @@ class Operator:
 
     def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
         self._cluster = cluster
-        self.inboxes = inboxes or cluster.new_inboxes()
+        self.inboxes = cluster.new_inboxes() if inboxes is None else inboxes
 
     def work(
         self,
@@ -153,7 +153,7 @@ class Operator:
     def view(self, seen: View | None = None) -> Observed:
         """What it decides upon."""
         job, pods = seen or self._cluster.read()
-        return Observed.of(job, pods, self.inboxes.of(KEY) if self.inboxes else Inbox())
+        return Observed.of(job, pods, Inbox() if self.inboxes is None else self.inboxes.of(KEY))
 
 
 def look(cluster: ModelCluster) -> Plan:

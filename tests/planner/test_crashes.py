@@ -1,73 +1,193 @@
 """The operator dies after each of its effects in turn, and the next one takes over: the story has the same end."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from tests.planner import kubelet
-from tests.planner.model_cluster import Crash, ModelCluster, actions, one_pass
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import KEY, Crash, Operator
+from tests.planner.scheduler import place_all
+from tests.planner.story import all_finish, reason
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import State
+from tpu_training_operator.runtime.cluster import Object
 
-ENOUGH_PASSES = 20
-
-
-class Operator:
-    """Passes over one job. The process dies when it has had `lives_for` effects, and is started again."""
-
-    def __init__(self, lives_for: int) -> None:
-        self.left: int | None = lives_for
-        self.effects = 0
-
-    def work_on(self, cluster: ModelCluster) -> None:
-        try:
-            decided = one_pass(cluster, effects=self.left)
-        except Crash:
-            self.left = None
-            return
-        # The status is an effect like the others: dying right after it is dying before the next pass.
-        count = len(actions(decided)) + (decided.status is not None)
-        self.effects += count
-        self.left = None if self.left is None or self.left <= count else self.left - count
-        cluster.now += decided.again or timedelta(0)
+ENOUGH_PASSES = 60
+NODES = ["node-0", "node-1", "node-2", "node-3"]
 
 
-def a_restart(cluster: ModelCluster) -> None:
-    if cluster.status.attempt == 1 and is_true(cluster.status.conditions, ConditionType.GANG_READY):
+@dataclass(frozen=True)
+class Story:
+    """`trouble` comes between the passes, until the attempt `lasts` runs, which finishes. `end` is the reason of Ready
+    at the end, "" for a job that is deleted."""
+
+    trouble: Callable[[ModelCluster, Operator], None]
+    lasts: int
+    end: str
+    policy: dict[str, Any] = field(default_factory=dict)
+    spare_nodes: int = 4
+
+
+def attempt_runs(cluster: ModelCluster, attempt: int) -> bool:
+    status = cluster.status
+    return status.attempt == attempt and is_true(status.conditions, ConditionType.GANG_READY)
+
+
+def on_node_1(cluster: ModelCluster) -> Object:
+    return next(pod for pod in cluster.pods.values() if pod["spec"].get("nodeName") == "node-1")
+
+
+def nothing(_: ModelCluster, __: Operator) -> None:
+    pass
+
+
+def a_worker_is_killed(cluster: ModelCluster, _: Operator) -> None:
+    if attempt_runs(cluster, 1):
         kubelet.end(cluster, cluster.pods["digits-1-0-1"], 137)
 
 
-def a_suspension(cluster: ModelCluster) -> None:
+def it_is_suspended_and_resumed(cluster: ModelCluster, _: Operator) -> None:
     suspended = cluster.job["spec"].get("runPolicy", {}).get("suspend")
-    if suspended is None and is_true(cluster.status.conditions, ConditionType.GANG_READY):
+    if suspended is None and attempt_runs(cluster, 1):
         cluster.edit_run_policy(suspend=True)
     elif suspended and cluster.status.state is State.SUSPENDED and not cluster.pods:
         cluster.edit_run_policy(suspend=False)
 
 
-def told(lives_for: int, trouble: Callable[[ModelCluster], None]) -> tuple[ModelCluster, Operator]:
-    """The gang runs, `trouble` befalls it, it runs again and finishes."""
-    cluster, operator = ModelCluster(), Operator(lives_for)
+def a_node_is_lost_and_known_to_be(cluster: ModelCluster, _: Operator) -> None:
+    if attempt_runs(cluster, 1):
+        pod = on_node_1(cluster)
+        kubelet.lose_node(cluster, pod)
+        kubelet.give_up(cluster, pod)
+
+
+def a_node_falls_silent(cluster: ModelCluster, _: Operator) -> None:
+    if attempt_runs(cluster, 1):
+        pod = on_node_1(cluster)
+        kubelet.lose_node(cluster, pod)
+        for name, peer in cluster.pods.items():
+            if name != pod["metadata"]["name"]:
+                kubelet.end(cluster, peer, 69)
+
+
+def the_first_attempt_hangs(cluster: ModelCluster, operator: Operator) -> None:
+    """It says once where it is, and later what it is asked for."""
+    inboxes = operator.inboxes
+    assert inboxes is not None
+    if attempt_runs(cluster, 1) and (inboxes.of(KEY).report is None or inboxes.wants_stacks(KEY)):
+        stacks = "Thread 1: in all_reduce" if inboxes.wants_stacks(KEY) else None
+        kubelet.report(cluster, 10, to=inboxes, stacks=stacks)
+
+
+def a_node_has_broken_chips(cluster: ModelCluster, _: Operator) -> None:
+    """Twice, which keeps the third attempt from the node, and there is no other."""
+    if attempt_runs(cluster, 1) or attempt_runs(cluster, 2):
+        kubelet.find_chips_busy(cluster, on_node_1(cluster))
+
+
+STORIES = {
+    "nothing happens": Story(nothing, 1, "AllWorkersSucceeded"),
+    "restart": Story(a_worker_is_killed, 2, "AllWorkersSucceeded"),
+    "spent budget": Story(a_worker_is_killed, 2, "RestartLimitReached", {"restart": {"limits": {"Infrastructure": 0}}}),
+    "suspension": Story(it_is_suspended_and_resumed, 2, "AllWorkersSucceeded"),
+    "lost node": Story(a_node_is_lost_and_known_to_be, 2, "AllWorkersSucceeded"),
+    "silent node": Story(a_node_falls_silent, 2, "AllWorkersSucceeded"),
+    "hang": Story(the_first_attempt_hangs, 2, "AllWorkersSucceeded", {"progressDeadlineSeconds": 120}),
+    "deadline": Story(nothing, 0, "DeadlineExceeded", {"activeDeadlineSeconds": 100}),
+    "time to live": Story(nothing, 1, "", {"ttlSecondsAfterFinished": 60}),
+    "broken chips and a release": Story(a_node_has_broken_chips, 4, "AllWorkersSucceeded", spare_nodes=0),
+}
+
+
+@dataclass(frozen=True)
+class End:
+    """All that must not depend on when the operator died. Where time went does: a new one listens anew."""
+
+    ready: tuple[str, str]
+    attempt: int
+    restarts: dict[str, int]
+    avoided: list[str]
+    faults: int
+    failure: tuple[str, str] | None
+    pods: dict[str, str]
+    others: list[str]
+    gone: bool
+
+
+def end_of(cluster: ModelCluster) -> End:
+    status = cluster.status
+    failure = status.last_failure
+    return End(
+        ready=("", "") if cluster.job_is_gone else reason(status),
+        attempt=status.attempt,
+        restarts=status.restarts.by_class,
+        avoided=status.avoided_nodes,
+        faults=len(status.device_faults),
+        failure=failure and (failure.pod, failure.reason),
+        pods={name: pod["status"]["phase"] for name, pod in sorted(cluster.pods.items())},
+        others=sorted(cluster.others),
+        gone=cluster.job_is_gone,
+    )
+
+
+def told(story: Story, lives_for: int | None) -> tuple[End, int]:
+    """The end of the story, and after how many effects it was reached. The operator dies after so many effects, and is
+    started again."""
+    cluster = ModelCluster({"spec.runPolicy": story.policy} if story.policy else None, listens=True)
+    operator, left, effects = Operator(cluster), lives_for, 0
+    nodes = [*NODES, *(f"spare-{i}" for i in range(story.spare_nodes))]
     for _ in range(ENOUGH_PASSES):
-        operator.work_on(cluster)
-        trouble(cluster)
+        done = operator.work(lives_for=left)
+        effects += len(done.effects)
+        left = None if left is None or isinstance(done.error, Crash) else left - len(done.effects)
+        cluster.now += done.again or timedelta(0)
+        story.trouble(cluster, operator)
         kubelet.sweep(cluster)
-        if cluster.status.attempt == 2 and is_true(cluster.status.conditions, ConditionType.GANG_READY):
-            for pod in cluster.pods.values():
-                kubelet.end(cluster, pod)
-        for pod in cluster.pods.values():
+        cluster.collect_garbage()
+        place_all(cluster, nodes)
+        if attempt_runs(cluster, story.lasts):
+            all_finish(cluster)
+        if done.again is None and done.error is None and not done.effects and end_of(cluster).ready[1] == story.end:
+            break
+        all_are_placed_ready(cluster)
+    else:
+        raise AssertionError(f"this does not come to an end: {end_of(cluster)}")
+    return end_of(cluster), effects
+
+
+def all_are_placed_ready(cluster: ModelCluster) -> None:
+    for pod in cluster.pods.values():
+        if "nodeName" in pod["spec"]:
             kubelet.make_ready(cluster, pod)
-    return cluster, operator
 
 
-@pytest.mark.parametrize("trouble", [a_restart, a_suspension])
-def test_dying_after_any_effect_changes_nothing_about_the_end(trouble: Callable[[ModelCluster], None]) -> None:
-    undisturbed, operator = told(10**6, trouble)
-    assert undisturbed.status.state is State.SUCCEEDED
-    ends = {}
-    for effect in range(operator.effects + 1):
-        cluster, _ = told(effect, trouble)
-        ends[effect] = (cluster.status.state, cluster.status.attempt, cluster.status.restarts.by_class)
-    end = (State.SUCCEEDED, 2, undisturbed.status.restarts.by_class)
-    assert {effect: found for effect, found in ends.items() if found != end} == {}
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+def test_dying_after_any_effect_changes_nothing_about_the_end(story: Story) -> None:
+    undisturbed, effects = told(story, None)
+    assert undisturbed.ready[1] == story.end
+    ends = {effect: told(story, effect)[0] for effect in range(effects + 1)}
+    assert {effect: end for effect, end in ends.items() if end != undisturbed} == {}
+
+
+def test_the_stories_are_what_they_say() -> None:
+    ends = {name: told(story, None)[0] for name, story in STORIES.items()}
+    restarts = {name: (end.attempt, end.restarts) for name, end in ends.items()}
+    assert restarts == {
+        "nothing happens": (1, {}),
+        "restart": (2, {"Infrastructure": 1}),
+        "spent budget": (1, {}),
+        "suspension": (2, {}),
+        "lost node": (2, {"Infrastructure": 1}),
+        "silent node": (2, {"Infrastructure": 1}),
+        "hang": (2, {"Hang": 1}),
+        "deadline": (1, {}),
+        "time to live": (1, {}),
+        "broken chips and a release": (4, {"Infrastructure": 2}),
+    }
+    assert [name for name, end in ends.items() if end.gone] == ["time to live"]
+    left = {name: {pod.split("-")[1] for pod in end.pods} for name, end in ends.items() if name != "time to live"}
+    assert left == {name: {str(ends[name].attempt)} if name != "deadline" else set() for name in left}

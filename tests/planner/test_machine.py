@@ -330,7 +330,7 @@ class Gang(RuleBasedStateMachine):
             fired("a job whose time is over")
             assert before.completion_time is not None
             assert parse_time(before.completion_time) + timedelta(seconds=50) <= cluster.now
-        if operator.inboxes and operator.view().inbox.asked_for_stacks:
+        if not cluster.job_is_gone and operator.view().inbox.asked_for_stacks:
             fired("stacks asked for")
         self.see_what_was_written(listening)
         return done
@@ -344,6 +344,7 @@ class Gang(RuleBasedStateMachine):
         newer = [copy.deepcopy(pod) for pod in self.own_pods() if attempt_of(pod) > known]
         before, was_there = self.cluster.status, not self.cluster.job_is_gone
         already = {pod["metadata"]["uid"] for pod in self.own_pods()}
+        listening = self.operators[1].view(seen).inbox.listening_since
         done = self.operators[1].work(seen=seen, lives_for=effects)
         fired("a stale pass")
         if isinstance(done.error, Conflict):
@@ -354,7 +355,7 @@ class Gang(RuleBasedStateMachine):
         # No API server can refuse a worker that is asked for too late; the next pass must.
         over = {pod["metadata"]["uid"] for pod in self.own_pods() if attempt_of(pod) != self.cluster.status.attempt}
         self.late |= over - already
-        self.see_what_was_written(None)
+        self.see_what_was_written(listening)
 
     def see_what_was_written(self, listening_since: Any) -> None:
         before, after, now = self.status, self.cluster.status, self.cluster.now
@@ -380,7 +381,7 @@ class Gang(RuleBasedStateMachine):
             return
         fired("a restart for a hang" if after.attempt > before.attempt else "a job failed for a hang")
         limit = timedelta(seconds=120)
-        assert listening_since is not None, "on what was read long ago"
+        assert listening_since is not None, "by an operator that does not listen"
         assert self.cluster.now - listening_since >= limit
         if before.progress and before.progress.last_advance_time:
             assert self.cluster.now - parse_time(before.progress.last_advance_time) >= limit

@@ -1,5 +1,5 @@
-"""Pods whose end has begun, one for every such row of the classifier's table. Used by the
-tests of the classifier and of docs/failures.md."""
+"""Pods whose end has begun, one or more for every such row of the classifier's table. Used by the tests of the
+classifier and of docs/failures.md."""
 
 import json
 
@@ -201,6 +201,13 @@ LAST_WORDS = (
         "Infrastructure",
         "DeviceBusy",
         "OSError: [Errno 16] Device or resource busy: '/dev/accel0'",
+    ),
+    FailedPod(
+        "a chip that another process holds, by an older libtpu",
+        exited(1, "open(/dev/accel0): Device or resource busy; no driver instance"),
+        "Infrastructure",
+        "DeviceBusy",
+        "open(/dev/accel0): Device or resource busy; no driver instance",
     ),
     FailedPod(
         "no chip",

@@ -1,5 +1,5 @@
-"""Pods that have their node and never start, one for every such row of the classifier's table. Used by
-the tests of the classifier and of docs/failures.md."""
+"""Pods that have their node and never start, for every such row of the classifier's table. Used by the tests of the
+classifier and of docs/failures.md."""
 
 from tests.unit.ended_pods import NO_PROGRAM
 from tests.unit.kubelet_statuses import IMAGE, FailedPod, held_up, runc

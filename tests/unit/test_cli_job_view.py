@@ -1,6 +1,7 @@
 """What is shown of a job at each stage of its life, word for word: by `tpujob watch` and by `tpujob status`."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,8 @@ from tpu_training_operator.cli.job_table import table_row
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.screen import screen
 from tpu_training_operator.cli.words import duration
+
+ROOT = Path(__file__).parents[2]
 
 
 def drawn(view: JobView, rows: list[Row], width: int = 80, note: str | None = None) -> str:
@@ -293,6 +296,8 @@ def test_every_class_of_failure_has_its_advice_and_its_place_in_the_docs(failure
     first, *_ = advice(view, "kubectl tpujob")
     assert first.startswith(f"After {failure_class}: ")
     assert first.endswith(f"See docs/failures.md#{failure_class.lower()}.")
+    headings = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8").splitlines()
+    assert f"## {failure_class}" in headings
     assert advice(view, "kubectl tpujob")[-1] == "Its log: kubectl tpujob logs digits -n default --failed"
 
 

@@ -235,7 +235,7 @@ _NEVER_STARTS = (
     Row("InvalidImageName", _USER, waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
     Row("ErrImageNeverPull", _USER, waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
     Row("ImagePullDenied", _USER, both(_PULLS, mentions(texts.NO_ACCESS)), _container_waits, _CREDENTIALS),
-    # One error may be the registry's; the kubelet backs off after the next. Before 1.32 a back-off does not say why.
+    # Ten seconds after the first error the kubelet backs off and says why. Before Kubernetes 1.32 it does not say.
     Row(
         "ImageNotFound", _USER, both(waits_as("ImagePullBackOff"), mentions(texts.NO_IMAGE)), _container_waits, _AT_ONCE
     ),

@@ -31,12 +31,12 @@ def deletions(pods: Iterable[WorkerPod], now: datetime) -> Stages:
 def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
     """Those that the next attempt must wait for. Not those of a lost node: no pod is placed there while it is lost,
     and when it comes back the pod's chips count as taken until it has stopped."""
-    return [pod for pod in pods if not (pod.is_terminating and is_on_lost_node(pod))]
+    return [pod for pod in pods if not (pod.is_terminating and (is_on_lost_node(pod) or _is_forced(pod)))]
 
 
 def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     """When the next of them has to be deleted by force, if nothing is heard of it until then."""
-    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating]
+    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not _is_forced(pod)]
     return max(min(waits), timedelta(0)) if waits else None
 
 
@@ -45,9 +45,14 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
     return disruption.get("status") == "True" and disruption.get("reason") in _NODE_LOST
 
 
+def _is_forced(pod: WorkerPod) -> bool:
+    """Its node is not asked any more; only a finalizer keeps the object, and a further deletion changes nothing."""
+    return pod.is_terminating and pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+
+
 def _given_up(pod: WorkerPod) -> datetime:
     """When nothing more is to be expected of its node. A pod's deletionTimestamp is the end of its grace period."""
-    if not pod.is_terminating:
+    if not pod.is_terminating or _is_forced(pod):
         return datetime.max.replace(tzinfo=pod.created.tzinfo)
     end = parse_time(pod.raw["metadata"]["deletionTimestamp"])
     return end if is_on_lost_node(pod) else end + _SILENCE

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.report import Inbox
+from tpu_training_operator.domain.report import Inbox, Report
 
 Object = Mapping[str, Any]
 
@@ -100,6 +100,12 @@ class Observed:
         uid = job["metadata"]["uid"]
         owned = (pod for pod in pods if controller_uid(pod) == uid)
         return Observed(job, tuple(WorkerPod(pod) for pod in owned if _is_worker(pod)), inbox)
+
+    @property
+    def report(self) -> Report | None:
+        """What a worker has said that is there still: an older job may have had the same name."""
+        said = self.inbox.report
+        return said if said and any(pod.uid == said.pod_uid for pod in self.pods) else None
 
     def of_attempt(self, attempt: int) -> list[WorkerPod]:
         return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)

@@ -54,7 +54,7 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None) 
     if any(pod.worker.attempt > status.attempt for pod in observed.pods):
         # Another operator has moved on: what we read is old, and nothing may rest on it.
         return Plan(again=_SOON)
-    told = heard(status, observed.inbox.report, resolution.recipe.train_steps)
+    told = heard(status, observed.report, resolution.recipe.train_steps)
     here = Situation(job, resolution, told, observed, now, reporting)
     return _noting_generation(_noting_progress(_next(here), here, status), told, observed)
 
@@ -227,7 +227,8 @@ def _watch_steps(here: Situation) -> Plan:
         return Plan()
     if here.now < still.deadline:
         return Plan(again=still.deadline - here.now)
-    report = inbox.report if inbox.report and inbox.report.attempt == here.attempt else None
+    said = here.observed.report
+    report = said if said and said.attempt == here.attempt else None
     wait = stacks_due(inbox, here.now)
     if report is not None and wait is None:
         return Plan(stages=((AskForStacks(),),), again=STACKS_WAIT)

@@ -146,7 +146,7 @@ def deleted_first(pod: WorkerPod) -> bool:
 
 def ended_by_kubelet(pod: WorkerPod) -> bool:
     """Refused, or stopped by the node's own decision: where a container simply ends, the kubelet gives no reason."""
-    return pod.phase == "Failed" and bool(status_reason(pod))
+    return bool(status_reason(pod))
 
 
 def never_ran(pod: WorkerPod) -> bool:

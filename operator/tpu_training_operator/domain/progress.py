@@ -6,7 +6,8 @@ told.
 
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.status import Activity, Progress, ReportPhase, Status
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import Activity, Goodput, Progress, ReportPhase, Status
 from tpu_training_operator.domain.goodput import charge, saved
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.report import Report
@@ -45,22 +46,28 @@ def heard(status: Status, report: Report | None, total_steps: int) -> Status:
     )
     status = _accounted(status, report)
     if checkpoint is not None and checkpoint > (before.checkpoint_step or 0):
-        status = status.model_copy(
-            update={
-                "restarts": refill(status.restarts),
-                "goodput": status.goodput and saved(charge(status.goodput, report.received, status.goodput.activity)),
-            }
-        )
+        update = {"restarts": refill(status.restarts), "goodput": _saved(status.goodput, report)}
+        status = status.model_copy(update=update)
     return status.model_copy(update={"progress": progress})
 
 
 def _accounted(status: Status, report: Report) -> Status:
-    """From its first step on the gang trains."""
+    """From its first step on the gang trains. Not before the gang is seen to be ready: until then its pods have yet to
+    tell how long it waited for nodes."""
     goodput = status.goodput
     begins = report.phase is not ReportPhase.STARTING and report.step > 0
-    if goodput is None or not begins or goodput.activity not in (Activity.START, Activity.RECOVERY):
+    if goodput is None or not begins or not is_true(status.conditions, ConditionType.GANG_READY):
+        return status
+    if goodput.activity not in (Activity.START, Activity.RECOVERY):
         return status
     return status.model_copy(update={"goodput": charge(goodput, report.received, Activity.TRAIN)})
+
+
+def _saved(goodput: Goodput | None, report: Report) -> Goodput | None:
+    """All that was trained up to the report is in a checkpoint."""
+    if goodput is None or goodput.activity is not Activity.TRAIN:
+        return goodput
+    return saved(charge(goodput, report.received, Activity.TRAIN))
 
 
 def new_attempt(progress: Progress | None) -> Progress | None:

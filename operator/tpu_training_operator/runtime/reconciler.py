@@ -93,7 +93,7 @@ class Reconciler:
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = Observed.of(job, pods, self._inboxes.of(key) if self._inboxes else Inbox())
+        observed = Observed.of(job, pods, Inbox() if self._inboxes is None else self._inboxes.of(key))
         decided = plan(observed, self._clock(), self._reporting)
         try:
             for stage in decided.stages:
@@ -107,7 +107,7 @@ class Reconciler:
         return decided.again
 
     def _forget(self, key: JobKey) -> None:
-        if self._inboxes:
+        if self._inboxes is not None:
             self._inboxes.forget(key)
 
     async def _carry_out(self, stage: tuple[Action, ...], job: Object, key: JobKey) -> None:
@@ -135,7 +135,7 @@ class Reconciler:
             case DeleteJob(name, uid):
                 await self._delete(JOBS, key, name, uid)
             case AskForStacks():
-                if self._inboxes:
+                if self._inboxes is not None:
                     self._inboxes.ask_for_stacks(key)
 
     async def _create(self, body: Object, job: Object, key: JobKey) -> None:
