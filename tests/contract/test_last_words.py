@@ -26,7 +26,7 @@ def pod_after(outcome: Outcome) -> WorkerPod:
 def test_what_the_trainer_reports_at_the_end_stands_in_the_status(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, {"loss": 1 / 81, "accuracy": 0.981}, 1234.5678))
-    assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL) == Progress(
+    assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
         step=300,
         total_steps=TOTAL,
         examples_per_second="1234.57",
@@ -36,12 +36,12 @@ def test_what_the_trainer_reports_at_the_end_stands_in_the_status(tmp_path: Path
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
-    progress = final_progress(pod_after(Outcome(ExitCode.Succeeded, "trained", 300, {"loss": math.nan})), TOTAL)
+    progress = final_progress(pod_after(Outcome(ExitCode.Succeeded, "trained", 300, {"loss": math.nan})), TOTAL, None)
     assert (progress.loss, progress.metrics) == (None, {})
 
 
 def test_a_worker_that_reached_no_step_leaves_no_progress() -> None:
-    assert final_progress(pod_after(Outcome(ExitCode.BadSpec, "seed: missing")), TOTAL) is None
+    assert final_progress(pod_after(Outcome(ExitCode.BadSpec, "seed: missing")), TOTAL, None) is None
 
 
 @pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
@@ -59,7 +59,7 @@ def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
 def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, float], rate: float | None) -> None:
     pod = pod_after(Outcome(ExitCode.UserError, message, step, metrics, rate))
     assert last_words(pod) == message
-    progress = final_progress(pod, TOTAL)
+    progress = final_progress(pod, TOTAL, None)
     if step is None:
         assert progress is None
         return

@@ -1,0 +1,161 @@
+"""The classifier's table reads what a real kubelet, container runtime and control plane write."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.cluster.images import Image
+from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.nodes import RealCluster
+from tests.cluster.processes import wait_until
+from tests.e2e import pods
+from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.failures import first_failure
+from tpu_training_operator.domain.naming import WorkerId, worker_labels
+from tpu_training_operator.domain.observed import WorkerPod
+
+END_SECONDS = 90.0
+# Later than every patience of the table: what the pod shows is judged, not how long it may take.
+PATIENCE = timedelta(minutes=10)
+
+NODE, RESTARTED_NODE = "node-0", "node-1"
+PORT = 5055
+# A registry that has no image and keeps one path to itself. On the node's own loopback the runtime asks without TLS.
+REGISTRY = f"""
+import http.server
+class Refuse(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.send_response(401 if "secret" in self.path else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    do_GET = do_HEAD
+http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Refuse).serve_forever()
+"""
+SLEEPS = ["python3", "-c", "import time; time.sleep(3600)"]
+SEGFAULT = "python3 -c 'import os; os.kill(os.getpid(), 11)'; exit $?"
+
+
+def python(line: str) -> dict[str, Any]:
+    return {"command": ["python3", "-c", line]}
+
+
+def pulls(image: str) -> dict[str, Any]:
+    return {"image": image, "imagePullPolicy": "Always"}
+
+
+# What is asked of a pod: fields of its container, fields of its spec, and what the record must say. First those that
+# will soon be gone.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "evicted": ({}, {}, "Preemption", "EvictionByEvictionAPI"),
+    "deleted": ({}, {}, "Infrastructure", "PodDeleted"),
+    "raises": (python("{}['label']"), {}, "UserError", "UserError"),
+    "misused": (python("raise SystemExit(2)"), {}, "UserError", "UserError"),
+    "not-found-by-shell": ({"command": ["sh", "-c", "torchrum"]}, {}, "UserError", "CannotStart"),
+    "no-such-program": ({"command": ["train"]}, {}, "UserError", "CannotStart"),
+    "no-program": ({"command": ["/usr"]}, {}, "UserError", "CannotStart"),
+    "no-directory": ({"workingDir": "/etc/passwd"}, {}, "UserError", "CannotStart"),
+    "crashes": ({"command": ["sh", "-c", SEGFAULT]}, {}, "Unknown", "Crashed"),
+    "too-large": (
+        python("bytearray(10**9)") | {"resources": {"limits": {"memory": "64Mi"}}},
+        {},
+        "OutOfMemory",
+        "OOMKilled",
+    ),
+    "as-root": ({}, {"securityContext": {"runAsNonRoot": True}}, "UserError", "CreateContainerConfigError"),
+    "no-secret": (
+        {"envFrom": [{"secretRef": {"name": "none"}}]},
+        {},
+        "UserError",
+        "CreateContainerConfigError",
+    ),
+    "never-pulled": ({"image": "none:1"}, {}, "UserError", "ErrImageNeverPull"),
+    "no-name": (pulls("No Image"), {}, "UserError", "InvalidImageName"),
+    "no-image": (pulls(f"127.0.0.1:{PORT}/none:1"), {}, "UserError", "ImageNotFound"),
+    "secret-image": (pulls(f"127.0.0.1:{PORT}/secret:1"), {}, "UserError", "ImagePullDenied"),
+    "no-registry": (pulls("127.0.0.1:1/none:1"), {}, "Infrastructure", "ImagePullFailed"),
+    "no-room": ({"resources": {"requests": {"cpu": "400"}}}, {"nodeName": NODE}, "Infrastructure", "OutOfcpu"),
+    "wrong-node": ({}, {"nodeName": NODE, "nodeSelector": {"none": "none"}}, "Infrastructure", "NodeAffinity"),
+}
+
+
+@pytest.fixture(scope="module")
+def workers(cluster: RealCluster, python_image: Image) -> Iterator[str]:
+    """A namespace with a pod for every case, and the registry on their node."""
+    if not cluster.owns_nodes:
+        pytest.skip("about the nodes that the tests start themselves; this cluster is somebody else's")
+    with fresh_namespace(cluster.api, {}) as namespace:
+        registry = worker("registry", python_image, python(REGISTRY), {"hostNetwork": True})
+        pods.create(cluster, namespace, registry)
+        pods.wait_ready(cluster, namespace, "registry")
+        for name, (container, spec, _, _) in CASES.items():
+            pods.create(cluster, namespace, worker(name, python_image, container, spec))
+        pods.wait_ready(cluster, namespace, "evicted", "deleted")
+        evict(cluster, namespace, "evicted")
+        cluster.api.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/deleted")
+        yield namespace
+
+
+def worker(name: str, image: Image, container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """Host 0 of a gang of its own, on the node. It stops slowly, so that its deletion can be watched."""
+    trainer = {
+        "name": "trainer",
+        "image": image.name,
+        "imagePullPolicy": "Never",
+        "command": SLEEPS,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    body = {
+        "restartPolicy": "Never",
+        "nodeSelector": {"kubernetes.io/hostname": NODE},
+        "terminationGracePeriodSeconds": 10,
+        "automountServiceAccountToken": False,
+        "containers": [trainer | container],
+    }
+    labels = worker_labels("digits", "4d5f", WorkerId(1, 0, 0))
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": body | spec}
+
+
+def evict(cluster: RealCluster, namespace: str, name: str) -> None:
+    metadata = {"name": name, "namespace": namespace}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    cluster.api.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
+
+
+def failure(cluster: RealCluster, namespace: str, name: str) -> Failure | None:
+    body = pods.get(cluster, namespace, name)
+    assert body is not None
+    return first_failure([WorkerPod(body)], 1, datetime.now(UTC) + PATIENCE, settle_user_errors=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_failed_pod_is_read_as_what_happened_to_it(cluster: RealCluster, workers: str, name: str) -> None:
+    *_, failure_class, reason = CASES[name]
+
+    def told() -> bool:
+        found = failure(cluster, workers, name)
+        return found is not None and (found.failure_class, found.reason) == (failure_class, reason)
+
+    wait_until(told, timeout=END_SECONDS, what=f"{name} is {failure_class} {reason}")
+
+
+def test_a_worker_whose_host_restarts_is_the_hosts_failure(
+    cluster: RealCluster, workers: str, python_image: Image
+) -> None:
+    on_it = {"nodeSelector": {"kubernetes.io/hostname": RESTARTED_NODE}}
+    pods.create(cluster, workers, worker("restarted", python_image, {}, on_it))
+    pods.wait_ready(cluster, workers, "restarted")
+    cluster.kill_host(RESTARTED_NODE)
+    cluster.start_host(RESTARTED_NODE)
+    wait_until(lambda: failure(cluster, workers, "restarted") is not None, timeout=END_SECONDS, what="it has failed")
+    found = failure(cluster, workers, "restarted")
+    assert found is not None
+    assert (found.failure_class, found.reason) == ("Infrastructure", "ContainerStatusUnknown")
+
+
+def test_the_message_of_a_loop_that_raised_is_its_traceback(cluster: RealCluster, workers: str) -> None:
+    wait_until(lambda: failure(cluster, workers, "raises") is not None, timeout=END_SECONDS, what="it has failed")
+    found = failure(cluster, workers, "raises")
+    assert found is not None
+    assert found.message.endswith("KeyError: 'label'")
