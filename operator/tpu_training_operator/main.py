@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 
 import click
 import kopf
+from pydantic import ValidationError
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tpu_training_operator.api.status import State, Status
@@ -42,6 +45,7 @@ from tpu_training_operator.runtime.reconciler import Reconciler
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
+_STOP_SECONDS = 5.0
 # Far beyond the life of any operator: a login ends with the first 401.
 _LONGEST_LOGIN = timedelta(days=3650)
 # kopf's watches, after an error: without end, for a process that gives up starts anew and knows nothing better.
@@ -120,11 +124,16 @@ class Operator:
             if self._controller:
                 self._controller.hint(key, pause_between_reports(len(inboxes), self._options.qps))
 
-        progress = ProgressService(Reviewer(cluster, time.monotonic), inboxes, hint, _now, time.monotonic)
+        reviewer = Reviewer(cluster, time.monotonic)
+        progress = ProgressService(reviewer, inboxes, hint, _now, time.monotonic, metrics.reports)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return Reporting(service.url(port), authority.pem.certificate.decode())
 
     async def _stop(self, **_: Any) -> None:
+        # Where one watch fails while another cannot be opened, kopf waits for ever for credentials that nobody brings.
+        end = threading.Timer(_STOP_SECONDS, _end_at_once)
+        end.daemon = True
+        end.start()
         await self._resources.aclose()
 
     async def _login(self, **_: Any) -> kopf.ConnectionInfo:
@@ -177,7 +186,16 @@ def _now() -> datetime:
 
 
 def _state(job: Object) -> State | None:
-    return Status.model_validate(job.get("status") or {}).state
+    try:
+        return Status.model_validate(job.get("status") or {}).state
+    except ValidationError:
+        # Its own pass says what is wrong; the others' must not wait for it.
+        return None
+
+
+def _end_at_once() -> None:
+    log.error("the process does not end by itself, %g s after it was to; ending it", _STOP_SECONDS)
+    os._exit(1)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

@@ -1,38 +1,8 @@
-"""A proxy between an operator and the API server that misbehaves on command, and keeps a journal. Used by tests here.
+"""What can go wrong between an operator and its API server, as values. Injected by `faulty_proxy`."""
 
-The operator talks TLS to it as to the API server itself; what no fault concerns passes through unchanged, with the
-operator's own token. Every fault that strikes is counted, so that a test can show that it did, and the journal says
-what the API server really took, which the operator may never have heard.
-"""
-
-import asyncio
 import json
-import random
-import socket
-import ssl
-import struct
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Self
-
-import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
-
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.ports import LOOPBACK, free_port
-from tests.cluster.processes import wait_until
-
-Object = dict[str, Any]
-
-# Hop-by-hop (RFC 9110 7.6.1), or made anew for the body that is sent.
-_NOT_PASSED_ON = ("Connection", "Keep-Alive", "Transfer-Encoding", "Content-Length", "Host")
-_STOP_SECONDS = 10.0
-_WAIT_SECONDS = 60.0
+from collections.abc import Callable
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -40,7 +10,7 @@ class Call:
     """One request of the operator.
 
     verb: as RBAC names it: get, list, watch, create, update, delete. resource: the plural, with "/status" for that
-    part. name: of the object, for a create out of the body; empty for list and watch. path: as in the request.
+    part. name: of the object, for a create out of the body; empty for list and watch. path: with the query.
     """
 
     verb: str
@@ -123,219 +93,6 @@ class Entry:
     told_to_wait: int = 0
 
 
-@dataclass
-class _Armed:
-    fault: Fault
-    left: float
-    off: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(eq=False)
-class _OpenWatch:
-    call: Call
-    request: web.BaseRequest
-    response: web.StreamResponse
-    relay: asyncio.Task[None]
-    is_silent: bool = False
-
-
-@dataclass(frozen=True)
-class _Upstream:
-    status: int
-    headers: CIMultiDict[str]
-    body: bytes
-
-
-class FaultyProxy:
-    """`with FaultyProxy(cluster, seed=0) as proxy:`; a thread of its own serves until the end."""
-
-    def __init__(self, cluster: ControlPlane, seed: int) -> None:
-        self._server = cluster.server
-        self._to_server = ssl.create_default_context(cafile=str(cluster.ca_file))
-        self._to_operator = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._to_operator.load_cert_chain(cluster.directory / "serving.crt", cluster.directory / "serving.key")
-        self._random = random.Random(seed)
-        self._armed: list[_Armed] = []
-        self._watches: set[_OpenWatch] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="faulty-proxy", daemon=True)
-        self._session: aiohttp.ClientSession
-        self._runner: web.ServerRunner
-        self.host = LOOPBACK
-        self.port = free_port()
-        self.fired: Counter[str] = Counter()
-        self.journal: list[Entry] = []
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._do(self._start())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._do(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_SECONDS)
-        self._loop.close()
-
-    @contextmanager
-    def misbehaving(self, *faults: Fault) -> Iterator[None]:
-        """The faults are on inside the block. What they hold back goes on its way at its end."""
-        armed = [_Armed(fault, fault.times) for fault in faults]
-        self._do(self._arm(armed))
-        try:
-            yield
-        finally:
-            self._do(self._disarm(armed))
-
-    def taken(self, verb: str, resource: str) -> list[Entry]:
-        """The requests of this kind that the API server carried out."""
-        return [
-            entry
-            for entry in list(self.journal)
-            if (entry.call.verb, entry.call.resource) == (verb, resource) and 200 <= entry.taken < 300
-        ]
-
-    def wait_until_fired(self, name: str, times: int) -> None:
-        wait_until(lambda: self.fired[name] >= times, timeout=_WAIT_SECONDS, what=f"{name} has struck {times} times")
-
-    def wait_until_told(self, status: int) -> None:
-        """Until a request that came after this call was answered so."""
-        before = len(self.journal)
-        wait_until(
-            lambda: any(entry.told == status for entry in self.journal[before:]),
-            timeout=_WAIT_SECONDS,
-            what=f"{status} is answered",
-        )
-
-    @contextmanager
-    def until_requests(self, number: int) -> Iterator[None]:
-        """Stays at the end of the block until so many requests have been made since its start."""
-        until = len(self.journal) + number
-        yield
-        wait_until(lambda: len(self.journal) >= until, timeout=_WAIT_SECONDS, what=f"{number} further requests")
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_STOP_SECONDS)
-
-    async def _start(self) -> None:
-        # No limit in time or number: the operator's own limits are what is tested.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._to_server),
-            timeout=aiohttp.ClientTimeout(),
-            auto_decompress=False,
-        )
-        self._runner = web.ServerRunner(web.Server(self._serve, access_log=None), shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.host, self.port, ssl_context=self._to_operator).start()
-
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
-        await self._session.close()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-    async def _arm(self, armed: list[_Armed]) -> None:
-        self._armed += armed
-        for watch in list(self._watches):
-            if (struck := self._strike(watch.call, Reset, Say, Silence)) is not None:
-                await _strike_watch(watch, struck.fault.effect)
-
-    async def _disarm(self, armed: list[_Armed]) -> None:
-        for one in armed:
-            one.off.set()
-        self._armed = [one for one in self._armed if one not in armed]
-
-    def _strike(self, call: Call, *effects: type) -> _Armed | None:
-        """The first fault with one of the effects that strikes this call; it has been counted."""
-        for one in self._armed:
-            fits = one.left > 0 and isinstance(one.fault.effect, effects) and one.fault.concerns(call)
-            if fits and self._random.random() < one.fault.share:
-                one.left -= 1
-                self.fired[one.fault.name] += 1
-                return one
-        return None
-
-    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        at = time.monotonic()
-        body = await request.read()
-        call = _call(request, body)
-        told, taken, uid, told_to_wait = 0, 0, "", 0
-        try:
-            struck = self._strike(call, Answer, Reset, Hold)
-            effect = struck.fault.effect if struck else None
-            if isinstance(effect, Answer):
-                told, told_to_wait = effect.status, effect.retry_after or 0
-                return web.Response(status=told, text=effect.body, headers=_headers(effect))
-            if effect == Reset(None):
-                return _reset(request)
-            await _held_back(struck)
-            try:
-                if call.verb == "watch":
-                    response = await self._relay_watch(request, call)
-                    told = taken = response.status
-                    return response
-                upstream = await self._forward(request, body)
-            except aiohttp.ClientError:
-                # The API server is down: it looks the same from here.
-                return _reset(request)
-            taken, uid = upstream.status, _uid(upstream)
-            await _held_back(struck)
-            if isinstance(effect, Reset):
-                return await _part(request, upstream, effect.after or 0)
-            told = taken
-            return web.Response(status=told, body=upstream.body, headers=upstream.headers)
-        finally:
-            self.journal.append(Entry(call, at, time.monotonic(), taken, told, uid, told_to_wait))
-
-    async def _forward(self, request: web.BaseRequest, body: bytes) -> _Upstream:
-        url = self._server + request.raw_path
-        async with self._session.request(
-            request.method, url, data=body or None, headers=_passed_on(request.headers)
-        ) as answer:
-            return _Upstream(answer.status, _passed_on(answer.headers), await answer.read())
-
-    async def _relay_watch(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
-        url = self._server + request.raw_path
-        async with self._session.get(url, headers=_passed_on(request.headers)) as answer:
-            response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
-            await response.prepare(request)
-            watch = _OpenWatch(call, request, response, asyncio.create_task(_relay(answer.content, response)))
-            self._watches.add(watch)
-            try:
-                if (struck := self._strike(call, Say, Silence)) is not None:
-                    await _strike_watch(watch, struck.fault.effect)
-                await asyncio.wait({watch.relay})
-            finally:
-                self._watches.discard(watch)
-            if watch.is_silent:
-                # It does not even end.
-                await asyncio.Event().wait()
-            return response
-
-
-async def _strike_watch(watch: _OpenWatch, effect: object) -> None:
-    watch.relay.cancel()
-    if isinstance(effect, Silence):
-        watch.is_silent = True
-    elif isinstance(effect, Say):
-        await watch.response.write(effect.line.encode() + b"\n")
-        await watch.response.write_eof()
-    elif isinstance(effect, Reset):
-        _reset(watch.request)
-
-
-async def _relay(content: aiohttp.StreamReader, response: web.StreamResponse) -> None:
-    """Line by line, so that nothing is ever said within one. Ends with either side."""
-    rest = b""
-    with suppress(aiohttp.ClientError, ConnectionError):
-        async for piece in content.iter_any():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                await response.write(line + b"\n")
-
-
 def refusal(code: int, reason: str, message: str) -> str:
     """The body of a refusal, as an API server words it."""
     return json.dumps(
@@ -355,63 +112,53 @@ def watch_error(code: int, reason: str, message: str) -> str:
     return json.dumps({"type": "ERROR", "object": json.loads(refusal(code, reason, message))})
 
 
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+JOB, STATUS = "tputrainingjobs", "tputrainingjobs/status"
+READS = (("get", JOB), ("list", "pods"))
+WRITES = (
+    ("create", "services"),
+    ("create", "configmaps"),
+    ("create", "pods"),
+    ("update", STATUS),
+    ("delete", "pods"),
+    ("create", "events"),
+)
+WATCHES = (("watch", JOB), ("watch", "pods"))
+REQUESTS = READS + WRITES
 
 
-def _call(request: web.BaseRequest, body: bytes) -> Call:
-    # /api/v1/... or /apis/GROUP/VERSION/..., then [namespaces/NAMESPACE/]RESOURCE[/NAME[/PART]].
-    words = request.path.strip("/").split("/")
-    words = words[2:] if words[0] == "api" else words[3:]
-    if words[:1] == ["namespaces"] and len(words) > 2:
-        words = words[2:]
-    resource, name, part = [*words, "", "", ""][:3]
-    verb = _VERBS.get(request.method, "get" if name else "list")
-    if request.query.get("watch") == "true":
-        verb = "watch"
-    if verb == "create":
-        name = json.loads(body)["metadata"]["name"]
-    return Call(verb, f"{resource}/{part}" if part else resource, name, request.path)
+def on(effect: Effect, *kinds: tuple[str, str], times: float = 1, name: str = "") -> list[Fault]:
+    """The effect on the first `times` requests of each kind."""
+    return [Fault(f"{name}{' '.join(kind)}", _is(kind), effect, times) for kind in kinds]
 
 
-async def _held_back(struck: _Armed | None) -> None:
-    if struck is None or not isinstance(struck.fault.effect, Hold):
-        return
-    try:
-        await asyncio.wait_for(struck.off.wait(), struck.fault.effect.seconds)
-    except TimeoutError:
-        return
+def _is(kind: tuple[str, str]) -> Callable[[Call], bool]:
+    return lambda call: (call.verb, call.resource) == kind
 
 
-def _reset(request: web.BaseRequest) -> web.StreamResponse:
-    if request.transport is not None:
-        connection: socket.socket = request.transport.get_extra_info("socket")
-        # On, with no time: close(2) then sends RST (socket(7)).
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        request.transport.abort()
-    return web.Response()
+def anything(call: Call) -> bool:
+    return True
 
 
-async def _part(request: web.BaseRequest, upstream: _Upstream, length: int) -> web.StreamResponse:
-    response = web.StreamResponse(status=upstream.status, headers=upstream.headers)
-    response.content_length = len(upstream.body)
-    await response.prepare(request)
-    await response.write(upstream.body[:length])
-    return _reset(request)
+def is_read(call: Call) -> bool:
+    return call.verb in ("get", "list")
 
 
-def _passed_on(headers: Any) -> CIMultiDict[str]:
-    copy = CIMultiDict(headers)
-    for name in _NOT_PASSED_ON:
-        copy.popall(name, None)
-    return copy
+def is_write(call: Call) -> bool:
+    return call.verb in ("create", "update", "delete")
 
 
-def _headers(answer: Answer) -> dict[str, str]:
-    retry_after = {} if answer.retry_after is None else {"Retry-After": str(answer.retry_after)}
-    return {"Content-Type": "application/json"} | retry_after
+is_status_write = _is(("update", STATUS))
 
+CUT_WATCHES = on(Reset(), *WATCHES, name="cut ")
+"""Open watches break, so that the operator has to list and watch anew."""
 
-def _uid(upstream: _Upstream) -> str:
-    if upstream.status != 201:
-        return ""
-    return str(json.loads(upstream.body).get("metadata", {}).get("uid", ""))
+CONFLICT = Answer(409, refusal(409, "Conflict", "the object has been modified"))
+GONE = Answer(410, refusal(410, "Expired", "too old resource version"))
+SLOW_DOWN = Answer(429, refusal(429, "TooManyRequests", "please slow down"), retry_after=1)
+BROKEN = Answer(500, refusal(500, "InternalError", "etcdserver: leader changed"))
+UNAVAILABLE = Answer(503, refusal(503, "ServiceUnavailable", "not ready"))
+SHUTTING_DOWN = Answer(503, refusal(503, "ServiceUnavailable", "apiserver is shutting down"), retry_after=2)
+SOMEBODY_ELSE = Answer(200, "<html>Please log in</html>")
+EMPTY = Answer(200, "{}")
+TOO_OLD = Say(watch_error(410, "Expired", "too old"))
+CANNOT_CONVERT = Say(watch_error(500, "InternalError", "cannot convert"))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.controlplane.faults import FaultyProxy
+from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.jobs import Namespace, Object, digits
 
 HOSTS = 4
@@ -24,7 +24,7 @@ class Gang:
         """Kills one worker, as the kernel would."""
         self._space.finish(f"{self.name}-{attempt}-0-{host}", exit_code=137)
 
-    def wait_until_running(self, attempt: int, timeout: float = 60) -> None:
+    def wait_until_running(self, attempt: int, timeout: float = 120) -> None:
         def reached() -> bool:
             found = self._job().get("status", {})
             return (found.get("state"), found.get("attempt")) == ("Running", attempt)

@@ -15,17 +15,36 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.faults import (
-    Answer,
+    BROKEN,
+    CANNOT_CONVERT,
+    CONFLICT,
+    CUT_WATCHES,
+    EMPTY,
+    GONE,
+    JOB,
+    REQUESTS,
+    SHUTTING_DOWN,
+    SLOW_DOWN,
+    SOMEBODY_ELSE,
+    STATUS,
+    TOO_OLD,
+    UNAVAILABLE,
+    WATCHES,
     Call,
     Effect,
+    Entry,
     Fault,
-    FaultyProxy,
     Hold,
     Reset,
     Say,
-    refusal,
-    watch_error,
+    Silence,
+    anything,
+    is_read,
+    is_status_write,
+    is_write,
+    on,
 )
+from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.gangs import HOSTS, Gang
 from tests.controlplane.jobs import Namespace
 from tests.controlplane.supervised_operator import SupervisedOperator
@@ -33,57 +52,6 @@ from tests.controlplane.supervised_operator import SupervisedOperator
 SOAK = os.environ.get("SOAK") == "1"
 KILLS = 50 if SOAK else 5
 ROUNDS = 200 if SOAK else 3
-
-JOB, STATUS = "tputrainingjobs", "tputrainingjobs/status"
-READS = (("get", JOB), ("list", "pods"))
-WRITES = (
-    ("create", "services"),
-    ("create", "configmaps"),
-    ("create", "pods"),
-    ("update", STATUS),
-    ("delete", "pods"),
-    ("create", "events"),
-)
-WATCHES = (("watch", JOB), ("watch", "pods"))
-REQUESTS = READS + WRITES
-
-
-def on(effect: Effect, *kinds: tuple[str, str], times: float = 1, name: str = "") -> list[Fault]:
-    """The effect on the first `times` requests of each kind."""
-    return [Fault(f"{name}{' '.join(kind)}", _is(kind), effect, times) for kind in kinds]
-
-
-def _is(kind: tuple[str, str]) -> Callable[[Call], bool]:
-    return lambda call: (call.verb, call.resource) == kind
-
-
-def anything(call: Call) -> bool:
-    return True
-
-
-def is_read(call: Call) -> bool:
-    return call.verb in ("get", "list")
-
-
-def is_write(call: Call) -> bool:
-    return call.verb in ("create", "update", "delete")
-
-
-is_status_write = _is(("update", STATUS))
-
-CUT_WATCHES = on(Reset(), *WATCHES, name="cut ")
-"""Open watches break, so that the operator has to list and watch anew."""
-
-CONFLICT = Answer(409, refusal(409, "Conflict", "the object has been modified"))
-GONE = Answer(410, refusal(410, "Expired", "too old resource version"))
-SLOW_DOWN = Answer(429, refusal(429, "TooManyRequests", "please slow down"), retry_after=1)
-BROKEN = Answer(500, refusal(500, "InternalError", "etcdserver: leader changed"))
-UNAVAILABLE = Answer(503, refusal(503, "ServiceUnavailable", "not ready"))
-SHUTTING_DOWN = Answer(503, refusal(503, "ServiceUnavailable", "apiserver is shutting down"), retry_after=2)
-SOMEBODY_ELSE = Answer(200, "<html>Please log in</html>")
-EMPTY = Answer(200, "{}")
-TOO_OLD = Say(watch_error(410, "Expired", "too old"))
-CANNOT_CONVERT = Say(watch_error(500, "InternalError", "cannot convert"))
 
 EFFECTS: tuple[Effect, ...] = (
     CONFLICT,
@@ -133,14 +101,20 @@ CASES = (
         "cannot convert",
         ends=True,
     ),
+    Case(
+        "an error in one watch while the other cannot be opened",
+        on(CANNOT_CONVERT, ("watch", JOB), times=2) + on(UNAVAILABLE, ("watch", "pods"), times=4),
+        "does not end by itself",
+        ends=True,
+    ),
     Case("watches that talk nonsense", on(Say("<html>Please log in"), *WATCHES), "JSONDecodeError", ends=True),
 )
 
 
-def must_have_waited(proxy: FaultyProxy) -> None:
+def must_have_waited(entries: list[Entry]) -> None:
     """Whoever was asked to come back after some seconds did not come before."""
     earliest: dict[Call, float] = {}
-    for entry in proxy.journal:
+    for entry in entries:
         assert entry.at >= earliest.get(entry.call, 0), entry
         if entry.told_to_wait:
             earliest[entry.call] = entry.until + entry.told_to_wait
@@ -167,9 +141,6 @@ def operator(control_plane: ControlPlane, space: Namespace, proxy: FaultyProxy) 
     process.start()
     yield process
     process.stop()
-    import shutil
-
-    shutil.copy(process.log_file, "/tmp/f/operator.log")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +159,8 @@ def gang(space: Namespace, gangs: list[Gang]) -> Gang:
 def test_a_gang_starts_and_restarts_once_in_spite_of(
     case: Case, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
 ) -> None:
-    fired, exits, log = proxy.fired.copy(), len(operator.exits), len(operator.log())
+    fired, journal = proxy.fired.copy(), len(proxy.journal)
+    exits, log = len(operator.exits), len(operator.log())
     with proxy.misbehaving(*case.faults):
         gang.create()
         gang.wait_until_running(1)
@@ -202,7 +174,7 @@ def test_a_gang_starts_and_restarts_once_in_spite_of(
     }
     assert case.says in operator.log()[log:]
     assert (len(operator.exits) > exits) == case.ends
-    must_have_waited(proxy)
+    must_have_waited(proxy.journal[journal:])
 
 
 OUTAGES = (
@@ -319,10 +291,43 @@ def test_under_faults_at_random_every_restart_is_counted_once(
         with proxy.misbehaving(*chosen):
             gang.fail(attempt, host=dice.randrange(HOSTS))
             proxy.wait_until_fired(RANDOM, 3 * attempt)
-        gang.wait_until_running(attempt + 1, timeout=120)
+        gang.wait_until_running(attempt + 1, timeout=240)
 
     gang.must_have_restarted(ROUNDS)
     gang.must_have_been_made_once(proxy)
+
+
+@pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")
+def test_watches_that_fall_silent_are_opened_anew(gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator) -> None:
+    exits = len(operator.exits)
+    gang.create()
+    gang.wait_until_running(1)
+    with proxy.misbehaving(*on(Silence(), *WATCHES, name="silent ")):
+        gang.fail(1)
+    gang.wait_until_running(2, timeout=240)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert len(operator.exits) == exits
+
+
+@pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")
+@pytest.mark.parametrize(("effect", "requests"), [(UNAVAILABLE, 40), (Reset(), 40), (Hold(), 6)])
+def test_an_outage_of_minutes_does_not_end_the_operator(
+    effect: Effect, requests: int, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    exits = len(operator.exits)
+    gang.create()
+    gang.wait_until_running(1)
+    outage = Fault(f"long {effect}", anything, effect)
+    with proxy.misbehaving(*CUT_WATCHES, outage):
+        gang.fail(1)
+        proxy.wait_until_fired(outage.name, requests, timeout=600)
+    gang.wait_until_running(2, timeout=240)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert len(operator.exits) == exits
 
 
 def test_in_the_end_no_status_is_written_any_more(gang: Gang, gangs: list[Gang], operator: SupervisedOperator) -> None:

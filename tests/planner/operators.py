@@ -6,14 +6,13 @@ can fail, before or after it was carried out, and the operator can die between a
 
 import asyncio
 import atexit
-import copy
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from tests.planner.model_cluster import ModelCluster, key_of
+from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.plan import plan
@@ -62,17 +61,17 @@ class Requests:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         if resource is JOBS:
-            return copy.deepcopy(self.seen[0]) if self.seen else self.cluster.read_job()
+            return copied(self.seen[0]) if self.seen else self.cluster.read_job()
         found = self.cluster.pods.get(name) if resource is PODS else self.cluster.others.get(f"{resource.kind}/{name}")
         if found is None:
             raise NotFound(404, "NotFound", f"there is no {name}")
-        return copy.deepcopy(found)
+        return copied(found)
 
     async def list(
         self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
     ) -> list[Object]:
         assert resource is PODS
-        return copy.deepcopy(self.seen[1]) if self.seen else self.cluster.read()[1]
+        return copied(self.seen[1]) if self.seen else self.cluster.read()[1]
 
     async def create(self, body: Object) -> Object:
         created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
@@ -150,10 +149,13 @@ class Operator:
             self.inboxes = cluster.new_inboxes()
         return Pass(again, requests.effects, error, requests.failed)
 
-    def view(self, seen: View | None = None) -> Observed:
+    @property
+    def inbox(self) -> Inbox:
+        return Inbox() if self.inboxes is None else self.inboxes.of(KEY)
+
+    def view(self) -> Observed:
         """What it decides upon."""
-        job, pods = seen or self._cluster.read()
-        return Observed.of(job, pods, Inbox() if self.inboxes is None else self.inboxes.of(KEY))
+        return Observed.of(*self._cluster.read(), self.inbox)
 
 
 def look(cluster: ModelCluster) -> Plan:

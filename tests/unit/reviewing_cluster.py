@@ -13,6 +13,25 @@ from tpu_training_operator.runtime.cluster import ApiError, NotFound, Object, Re
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 
+# The status.resolved of a job of 300 steps.
+RESOLVED = {
+    "acceleratorType": "v5litepod-16",
+    "generation": "v5e",
+    "topology": "4x4",
+    "slices": 1,
+    "hostsPerSlice": 4,
+    "hosts": 4,
+    "chipsPerHost": 4,
+    "chips": 16,
+    "replicas": 16,
+    "perReplicaBatchSize": 8,
+    "globalBatchSize": 128,
+    "trainSteps": 300,
+    "warmupSteps": 0,
+    "learningRate": "0.1",
+    "scaleFactor": "1",
+}
+
 
 def token_of(body: Object, **changes: Any) -> Object:
     """The status of a TokenReview of this pod's token."""

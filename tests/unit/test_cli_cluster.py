@@ -23,6 +23,8 @@ from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job, view_o
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.watch import Lines, display
 
+PROGRAM = "from tpu_training_operator.cli.main import main; main()"
+
 
 @pytest.fixture
 def cluster() -> Iterator[OneJobCluster]:
@@ -178,8 +180,7 @@ def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: P
 def test_an_interrupt_is_the_persons_own_wish(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
     cluster.show(seen_job(), *running_pods())
     cluster.logs["digits-1-0-0"] = b"2026-01-15T12:00:00.1Z here\n"
-    program = "from tpu_training_operator.cli.main import main; main()"
-    command = [sys.executable, "-c", program, *arguments, "--kubeconfig", str(kubeconfig)]
+    command = [sys.executable, "-c", PROGRAM, *arguments, "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
@@ -321,6 +322,17 @@ def test_a_log_of_any_length_takes_the_same_memory(
     long, printed = peak()
     assert printed > 0.95 * LONG
     assert long - short < LONG // 10
+
+
+def test_a_reader_who_has_seen_enough_is_left_in_peace(running: OneJobCluster, kubeconfig: Path) -> None:
+    running.logs["digits-1-0-0"] = LINE * 10_000
+    command = [sys.executable, "-c", PROGRAM, "logs", "digits", "--kubeconfig", str(kubeconfig)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 # No answer

@@ -1,5 +1,6 @@
 """What `tpujob watch` sees of a job whose cluster has its troubles: the picture is right again, whatever breaks off."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -18,6 +19,8 @@ from tpu_training_operator.runtime.job_watch import Seen, watch_job
 from tpu_training_operator.runtime.keys import JobKey
 
 KEY = JobKey("default", "digits")
+# Seconds after which a test fails that would wait for ever.
+PATIENCE = 30
 # Longer than any test: only changes bring a new picture.
 NO_TICK = 600.0
 
@@ -46,10 +49,11 @@ async def watching(cluster: OneJobCluster) -> AsyncIterator[Pictures]:
 
 
 async def until(pictures: Pictures, condition: Any) -> Seen[Object]:
-    """The first picture that meets it; the test's own time limit is the suite's."""
-    async for seen in pictures:
-        if condition(seen):
-            return seen
+    """The first picture that meets it."""
+    async with asyncio.timeout(PATIENCE):
+        async for seen in pictures:
+            if condition(seen):
+                return seen
     raise AssertionError("a watch has no end")
 
 
@@ -195,7 +199,7 @@ async def test_what_cannot_be_read_to_begin_with_is_an_error(
 async def test_a_server_that_is_down_is_an_error_to_begin_with() -> None:
     async with watching(OneJobCluster(url=f"http://127.0.0.1:{unused_port()}")) as pictures:
         with pytest.raises(Unavailable) as raised:
-            await anext(pictures)
+            await until(pictures, lambda seen: True)
     assert raised.value.status == 0
 
 

@@ -20,6 +20,8 @@ from tpu_training_operator.runtime.log_following import JobNow, LogReader, NoLog
 
 HOST_0, HOST_1 = WorkerId(1, 0, 0), WorkerId(1, 0, 1)
 SUCCEEDED, _ = JOBS["succeeded"]
+# Seconds after which a test fails that would wait for ever.
+PATIENCE = 30
 
 
 @dataclass
@@ -43,9 +45,10 @@ class Kept:
         self.heard.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            self.heard.clear()
-            await self.heard.wait()
+        async with asyncio.timeout(PATIENCE):
+            while not holds():
+                self.heard.clear()
+                await self.heard.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +79,11 @@ def log_of(*texts: str, minute: int = 0) -> bytes:
     return "".join(lines).encode()
 
 
+async def followed(reader: LogReader, *workers: WorkerId, further_attempts: bool = True) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await reader.follow(workers, further_attempts=further_attempts)
+
+
 LINES = [f"line {number}" for number in range(10)]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
 
@@ -90,7 +98,7 @@ async def test_the_log_of_a_worker_that_has_ended_is_shown_whole(
     finished(cluster, pod(0))
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
     sink = Kept()
-    await logs(sink).follow([HOST_0], further_attempts=True)
+    await followed(logs(sink), HOST_0)
     assert (sink.logs, sink.ended, sink.told) == ({HOST_0: TEXT}, [HOST_0], [])
 
 
@@ -102,10 +110,20 @@ async def test_a_connection_that_is_reset_in_a_line_is_taken_up_there(
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
     cluster.faults["log digits-1-0-0"] = [breaks_off(log[:cut])]
     sink = Kept()
-    await logs(sink).follow([HOST_0], further_attempts=True)
+    await followed(logs(sink), HOST_0)
     assert sink.logs == {HOST_0: TEXT}
     assert len(sink.told) == 1
     assert sink.told[0].startswith("digits-1-0-0: connection lost, trying again: ")
+
+
+async def test_after_a_break_only_what_is_missing_is_asked_for(
+    cluster: OneJobCluster, logs: Callable[..., LogReader]
+) -> None:
+    finished(cluster, pod(0))
+    log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
+    cluster.faults["log digits-1-0-0"] = [breaks_off(log[: log.index(b"line 7")])]
+    await followed(logs(Kept()), HOST_0)
+    assert [query.get("sinceTime") for query in cluster.queries("log digits-1-0-0")] == [None, "2026-01-15T12:00:07.5Z"]
 
 
 async def test_only_the_tail_is_shown_but_no_line_after_it_is_left_out(
@@ -119,7 +137,7 @@ async def test_only_the_tail_is_shown_but_no_line_after_it_is_left_out(
 
     cluster.faults["log digits-1-0-0"] = [tail_then_reset]
     sink = Kept()
-    await logs(sink, tail=3).follow([HOST_0], further_attempts=True)
+    await followed(logs(sink, tail=3), HOST_0)
     assert sink.logs == {HOST_0: b"line 7\nline 8\nline 9\n"}
 
 
@@ -138,7 +156,7 @@ async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
     # Clean ends, as of an API server that is stopped: the last one after the worker has ended.
     cluster.faults["log digits-1-0-0"] = [says(log[:50]), says(log[:90]), the_worker_ends]
     sink = Kept()
-    await logs(sink).follow([HOST_0], further_attempts=True)
+    await followed(logs(sink), HOST_0)
     assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
     assert asked.is_set()
 
@@ -160,7 +178,7 @@ async def test_a_worker_that_says_nothing_is_asked_again_without_a_word(
 
     cluster.faults["log digits-1-0-0"] = [falls_silent]
     sink = Kept()
-    await logs(sink).follow([HOST_0], further_attempts=True)
+    await followed(logs(sink), HOST_0)
     over.set()
     assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
 
@@ -171,7 +189,7 @@ async def test_a_worker_that_has_not_started_is_waited_for_and_that_is_said_once
     cluster.show(seen_job("Starting"), pod(0))
     cluster.logs["digits-1-0-0"] = None
     sink = Kept()
-    following = asyncio.create_task(logs(sink).follow([HOST_0], further_attempts=True))
+    following = asyncio.create_task(followed(logs(sink), HOST_0))
     await sink.until(lambda: bool(sink.told))
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
     finished(cluster, pod(0))
@@ -189,7 +207,7 @@ async def test_the_same_host_of_the_next_attempt_follows(
     for host in (0, 1):
         cluster.logs[f"digits-1-0-{host}"] = log_of(f"first {host}")
     sink = Kept()
-    following = asyncio.create_task(logs(sink).follow([HOST_0, HOST_1], further_attempts=True))
+    following = asyncio.create_task(followed(logs(sink), HOST_0, HOST_1))
     await sink.until(lambda: len(sink.logs) == 2)
 
     cluster.logs = {f"digits-2-0-{host}": log_of(f"second {host}", minute=5) for host in (0, 1)}
@@ -212,7 +230,7 @@ async def test_one_attempt_alone_is_followed_to_its_end_only(
     cluster.show(seen_job(), ended(pod(0), 1))
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
     sink = Kept()
-    await logs(sink).follow([HOST_0], further_attempts=False)
+    await followed(logs(sink), HOST_0, further_attempts=False)
     assert sink.logs == {HOST_0: TEXT}
 
 
@@ -232,7 +250,7 @@ async def test_a_worker_that_never_started_is_not_waited_for_when_the_job_is_ove
 ) -> None:
     cluster.show(seen_job("Starting"))
     sink = Kept()
-    following = asyncio.create_task(logs(sink).follow([HOST_0], further_attempts=True))
+    following = asyncio.create_task(followed(logs(sink), HOST_0))
     await sink.until(lambda: bool(sink.told))
     over(cluster)
     await following
@@ -244,7 +262,7 @@ async def test_a_log_that_may_not_be_read_ends_it_all(cluster: OneJobCluster, lo
     cluster.faults["log digits-1-0-1"] = [refuses(403, "Forbidden", "pods/log")]
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
     with pytest.raises(Forbidden, match="pods/log"):
-        await logs(Kept()).follow([HOST_0, HOST_1], further_attempts=True)
+        await followed(logs(Kept()), HOST_0, HOST_1)
 
 
 async def test_a_job_that_may_not_be_watched_ends_it_all(
@@ -254,7 +272,7 @@ async def test_a_job_that_may_not_be_watched_ends_it_all(
     cluster.logs["digits-1-0-0"] = None
     cluster.faults["list tputrainingjobs"] = [refuses(403, "Forbidden", "cannot list")]
     with pytest.raises(Forbidden, match="cannot list"):
-        await logs(Kept()).follow([HOST_0], further_attempts=True)
+        await followed(logs(Kept()), HOST_0)
 
 
 # Without --follow

@@ -45,6 +45,14 @@ def test_a_log_that_breaks_off_anywhere_is_passed_on_exactly_once(
     assert passed_on == b"".join(time + text + b"\n" for time, (_, text) in zip(times, log, strict=True))
 
 
+def test_of_lines_with_the_same_time_only_the_one_that_broke_off_is_taken_up_within() -> None:
+    position = LogPosition(show_times=False)
+    lines = b"".join(b"2026-01-15T12:00:00.5Z %s\n" % text for text in (b"first", b"second", b"third"))
+    passed_on = position.feed(lines[: lines.index(b"cond")])
+    position.broken_off()
+    assert passed_on + position.feed(lines) == b"first\nsecond\nthird\n"
+
+
 def test_fractions_of_any_length_are_in_order() -> None:
     position = LogPosition(show_times=False)
     assert position.feed(b"2026-01-15T12:00:00.5Z first\n2026-01-15T12:00:00.52+00:00 second\n") == b"first\nsecond\n"

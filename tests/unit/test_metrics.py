@@ -1,5 +1,6 @@
 """The metrics as Prometheus reads them: a fixed set of series, all documented, served as text."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.unit import statuses
-from tests.unit.scrape import scrape
+from tests.unit.scrape import scrape, value
+from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
@@ -82,6 +84,26 @@ def test_every_metric_is_documented_with_its_labels_and_type_and_no_other() -> N
         name = family.name + "_total" * (family.type == "counter")
         exported[name] = (", ".join(sorted(labels)), family.type)
     assert documented == exported
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert value(Metrics(), "tpujob_build_info", version=__version__) == 1
+
+
+async def test_the_loop_s_lag_is_what_a_second_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, now = Metrics(), 1000.0
+
+    async def sleeps_too_long(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 0.25
+        if now > 1002:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", sleeps_too_long)
+    with pytest.raises(asyncio.CancelledError):
+        await metrics.loop_lag.watch()
+    assert value(metrics, "tpujob_event_loop_lag_seconds_sum") == 0.25
 
 
 @pytest.mark.parametrize(

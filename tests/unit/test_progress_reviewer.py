@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import pod
-from tests.unit.reviewing_cluster import POD_NAME, POD_UID, ReviewingCluster, token_of
+from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, token_of
 from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.refused import Refused
@@ -51,24 +51,7 @@ async def test_the_attempt_is_the_pods_whatever_the_present_one_is() -> None:
 
 
 async def test_the_number_of_steps_comes_from_the_status() -> None:
-    resolved = {
-        "acceleratorType": "v5litepod-16",
-        "generation": "v5e",
-        "topology": "4x4",
-        "slices": 1,
-        "hostsPerSlice": 4,
-        "hosts": 4,
-        "chipsPerHost": 4,
-        "chips": 16,
-        "replicas": 16,
-        "perReplicaBatchSize": 8,
-        "globalBatchSize": 128,
-        "trainSteps": 300,
-        "warmupSteps": 0,
-        "learningRate": "0.1",
-        "scaleFactor": "1",
-    }
-    cluster = ReviewingCluster([job_body({"status": {"resolved": resolved}}), pod()])
+    cluster = ReviewingCluster([job_body({"status.resolved": RESOLVED}), pod()])
     assert (await reviewer(cluster).sender("token", KEY)).total_steps == 300
 
 

@@ -4,8 +4,8 @@ import asyncio
 import gzip
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -32,6 +32,8 @@ NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 PROGRESS = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
 TRAINER_STATUS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/digits/status"
 GOOD = {"phase": "Training", "step": 7}
+# A test that fails ends then; none waits for so long.
+SECONDS = 20
 BEARER = {"Authorization": "Bearer token"}
 
 
@@ -50,6 +52,15 @@ class Desk:
             clock=lambda: NOW,
             seconds=lambda: self.seconds,
         )
+
+    @contextmanager
+    def api_server_held(self) -> Iterator[None]:
+        """Within the block the API server answers nothing."""
+        self.cluster.gate = asyncio.Event()
+        try:
+            yield
+        finally:
+            self.cluster.gate.set()
 
     @property
     def inbox(self) -> Inbox:
@@ -72,12 +83,12 @@ async def post(
 ) -> tuple[int, Any]:
     """The status, and the JSON of the answer."""
     given = request or {"json": GOOD}
-    async with worker.post(path, headers=headers, **given) as response:
+    async with asyncio.timeout(SECONDS), worker.post(path, headers=headers, **given) as response:
         return response.status, await response.json()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         while not condition():  # noqa: ASYNC110 - a few rounds of the loop, and nobody tells
             await asyncio.sleep(0)
 
@@ -227,9 +238,8 @@ async def test_an_api_server_that_is_silent_is_503(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_REVIEW", 0.01)
-    desk.cluster.gate = asyncio.Event()
-    status, answer = await post(worker)
-    desk.cluster.gate.set()
+    with desk.api_server_held():
+        status, answer = await post(worker)
     assert (status, answer) == (503, {"message": "the API server was not heard from in time"})
 
 
@@ -264,13 +274,12 @@ async def test_of_too_many_reports_at_once_the_last_ones_come_again_later(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_REQUESTS_AT_ONCE", 2)
-    desk.cluster.gate = asyncio.Event()
     desk.cluster.tokens["renewed"] = desk.cluster.tokens["token"]
     bearers = (BEARER, {"Authorization": "Bearer renewed"})
-    first, second = (asyncio.create_task(post(worker, headers=bearer)) for bearer in bearers)
-    await until(lambda: desk.cluster.asked["TokenReview"] == 2)
-    assert await post(worker) == (503, {"message": "too many reports at once"})
-    desk.cluster.gate.set()
+    with desk.api_server_held():
+        first, second = (asyncio.create_task(post(worker, headers=bearer)) for bearer in bearers)
+        await until(lambda: desk.cluster.asked["TokenReview"] == 2)
+        assert await post(worker) == (503, {"message": "too many reports at once"})
     assert [(await first)[0], (await second)[0]] == [200, 200]
     assert (await post(worker))[0] == 200
 
@@ -292,11 +301,12 @@ class Wire:
 
     async def say(self, text: bytes) -> bytes:
         """What is answered until the server hangs up."""
-        reader, writer = await self.open()
-        writer.write(text)
-        answer = await reader.read()
-        writer.close()
-        return answer
+        async with asyncio.timeout(SECONDS):
+            reader, writer = await self.open()
+            writer.write(text)
+            answer = await reader.read()
+            writer.close()
+            return answer
 
     async def post(self) -> int:
         async with aiohttp.ClientSession(headers=BEARER) as session:
@@ -337,6 +347,14 @@ async def test_what_is_no_tls_or_no_http_leaves_no_trace(desk: Desk, caplog: pyt
     assert caplog.records == []
 
 
+async def test_a_token_that_is_no_text_is_401(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    async with served(desk) as wire:
+        said = request("Connection: close", "Content-Length: 0").replace(b"Bearer token", b"Bearer t\xf6ken")
+        answer = await wire.say(said)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert caplog.records == []
+
+
 async def test_a_worker_that_does_not_trust_us_disturbs_nobody(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     async with served(desk) as wire:
         stranger = Wire(wire.port, trusting(new_authority("progress", datetime.now(UTC))))
@@ -351,14 +369,14 @@ async def test_whoever_says_nothing_is_hung_up_on(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, beginning: bytes
 ) -> None:
     monkeypatch.setattr(module, "_SECONDS_OF_SILENCE", 0.05)
-    async with served(desk) as wire, asyncio.timeout(30):
+    async with served(desk) as wire:
         assert await wire.say(beginning) == b""
 
 
 async def test_a_body_that_does_not_come_is_408(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_READ", 0.05)
     monkeypatch.setattr(module, "_SECONDS_TO_DRAIN", 0.05)
-    async with served(desk) as wire, asyncio.timeout(30):
+    async with served(desk) as wire:
         answer = await wire.say(request("Content-Length: 10", body=b"half"))
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"did not arrive within" in answer

@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -74,13 +75,12 @@ class Target:
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives the command an argument `target`."""
 
+    @functools.wraps(command)
     def with_target(
         *args: Any, namespace: str | None, kubeconfig: Path | None, context: str | None, **options: Any
     ) -> None:
         command(*args, target=Target(namespace, kubeconfig, context), **options)
 
-    with_target.__doc__, with_target.__name__ = command.__doc__, command.__name__
-    with_target.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
     path = click.Path(path_type=Path)
     for option in (
         click.option("--context", help="The kubeconfig's context. Default: its current one."),

@@ -49,7 +49,8 @@ def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
     left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
     if left is not None and left <= _AT_ONCE:
         metadata = observed.job["metadata"]
-        return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),))
+        # With the status that it has: nothing can be noted in a job that is gone.
+        return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),), status=status)
     waits = [wait for wait in (left, next_force(running, now)) if wait is not None]
     return Plan(stages=deletions(running, now), again=min(waits, default=None))
 

@@ -10,7 +10,6 @@ from datetime import datetime
 from tpu_training_operator.domain.report import Inbox, Report
 from tpu_training_operator.runtime.keys import JobKey
 
-
 _LEAST_PAUSE_SECONDS = 5.0
 _REQUESTS_PER_REPORT = 3
 
@@ -34,14 +33,15 @@ class Inboxes:
 
     def put(self, key: JobKey, report: Report) -> None:
         """A later attempt's report replaces an earlier one's, never the other way round. A stack dump is kept until
-        the attempt is over."""
+        the gang gets on: it may stand still elsewhere later."""
         inbox = self.of(key)
         known = inbox.report
         if known is not None and known.attempt > report.attempt:
             return
-        if known is not None and known.attempt == report.attempt:
+        if known is not None and _stands_still(known, report):
             report = replace(report, stacks=report.stacks or known.stacks)
         elif known is not None:
+            report = replace(report, stacks=None)
             inbox = replace(inbox, asked_for_stacks=None)
         self._inboxes[key] = replace(inbox, report=report)
 
@@ -60,3 +60,7 @@ class Inboxes:
     def forget(self, key: JobKey) -> None:
         """The job is gone or has finished."""
         self._inboxes.pop(key, None)
+
+
+def _stands_still(known: Report, report: Report) -> bool:
+    return (known.attempt, known.phase) == (report.attempt, report.phase) and report.step <= known.step

@@ -122,7 +122,7 @@ def _is_time(text: bytes) -> bool:
 
 
 def _order(time: bytes) -> tuple[bytes, bytes]:
-    """Fractions may have any number of digits."""
+    """Without what comes after the fraction, which may have any number of digits."""
     fraction = time[20:]
     digits = fraction[: len(fraction) - len(fraction.lstrip(b"0123456789"))]
-    return time[:19], digits.ljust(9, b"0")
+    return time[:19], digits

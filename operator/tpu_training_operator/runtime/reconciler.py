@@ -34,7 +34,6 @@ from tpu_training_operator.runtime.cluster import (
     AlreadyExists,
     ApiError,
     Cluster,
-    Conflict,
     Forbidden,
     Invalid,
     NotFound,
@@ -165,8 +164,7 @@ class Reconciler:
     ) -> None:
         try:
             await self._cluster.delete(resource, key.namespace, name, uid, grace_seconds=grace_seconds)
-        except (NotFound, Conflict):
-            # Gone already; or gone and replaced, and the replacement is none of this action's business.
+        except NotFound:
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
 
     async def _write_status(self, decided: Plan, job: Object, key: JobKey) -> Status:

@@ -18,7 +18,6 @@ from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.progress import Progress
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.termination import finite
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,19 @@ def phase_of(phase: Phase, steps: int) -> ReportPhase:
 
 
 def operator_body(report: Report) -> bytes:
-    """At most REPORT_LIMIT bytes of JSON. A number that is not finite is null."""
+    """At most REPORT_LIMIT bytes of JSON, with Python's NaN and Infinity: that a loss is none must be seen."""
     document: dict[str, Any] = {
         "phase": report.phase,
         "step": report.step,
         "totalSteps": report.total_steps,
-        "loss": finite(report.loss),
-        "examplesPerSecond": finite(report.examples_per_second),
+        "loss": report.loss,
+        "examplesPerSecond": report.examples_per_second,
         "checkpointStep": report.checkpoint_step,
         "estimatedRemainingSeconds": report.remaining_seconds,
         "stacks": report.stacks,
     }
     more = {
-        "metrics": {name: finite(value) for name, value in _metrics(report)},
+        "metrics": dict(_metrics(report)),
         "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],
     }
     whole = _encode(document | more)
@@ -118,4 +117,4 @@ def _metrics(report: Report) -> list[tuple[str, float]]:
 
 def _encode(document: Mapping[str, Any]) -> bytes:
     # A lone surrogate (in a metric's name) has no UTF-8 form.
-    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")

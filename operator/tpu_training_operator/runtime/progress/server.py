@@ -20,6 +20,7 @@ from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.observers import SILENT_REPORTS, ReportObserver
 from tpu_training_operator.runtime.progress.limits import Limits
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
 from tpu_training_operator.runtime.progress.refused import Refused
@@ -62,9 +63,10 @@ class ProgressService:
     hint: Callable[[JobKey], None]
     clock: Callable[[], datetime]
     seconds: Callable[[], float]
+    observer: ReportObserver = SILENT_REPORTS
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[_answered, _bounded()], client_max_size=MOST_BYTES)
+        app = web.Application(middlewares=[_told(self.observer), _answered, _bounded()], client_max_size=MOST_BYTES)
         reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
         refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
 
@@ -140,6 +142,16 @@ class _TurnedAway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
+
+
+def _told(observer: ReportObserver) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def told(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        response = await handler(request)
+        observer.report_answered(response.status)
+        return response
+
+    return told
 
 
 @web.middleware

@@ -1,0 +1,83 @@
+"""Every request to the API server is counted with its answer: tries that are repeated, and answers that never came."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import unused_port
+from kubernetes.client import Configuration
+
+from tests.contract.api_server import ApiServer, hangs_up, refuses, says, serve
+from tests.unit.scrape import counted, value
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, Conflict, Unavailable
+from tpu_training_operator.runtime.credentials import Credentials
+from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
+from tpu_training_operator.runtime.metrics import Metrics
+
+OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with serve(ApiServer()) as started:
+        yield started
+
+
+def credentials_for(url: str) -> Credentials:
+    configuration = Configuration()
+    configuration.host = url
+    return Credentials(configuration)
+
+
+@pytest.fixture
+async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[KubernetesCluster]:
+    async with connect(credentials_for(server.url), 1000, 1000, metrics.requests) as connected:
+        yield connected
+
+
+async def read(cluster: KubernetesCluster) -> None:
+    await cluster.get(CONFIG_MAPS, "default", "data")
+
+
+async def test_an_answer_is_counted_by_status_and_method(
+    server: ApiServer, cluster: KubernetesCluster, metrics: Metrics
+) -> None:
+    server.answers = [OK, refuses(409)]
+    await read(cluster)
+    with pytest.raises(Conflict):
+        await cluster.delete(CONFIG_MAPS, "default", "data", "uid")
+    assert counted(metrics, "rest_client_requests_total", "code") == {"200": 1, "409": 1}
+    assert counted(metrics, "rest_client_requests_total", "method") == {"GET": 1, "DELETE": 1}
+
+
+async def test_its_time_is_measured(server: ApiServer, cluster: KubernetesCluster, metrics: Metrics) -> None:
+    server.answers = [OK]
+    await read(cluster)
+    assert value(metrics, "rest_client_request_duration_seconds_count", verb="GET") == 1
+    assert value(metrics, "rest_client_request_duration_seconds_sum", verb="GET") > 0
+
+
+async def test_every_try_counts(server: ApiServer, cluster: KubernetesCluster, metrics: Metrics) -> None:
+    server.answers = [refuses(429, **{"Retry-After": "0"}), OK]
+    await read(cluster)
+    assert counted(metrics, "rest_client_requests_total", "code") == {"429": 1, "200": 1}
+
+
+async def test_an_answer_that_was_cut_off_counts_as_none(
+    server: ApiServer, cluster: KubernetesCluster, metrics: Metrics
+) -> None:
+    server.answers = [hangs_up]
+    with pytest.raises(Unavailable):
+        await read(cluster)
+    assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}
+
+
+async def test_a_server_that_is_down_gives_none(metrics: Metrics) -> None:
+    async with connect(credentials_for(f"http://127.0.0.1:{unused_port()}"), 1000, 1000, metrics.requests) as cluster:
+        with pytest.raises(Unavailable):
+            await read(cluster)
+    assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}

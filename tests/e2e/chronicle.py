@@ -1,0 +1,170 @@
+"""Everything that the API server told of one namespace's job and pods, in the order in which it was heard.
+
+What lasts a moment only, such as an attempt that was begun twice, no look at the end would show.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from tests.cluster.api import ApiClient, Object
+
+T = TypeVar("T")
+
+ATTEMPT = "tpu-operator.dev/attempt"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """`at`: time.monotonic() when it was heard. `kind`: ADDED, MODIFIED or DELETED."""
+
+    at: float
+    kind: str
+    item: Object
+
+    @property
+    def name(self) -> str:
+        return str(self.item["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.item["metadata"]["uid"])
+
+    @property
+    def version(self) -> int:
+        """Orders what happened to jobs and pods, which are heard of by two ways: etcd's revision, one row of numbers
+        for all objects. Good for the cluster that the tests start; Kubernetes promises it within one kind only."""
+        return int(self.item["metadata"]["resourceVersion"])
+
+    @property
+    def is_pod(self) -> bool:
+        return bool(self.item["kind"] == "Pod")
+
+    @property
+    def attempt(self) -> int:
+        """Of a pod: the attempt that it belongs to."""
+        return int(self.item["metadata"]["labels"][ATTEMPT])
+
+    @property
+    def is_trouble(self) -> bool:
+        """A pod that has failed, is about to be deleted, or is gone."""
+        if not self.is_pod:
+            return False
+        ended = [status["state"].get("terminated", {}) for status in self.item["status"].get("containerStatuses", [])]
+        # The kubelet tells of the container's end a second before it calls the pod Failed.
+        failed = self.item["status"].get("phase") == "Failed" or any(end.get("exitCode") for end in ended)
+        return failed or "deletionTimestamp" in self.item["metadata"] or self.kind == "DELETED"
+
+
+class Chronicle:
+    """A context; begin it before the job is made. What it holds can be read inside it and after it."""
+
+    def __init__(self, api: ApiClient, namespace: str) -> None:
+        jobs = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{namespace}/tputrainingjobs"
+        self._paths = (jobs, f"/api/v1/namespaces/{namespace}/pods")
+        self._api = api
+        self._moments: list[Moment] = []
+        self._news = threading.Condition()
+        self._watches = ExitStack()
+        self._followers: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        for path in self._paths:
+            events = self._watches.enter_context(self._api.watch(path))
+            follower = threading.Thread(target=self._follow, args=(events,), name=f"follows {path}")
+            follower.start()
+            self._followers.append(follower)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watches.close()
+        for follower in self._followers:
+            follower.join()
+
+    def _follow(self, events: Iterator[Object]) -> None:
+        for event in events:
+            with self._news:
+                self._moments.append(Moment(time.monotonic(), event["type"], event["object"]))
+                self._news.notify_all()
+
+    def wait(self, find: Callable[["Chronicle"], T | None], *, timeout: float, what: str) -> T:
+        """What `find` finds once it finds something, looked for whenever there is news. Raises TimeoutError."""
+        with self._news:
+            if self._news.wait_for(lambda: find(self) is not None, timeout):
+                found = find(self)
+                assert found is not None
+                return found
+        raise TimeoutError(f"not so after {timeout:g} s: {what}; {self.summary()}")
+
+    def moments(self) -> list[Moment]:
+        with self._news:
+            return list(self._moments)
+
+    def job(self) -> Object:
+        """As it was last."""
+        return [moment.item for moment in self.moments() if not moment.is_pod][-1]
+
+    def statuses(self) -> list[Object]:
+        """Those of the job, oldest first."""
+        return [moment.item["status"] for moment in self.moments() if not moment.is_pod and "status" in moment.item]
+
+    def status(self) -> Object:
+        """The job's newest; empty before its first."""
+        return (self.statuses() or [{}])[-1]
+
+    def attempts(self) -> list[int]:
+        """Every value that status.attempt had since the first attempt, repetitions of the one before left out."""
+        numbers = [status["attempt"] for status in self.statuses() if status.get("attempt")]
+        return [number for index, number in enumerate(numbers) if index == 0 or number != numbers[index - 1]]
+
+    def created(self) -> list[str]:
+        """The names of all pods that ever were, one for each uid."""
+        return sorted({moment.uid: moment.name for moment in self.moments() if moment.is_pod}.values())
+
+    def pods(self) -> dict[str, Object]:
+        """Those that there are, by name."""
+        newest = {moment.uid: moment for moment in self.moments() if moment.is_pod}
+        return {moment.name: moment.item for moment in newest.values() if moment.kind != "DELETED"}
+
+    def summary(self) -> str:
+        """For the message of a test that fails."""
+        pods = {name: (pod["status"].get("phase"), pod["status"].get("reason")) for name, pod in self.pods().items()}
+        return f"status: {self.status()}; pods: {pods}"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How long a restart took, in seconds: from the first failure that was to be seen until all new pods were there.
+
+    stopping: of these, waiting for the kubelets to end the old workers; the rest is the operator's.
+    """
+
+    seconds: float
+    stopping: float
+
+    @property
+    def operator(self) -> float:
+        return self.seconds - self.stopping
+
+
+# By what had happened.
+Recoveries = dict[str, Recovery]
+
+
+def recovery(chronicle: Chronicle, attempt: int) -> Recovery:
+    """Of the restart that led to `attempt`."""
+    moments = chronicle.moments()
+    decided = next(m.at for m in moments if not m.is_pod and m.item.get("status", {}).get("attempt") == attempt)
+    created = [m.at for m in moments if m.is_pod and m.attempt == attempt and m.kind == "ADDED"]
+    old = [m for m in moments if m.is_pod and m.attempt == attempt - 1 and m.at < min(created)]
+    seen = min([decided, *(m.at for m in old if m.is_trouble)])
+    told: dict[str, float] = {}
+    for moment in old:
+        if moment.kind == "DELETED" or "deletionTimestamp" in moment.item["metadata"]:
+            told.setdefault(moment.uid, moment.at)
+    gone = [m.at for m in old if m.kind == "DELETED"]
+    stopping = max(gone) - max(told.values()) if gone else 0.0
+    return Recovery(max(created) - seen, max(0.0, stopping))

@@ -1,0 +1,67 @@
+"""The operator dies again and again while a training runs whose workers die too: nothing is lost or done twice."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.cluster.api import Object
+from tests.cluster.nodes import RealCluster
+from tests.cluster.object_storage import ObjectStorage
+from tests.e2e import containers
+from tests.e2e.chronicle import Recoveries, recovery
+from tests.e2e.operator_pod import kill_operator, restarts
+from tests.e2e.soak import SOAK
+from tests.e2e.training import HOSTS, NAME, START_SECONDS, Training, result, started
+
+SEEDS = range(5) if SOAK else range(1)
+OPERATOR_KILLS = 20
+WORKER_KILLS = 3
+# From the moment at which its process is there: it needs some two seconds to begin its work.
+LONGEST_LIFE_SECONDS = 5.0
+STEP_SECONDS = 0.3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_operator_that_is_killed_again_and_again_restarts_each_gang_once(
+    cluster: RealCluster, storage: ObjectStorage, undisturbed: Object, recoveries: Recoveries, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    lives = [chosen.uniform(0, LONGEST_LIFE_SECONDS) for _ in range(OPERATOR_KILLS)]
+    hosts = [chosen.randrange(HOSTS) for _ in range(WORKER_KILLS)]
+    before = restarts(cluster)
+    with started(cluster, storage, STEP_SECONDS) as training, ThreadPoolExecutor(1) as beside:
+        killing = beside.submit(kill_operator_after, cluster, lives)
+        kill_workers(training, hosts)
+        killing.result()
+        still_training = training.chronicle.status()["state"] not in ("Succeeded", "Failed")
+        status = training.wait_ended()
+    for attempt in range(2, WORKER_KILLS + 2):
+        recoveries[f"worker killed, operator too ({seed}.{attempt - 1})"] = recovery(training.chronicle, attempt)
+
+    attempts = range(1, WORKER_KILLS + 2)
+    assert still_training, "all of it happened during the training"
+    assert restarts(cluster) - before == OPERATOR_KILLS
+    assert training.chronicle.attempts() == list(attempts)
+    assert training.chronicle.created() == [f"{NAME}-{n}-0-{host}" for n in attempts for host in range(HOSTS)]
+    assert status["restarts"]["byClass"] == {"Infrastructure": WORKER_KILLS}
+    assert (status["state"], result(status)) == ("Succeeded", undisturbed)
+
+
+def kill_operator_after(cluster: RealCluster, lives: list[float]) -> None:
+    for life in lives:
+        kill_operator(cluster, after=life)
+
+
+def kill_workers(training: Training, hosts: list[int]) -> None:
+    """One in each attempt, once the attempt has made a checkpoint of its own."""
+    saved = 0
+    for attempt, host in enumerate(hosts, start=1):
+        training.wait_running(attempt)
+        saved = training.wait_checkpoint(after=saved)
+        containers.kill(training.pod(host, attempt))
+        training.chronicle.wait(
+            lambda told, attempt=attempt: told.status() if told.status()["attempt"] > attempt else None,
+            timeout=START_SECONDS,
+            what="the next attempt",
+        )

@@ -1,0 +1,281 @@
+"""What happens to workers on real nodes: it is on record, costs one restart or none, and changes no result.
+
+The trainings run at the same time, each in a namespace of its own; a test reads what became of one of them.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.cluster.api import Object
+from tests.cluster.nodes import RealCluster
+from tests.cluster.object_storage import ObjectStorage
+from tests.e2e import containers
+from tests.e2e.chronicle import Chronicle, Recoveries, recovery
+from tests.e2e.paced_digits import FAULT
+from tests.e2e.training import HOSTS, NAME, Training, result, started
+
+# More would only wait for each other: a worker takes ten seconds of a processor to start.
+AT_ONCE = 3
+STEP_SECONDS = 0.05
+HANG_SECONDS = 5
+NO_PROGRESS_SECONDS = 15
+
+# What the seconds of a job's life are accounted as; another one is a part of the productive ones.
+ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
+
+
+def ended_with(code: int, reason: str = "Error") -> Callable[[Object], bool]:
+    """Whether the kubelet says so of a pod's container."""
+
+    def has_struck(pod: Object) -> bool:
+        states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
+        ends = [state["terminated"] for state in states if "terminated" in state]
+        return any((end["exitCode"], end["reason"]) == (code, reason) for end in ends)
+
+    return has_struck
+
+
+def waits_as(reason: str) -> Callable[[Object], bool]:
+    def has_struck(pod: Object) -> bool:
+        states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
+        return any(state.get("waiting", {}).get("reason") == reason for state in states)
+
+    return has_struck
+
+
+def to_running(act: Callable[[Training], object]) -> Callable[[Training], None]:
+    """Does it to a training that runs and has made a checkpoint."""
+
+    def inflict(training: Training) -> None:
+        training.wait_running()
+        training.wait_checkpoint()
+        act(training)
+
+    return inflict
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a worker, and what is to be on record of it.
+
+    host: whose; None where it may be any. said: a pattern of the message. code: the exit code on record.
+    has_struck: whether a pod shows it, by the word of the kubelet or the API server; None where they know nothing of
+    it, and `inflict` sees to it itself. inflict: does it to a training; nothing where the worker does it to itself.
+    env, spec: what the job needs for it.
+    """
+
+    host: int | None
+    failure_class: str
+    reason: str
+    said: str
+    has_struck: Callable[[Object], bool] | None = None
+    inflict: Callable[[Training], object] = lambda training: None
+    code: int | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+HEALED = {
+    "killed": Fault(
+        host=1,
+        failure_class="Infrastructure",
+        reason="Killed",
+        said="exit code 137",
+        code=137,
+        inflict=to_running(lambda training: containers.kill(training.pod(1))),
+        has_struck=ended_with(137),
+    ),
+    "out of memory": Fault(
+        host=1,
+        failure_class="OutOfMemory",
+        reason="OOMKilled",
+        said="more memory than its limit",
+        code=137,
+        env={FAULT: "1:90:hoard"},
+        spec={"trainer": {"resources": {"limits": {"memory": "2Gi"}, "requests": {"memory": "64Mi"}}}},
+        has_struck=ended_with(137, "OOMKilled"),
+    ),
+    "deleted": Fault(
+        host=1,
+        failure_class="Infrastructure",
+        reason="PodDeleted",
+        said="deleted",
+        inflict=to_running(lambda training: training.kubectl("delete", "pod", f"{NAME}-1-0-1", "--wait=false")),
+        has_struck=lambda pod: "deletionTimestamp" in pod["metadata"],
+    ),
+    # The one that stands still says nothing any more; the one that waits for it does.
+    "stopped": Fault(
+        host=0,
+        failure_class="Hang",
+        reason="Hung",
+        said=r"hung for \d+ s in phase",
+        code=71,
+        env={"TPU_TRAINER_HANG_SECONDS": str(HANG_SECONDS)},
+        inflict=to_running(lambda training: containers.stop(training.pod(1))),
+        has_struck=ended_with(71),
+    ),
+    # Nobody in the gang has a limit as short as the job's: only the operator notices, and no kubelet does.
+    "silent": Fault(
+        host=0,
+        failure_class="Hang",
+        reason="NoProgress",
+        said=f"no step was reported for {NO_PROGRESS_SECONDS} s",
+        spec={"runPolicy": {"progressDeadlineSeconds": NO_PROGRESS_SECONDS}},
+        inflict=to_running(lambda training: containers.stop(training.pod(0))),
+    ),
+}
+# What would go wrong again is not tried again.
+FATAL = {
+    "wrong": Fault(
+        host=1,
+        failure_class="UserError",
+        reason="UserError",
+        said=r"(?s)paced_digits\.py.*in run_out_of_ink.*ValueError: the pen has no ink",
+        code=1,
+        env={FAULT: "1:60:raise"},
+        has_struck=ended_with(1),
+    ),
+    "without image": Fault(
+        host=None,
+        failure_class="UserError",
+        reason="ErrImageNeverPull",
+        said=r'Container image "[^"]*/digits:none" is not present with pull policy of Never',
+        spec={"trainer": {"image": "ghcr.io/example/digits:none", "imagePullPolicy": "Never"}},
+        has_struck=waits_as("ErrImageNeverPull"),
+    ),
+}
+FAULTS = HEALED | FATAL
+
+
+@dataclass(frozen=True)
+class Story:
+    """What became of a training. log: of the last attempt's first worker. left: pods and config maps at the end."""
+
+    status: Object
+    chronicle: Chronicle
+    log: str
+    left: list[str]
+
+    @classmethod
+    def of(cls, training: Training) -> "Story":
+        status = training.wait_ended()
+        log = training.log(status["attempt"]) if status["state"] == "Succeeded" else ""
+        left = [name for kind in ("pod", "configmap") for name in training.names(kind) if name.startswith(NAME)]
+        return cls(status, training.chronicle, log, left)
+
+    def node_of(self, pod: str) -> str | None:
+        told = [moment.item["spec"].get("nodeName") for moment in self.chronicle.moments() if moment.name == pod]
+        return next((node for node in told if node), None)
+
+
+Stories = dict[str, Future[Story]]
+
+
+@pytest.fixture(scope="module")
+def stories(
+    cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage, recoveries: Recoveries
+) -> Iterator[Stories]:
+    """All trainings of this module, by the name of what happens to them; they begin when the first one is asked for."""
+
+    def hurt(name: str, fault: Fault) -> Story:
+        with started(cluster, storage, STEP_SECONDS, fault.env, **fault.spec) as training:
+            fault.inflict(training)
+            story = Story.of(training)
+        if name in HEALED:
+            recoveries[f"worker {name}"] = recovery(story.chronicle, 2)
+        return story
+
+    with ThreadPoolExecutor(AT_ONCE) as together:
+        # What takes longest is started first.
+        order = sorted(FAULTS, key=lambda name: FAULTS[name].failure_class != "Hang")
+        told = {name: together.submit(hurt, name, FAULTS[name]) for name in order}
+        try:
+            yield told
+        finally:
+            for future in told.values():
+                future.cancel()
+
+
+@pytest.mark.parametrize("name", [name for name in HEALED if HEALED[name].has_struck])
+def test_the_fault_struck_one_worker_before_anything_was_done_about_it(stories: Stories, name: str) -> None:
+    has_struck = FAULTS[name].has_struck
+    told = stories[name].result().chronicle.moments()
+    decided = next(m.version for m in told if not m.is_pod and m.item.get("status", {}).get("attempt") == 2)
+    struck = {m.name for m in told if m.is_pod and m.version < decided and has_struck(m.item)}
+    assert struck == {f"{NAME}-1-0-{FAULTS[name].host}"}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_the_fault_struck(stories: Stories, name: str) -> None:
+    has_struck = FAULTS[name].has_struck
+    told = stories[name].result().chronicle.moments()
+    assert any(m.is_pod and has_struck(m.item) for m in told)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_failure_is_on_record(stories: Stories, name: str) -> None:
+    fault, story = FAULTS[name], stories[name].result()
+    failure = story.status["firstFailure"]
+    host = failure["host"] if fault.host is None else fault.host
+    pod = f"{NAME}-1-0-{host}"
+    expected = {
+        "attempt": 1,
+        "pod": pod,
+        "node": story.node_of(pod),
+        "slice": 0,
+        "host": host,
+        "exitCode": fault.code,
+        "class": fault.failure_class,
+        "reason": fault.reason,
+    }
+    assert {key: failure.get(key) for key in expected} == expected
+    assert re.search(fault.said, failure["message"])
+    assert story.status["lastFailure"] == failure
+
+
+@pytest.mark.parametrize("name", HEALED)
+def test_the_gang_is_restarted_once(stories: Stories, name: str) -> None:
+    story = stories[name].result()
+    assert story.chronicle.attempts() == [1, 2]
+    assert story.chronicle.created() == [f"{NAME}-{attempt}-0-{host}" for attempt in (1, 2) for host in range(HOSTS)]
+    assert story.status["restarts"]["byClass"] == {FAULTS[name].failure_class: 1}
+
+
+@pytest.mark.parametrize("name", HEALED)
+def test_the_training_ends_as_if_nothing_had_happened(stories: Stories, name: str, undisturbed: Object) -> None:
+    story = stories[name].result()
+    assert story.status["state"] == "Succeeded", story.chronicle.summary()
+    assert result(story.status) == undisturbed
+    assert re.search(r"continues from checkpoint step-\d+", story.log)
+
+
+@pytest.mark.parametrize("name", HEALED)
+def test_nothing_of_the_first_attempt_is_left(stories: Stories, name: str) -> None:
+    assert not [left for left in stories[name].result().left if left.startswith(f"{NAME}-1")]
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_what_would_go_wrong_again_is_not_tried_again(stories: Stories, name: str) -> None:
+    story = stories[name].result()
+    assert (story.status["state"], story.chronicle.attempts()) == ("Failed", [1])
+    assert not story.status.get("restarts", {}).get("byClass")
+    assert story.chronicle.created() == [f"{NAME}-1-0-{host}" for host in range(HOSTS)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_seconds_of_the_jobs_life_add_up(stories: Stories, name: str) -> None:
+    told = stories[name].result().chronicle
+    job, goodput = told.job(), told.status()["goodput"]
+    life = seconds(job["status"]["completionTime"]) - seconds(job["metadata"]["creationTimestamp"])
+    assert goodput["activity"] == "Finished"
+    assert sum(goodput[f"{account}Seconds"] for account in ACCOUNTS) == life
+
+
+def seconds(time: str) -> int:
+    return int(datetime.fromisoformat(time).timestamp())

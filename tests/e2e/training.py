@@ -1,0 +1,133 @@
+"""One small training on real nodes, in a namespace of its own, long enough to be hurt in the middle.
+
+Two hosts, checkpoints in a bucket, the digits at a pace (`paced_digits`). Called by the tests of failures.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from tests.cluster.api import Object
+from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.nodes import RealCluster
+from tests.cluster.object_storage import ObjectStorage
+from tests.cluster.processes import wait_until
+from tests.e2e import paced_digits
+from tests.e2e.chronicle import Chronicle
+from tests.e2e.space import Space
+
+NAME = "digits"
+BUCKET = "checkpoints"
+HOSTS = 2
+STEPS = 240
+STEPS_BETWEEN_CHECKPOINTS = 20
+# Waiting limits, not expectations: many trainings share a small machine.
+RUN_SECONDS = 600.0
+START_SECONDS = 300.0
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], **spec: Any) -> Object:
+    """The job. `pace`: seconds that a step lasts longer. `env`: further variables. `spec`: what is to be different."""
+    variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
+    trainer = {
+        "image": "ghcr.io/example/digits:1",
+        "entrypoint": "tests.e2e.paced_digits:task",
+        "backend": "Torch",
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "terminationGracePeriodSeconds": 10,
+        **spec.pop("trainer", {}),
+    }
+    return {
+        "apiVersion": "tpu-operator.dev/v1alpha1",
+        "kind": "TPUTrainingJob",
+        "metadata": {"name": NAME},
+        "spec": {
+            "slice": {"acceleratorType": "v5litepod-8", "hardware": "CPU"},
+            "trainer": trainer,
+            "recipe": {
+                "tunedOn": {"acceleratorType": "v5litepod-8"},
+                "globalBatchSize": 64,
+                "trainSteps": STEPS,
+                "optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"},
+            },
+            "checkpoint": {"uri": f"gs://{BUCKET}/{folder}", "everySteps": STEPS_BETWEEN_CHECKPOINTS, "keep": 2},
+            **spec,
+        },
+    }
+
+
+class Training(Space):
+    """`chronicle`: all that was told of it. Made by `started`."""
+
+    def __init__(self, cluster: RealCluster, name: str, storage: ObjectStorage, chronicle: Chronicle) -> None:
+        super().__init__(cluster, name)
+        self.chronicle = chronicle
+        self._storage = storage
+
+    def pod(self, host: int, attempt: int = 1) -> Object:
+        """A worker whose container runs, or the first to be one."""
+        name = f"{NAME}-{attempt}-0-{host}"
+        return self.chronicle.wait(
+            lambda told: _with_container(told.pods().get(name)), timeout=START_SECONDS, what=name
+        )
+
+    def checkpoint(self) -> int:
+        """The step of this training's newest one that is whole; 0 where there is none."""
+        names = self._storage.names(BUCKET, f"{self.name}/step-")
+        return max((int(name.split("/step-")[1][:8]) for name in names if name.endswith("/COMMIT")), default=0)
+
+    def wait_running(self, attempt: int = 1) -> None:
+        """Until all workers of the attempt are ready."""
+        self.chronicle.wait(
+            lambda told: _running(told.status(), attempt) or None, timeout=START_SECONDS, what=f"attempt {attempt} runs"
+        )
+
+    def wait_checkpoint(self, after: int = 0) -> int:
+        """Until there is one of a later step than `after`; returns its step."""
+        wait_until(lambda: self.checkpoint() > after, timeout=START_SECONDS, what=f"a checkpoint after step {after}")
+        return self.checkpoint()
+
+    def wait_ended(self) -> Object:
+        """Its last status."""
+        return self.chronicle.wait(
+            lambda told: told.status() if told.status().get("state") in ("Succeeded", "Failed") else None,
+            timeout=RUN_SECONDS,
+            what="the training has ended",
+        )
+
+    def log(self, attempt: int, host: int = 0) -> str:
+        return self.kubectl("logs", f"{NAME}-{attempt}-0-{host}")
+
+
+@contextmanager
+def started(
+    cluster: RealCluster,
+    storage: ObjectStorage,
+    pace: float = 0.0,
+    env: dict[str, str] | None = None,
+    **spec: Any,
+) -> Iterator[Training]:
+    """A training that has been applied; for the arguments see `body`."""
+    with fresh_namespace(cluster.api, RESTRICTED) as name, Chronicle(cluster.api, name) as chronicle:
+        training = Training(cluster, name, storage, chronicle)
+        training.kubectl("apply", "-f", "-", input=yaml.safe_dump(body(storage, name, pace, env or {}, **spec)))
+        yield training
+
+
+def result(status: Object) -> Object:
+    """What the training came to, without how fast."""
+    progress = status.get("progress") or {}
+    return {name: progress.get(name) for name in ("step", "totalSteps", "loss", "metrics")}
+
+
+def _with_container(pod: Object | None) -> Object | None:
+    statuses = pod["status"].get("containerStatuses", []) if pod else []
+    return pod if any("running" in status["state"] for status in statuses) else None
+
+
+def _running(status: Object, attempt: int) -> bool:
+    return status.get("attempt") == attempt and status.get("state") == "Running"

@@ -1,0 +1,236 @@
+"""Where the time goes in the life of a job, second by second."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.laws import life
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import one_pass
+from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, passes
+from tpu_training_operator.api.status import Activity, Goodput, ReportPhase
+from tpu_training_operator.domain.observed import format_time, parse_time
+
+# Every part of a story takes another number of seconds, so that none can be taken for another.
+QUEUE, START, TRAIN = 30, 20, 100
+
+
+def given_a_gang_that_waits_for_nodes(**policy: object) -> ModelCluster:
+    cluster = given_a_job({"spec.runPolicy": policy} if policy else None, listens=True)
+    one_pass(cluster)
+    one_pass(cluster)
+    return cluster
+
+
+def it_gets_nodes(cluster: ModelCluster, after: float) -> None:
+    passes(cluster, after)
+    for pod in cluster.pods.values():
+        kubelet.place(cluster, pod)
+
+
+def it_takes_its_first_step(cluster: ModelCluster, after: float, step: int = 1) -> None:
+    """The workers are ready long before that."""
+    all_are_ready(cluster)
+    one_pass(cluster)
+    passes(cluster, after)
+    it_reports(cluster, step)
+
+
+def it_reports(cluster: ModelCluster, step: int, checkpoint: int | None = None) -> None:
+    kubelet.report(cluster, step, checkpoint_step=checkpoint)
+    one_pass(cluster)
+
+
+def given_a_gang_that_trains(**policy: object) -> ModelCluster:
+    cluster = given_a_gang_that_waits_for_nodes(**policy)
+    it_gets_nodes(cluster, QUEUE)
+    it_takes_its_first_step(cluster, START)
+    return cluster
+
+
+def restart(cluster: ModelCluster) -> None:
+    """The old workers go at once, the new ones are there at once."""
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+
+
+def accounts(cluster: ModelCluster) -> Goodput:
+    goodput = cluster.status.goodput
+    assert goodput is not None
+    created = parse_time(cluster.job["metadata"]["creationTimestamp"])
+    assert life(goodput) == (parse_time(goodput.since) - created).total_seconds()
+    return goodput
+
+
+def split(cluster: ModelCluster) -> dict[str, int]:
+    """The sums that are not zero."""
+    sums = accounts(cluster).model_dump(include={name for name in Goodput.model_fields if name.endswith("_seconds")})
+    return {name.removesuffix("_seconds"): seconds for name, seconds in sums.items() if seconds}
+
+
+def test_a_job_that_has_just_begun_waits() -> None:
+    cluster = given_a_job()
+    passes(cluster, 3)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 3}
+    assert accounts(cluster).activity is Activity.QUEUE
+
+
+def test_a_job_without_trouble_has_queued_started_and_trained() -> None:
+    cluster = given_a_gang_that_trains()
+    passes(cluster, TRAIN)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 30, "start": 20, "productive": 100, "unsaved": 100}
+    assert (accounts(cluster).activity, accounts(cluster).since) == (Activity.FINISHED, format_time(cluster.now))
+    assert accounts(cluster).ratio == "0.667"
+
+
+def test_what_was_trained_after_the_last_checkpoint_is_wasted_by_a_failure() -> None:
+    cluster = given_a_gang_that_trains()
+    passes(cluster, 60)
+    it_reports(cluster, 60, checkpoint=60)
+    passes(cluster, 40)
+    fails(cluster, "digits-1-0-2")
+    restart(cluster)
+    assert split(cluster) == {"queue": 30, "start": 20, "productive": 60, "wasted": 40}
+    assert accounts(cluster).activity is Activity.RECOVERY
+
+
+def test_recovery_lasts_from_the_failure_to_the_next_step_without_the_wait_for_nodes() -> None:
+    cluster = given_a_gang_that_trains()
+    passes(cluster, 60)
+    it_reports(cluster, 60, checkpoint=60)
+    passes(cluster, 40)
+    fails(cluster, "digits-1-0-2")
+    passes(cluster, 2)
+    restart(cluster)
+    it_gets_nodes(cluster, 7)
+    it_takes_its_first_step(cluster, 11, step=61)
+    assert split(cluster) == {"queue": 30 + 7, "start": 20, "productive": 60, "wasted": 40, "recovery": 2 + 11}
+    assert accounts(cluster).activity is Activity.TRAIN
+
+
+def test_a_failure_that_is_seen_late_ends_the_training_when_it_happened() -> None:
+    cluster = given_a_gang_that_trains()
+    passes(cluster, 60)
+    fails(cluster, "digits-1-0-2")
+    passes(cluster, 1000)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 30, "start": 20, "wasted": 60, "recovery": 1000}
+
+
+def test_a_gang_that_is_preempted_has_saved_what_it_did() -> None:
+    cluster = given_a_gang_that_trains()
+    cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
+    passes(cluster, 60)
+    fails(cluster, "digits-1-0-2", 75)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 30, "start": 20, "productive": 60}
+
+
+@pytest.mark.parametrize(("checkpoint", "kept"), [(True, "productive"), (False, "wasted")])
+def test_a_suspension_is_no_loss_for_a_job_with_checkpoints(checkpoint: bool, kept: str) -> None:
+    cluster = given_a_gang_that_trains()
+    if checkpoint:
+        cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
+    passes(cluster, 60)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    passes(cluster, 5000)
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 30, "start": 20, kept: 60, "suspended": 5000}
+    assert accounts(cluster).activity is Activity.QUEUE
+
+
+def test_the_pause_of_a_gang_that_gave_back_its_nodes_is_waiting_too() -> None:
+    cluster = given_a_gang_that_waits_for_nodes(startDeadlineSeconds=50)
+    passes(cluster, 10)
+    kubelet.place(cluster, cluster.pods["digits-1-0-0"])
+    passes(cluster, 50)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 60}
+    passes(cluster, 1000)
+    restart(cluster)
+    it_gets_nodes(cluster, 5)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 60 + 1000 + 5}
+
+
+def test_a_loop_that_reports_nothing_trains_from_when_it_is_ready() -> None:
+    own = {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}
+    cluster = given_a_job({"spec.trainer": own}, listens=True)
+    one_pass(cluster)
+    one_pass(cluster)
+    it_gets_nodes(cluster, QUEUE)
+    passes(cluster, START)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    passes(cluster, TRAIN)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 30, "start": 20, "productive": 100, "unsaved": 100}
+
+
+def test_a_trainer_whose_reports_do_not_get_through_has_trained_all_the_same() -> None:
+    cluster = given_a_gang_that_waits_for_nodes()
+    it_gets_nodes(cluster, QUEUE)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    passes(cluster, TRAIN)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert split(cluster) == {"queue": 30, "productive": 100, "unsaved": 100}
+
+
+def at_once(cluster: ModelCluster) -> None:
+    pass
+
+
+def at_the_next_report(cluster: ModelCluster) -> None:
+    passes(cluster, 9)
+    it_reports(cluster, 70)
+
+
+@pytest.mark.parametrize(("then", "late"), [(at_once, 0), (at_the_next_report, 9)])
+def test_a_step_that_is_heard_before_the_gang_is_seen_to_be_ready_hides_no_wait_for_nodes(
+    then: Callable[[ModelCluster], None], late: int
+) -> None:
+    """An operator that was away finds a gang that trains already."""
+    cluster = given_a_gang_that_trains()
+    passes(cluster, 60)
+    it_reports(cluster, 60, checkpoint=60)
+    fails(cluster, "digits-1-0-2")
+    restart(cluster)
+    it_gets_nodes(cluster, 700)
+    all_are_ready(cluster)
+    passes(cluster, 13)
+    it_reports(cluster, 65)
+    one_pass(cluster)
+    then(cluster)
+    assert split(cluster) == {"queue": 30 + 700, "start": 20, "productive": 60, "recovery": 13 + late}
+
+
+def test_compiling_is_no_training() -> None:
+    cluster = given_a_gang_that_waits_for_nodes()
+    it_gets_nodes(cluster, QUEUE)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    passes(cluster, START)
+    kubelet.report(cluster, 1, ReportPhase.STARTING)
+    one_pass(cluster)
+    assert accounts(cluster).activity is Activity.START
+
+
+def test_a_job_whose_clock_was_set_back_ends_when_its_account_does() -> None:
+    cluster = given_a_gang_that_trains()
+    since = accounts(cluster).since
+    passes(cluster, -40)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert cluster.status.completion_time == accounts(cluster).since == since

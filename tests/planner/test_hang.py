@@ -1,0 +1,208 @@
+"""When a gang that runs is taken for hung, and what is asked of it first."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import look, one_pass
+from tests.planner.story import described, given_a_running_gang, passes
+from tpu_training_operator.api.status import ReportPhase, State
+from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.hang import STACKS_WAIT
+
+MINUTE = timedelta(minutes=1)
+OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+
+
+def with_deadline(seconds: int) -> dict[str, object]:
+    return {"spec.runPolicy": {"progressDeadlineSeconds": seconds}}
+
+
+def given_a_gang_that_reported(
+    step: int = 10, phase: ReportPhase = ReportPhase.TRAINING, changes: dict[str, object] | None = None
+) -> ModelCluster:
+    """Some time after it became ready."""
+    cluster = given_a_running_gang(changes, listens=True)
+    passes(cluster, 60)
+    reports(cluster, step, phase)
+    return cluster
+
+
+def reports(cluster: ModelCluster, step: int, phase: ReportPhase = ReportPhase.TRAINING, **fields: object) -> None:
+    kubelet.report(cluster, step, phase, **fields)
+    one_pass(cluster)
+
+
+def until_taken_for_hung(cluster: ModelCluster) -> timedelta | None:
+    """How long from now on nothing may be heard of it."""
+    left = look(cluster).again
+    if left is not None:
+        cluster.now += left
+        assert described(look(cluster)) in (["ask for stacks"], [])
+        assert described(look(cluster)) or look(cluster).status is not None
+    return left
+
+
+@pytest.mark.parametrize(
+    ("phase", "deadline", "limit"),
+    [
+        (ReportPhase.STARTING, None, 45 * MINUTE),
+        (ReportPhase.TRAINING, None, 15 * MINUTE),
+        (ReportPhase.EVALUATING, None, 45 * MINUTE),
+        (ReportPhase.CHECKPOINTING, None, 45 * MINUTE),
+        (ReportPhase.DONE, None, None),
+        (ReportPhase.STARTING, 120, 45 * MINUTE),
+        (ReportPhase.TRAINING, 120, 2 * MINUTE),
+        (ReportPhase.EVALUATING, 120, 45 * MINUTE),
+        (ReportPhase.CHECKPOINTING, 120, 45 * MINUTE),
+        (ReportPhase.DONE, 120, None),
+        (ReportPhase.STARTING, 7200, 120 * MINUTE),
+        (ReportPhase.TRAINING, 7200, 120 * MINUTE),
+        (ReportPhase.EVALUATING, 7200, 120 * MINUTE),
+        (ReportPhase.CHECKPOINTING, 7200, 120 * MINUTE),
+    ],
+)
+def test_how_long_nothing_may_happen_depends_on_the_phase(
+    phase: ReportPhase, deadline: int | None, limit: timedelta | None
+) -> None:
+    cluster = given_a_gang_that_reported(10, phase, with_deadline(deadline) if deadline else None)
+    assert until_taken_for_hung(cluster) == limit
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        # Its reports do not get through, and it may be well.
+        ({}, None),
+        (with_deadline(120), 45 * MINUTE),
+        # A loop that is not ours need not report, unless it is said that it does.
+        (OWN_LOOP, None),
+        (OWN_LOOP | with_deadline(120), 2 * MINUTE),
+    ],
+    ids=["trainer", "trainer with a deadline", "own loop", "own loop with a deadline"],
+)
+def test_of_a_gang_that_was_never_heard_only_what_was_asked_for_is_expected(
+    changes: dict[str, object], limit: timedelta | None
+) -> None:
+    assert until_taken_for_hung(given_a_running_gang(changes, listens=True)) == limit
+
+
+def test_an_operator_that_does_not_listen_takes_nothing_for_hung() -> None:
+    assert look(given_a_running_gang(with_deadline(120))) == Plan()
+
+
+def test_an_operator_that_has_just_begun_to_listen_waits_for_the_whole_limit() -> None:
+    cluster = given_a_gang_that_reported()
+    passes(cluster, 10_000)
+    cluster.inboxes = cluster.new_inboxes()
+    assert until_taken_for_hung(cluster) == 15 * MINUTE
+
+
+def test_a_step_that_stands_still_is_no_progress_however_often_it_is_reported() -> None:
+    cluster = given_a_gang_that_reported()
+    for _ in range(14):
+        passes(cluster, 60)
+        reports(cluster, 10)
+    assert until_taken_for_hung(cluster) == MINUTE
+
+
+def test_every_step_is() -> None:
+    cluster = given_a_gang_that_reported()
+    for step in range(11, 100):
+        passes(cluster, 14 * 60)
+        reports(cluster, step)
+    assert (cluster.status.attempt, until_taken_for_hung(cluster)) == (1, 15 * MINUTE)
+
+
+def test_steps_after_a_long_evaluation_are_no_hang() -> None:
+    cluster = given_a_gang_that_reported(10, ReportPhase.EVALUATING)
+    passes(cluster, 44 * 60)
+    reports(cluster, 10, ReportPhase.TRAINING)
+    assert until_taken_for_hung(cluster) == 15 * MINUTE
+
+
+def test_a_gang_that_was_resumed_may_compile_anew() -> None:
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    one_pass(cluster)
+    for pod in cluster.pods.values():
+        kubelet.make_ready(cluster, pod)
+    one_pass(cluster)
+    assert until_taken_for_hung(cluster) == 45 * MINUTE
+
+
+# What is asked of it.
+
+
+def given_a_gang_that_is_asked() -> ModelCluster:
+    cluster = given_a_gang_that_reported()
+    cluster.now += 15 * MINUTE
+    assert described(one_pass(cluster)) == ["ask for stacks"]
+    return cluster
+
+
+def test_before_it_is_restarted_its_stacks_are_asked_for_and_it_has_time_to_answer() -> None:
+    cluster = given_a_gang_that_is_asked()
+    assert look(cluster) == Plan(again=STACKS_WAIT)
+    assert cluster.status.attempt == 1
+
+
+def test_its_answer_is_in_the_failure() -> None:
+    cluster = given_a_gang_that_is_asked()
+    passes(cluster, 8)
+    reports(cluster, 10, stacks="Thread 7: in all_reduce")
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (cluster.status.attempt, failure.reason, failure.failure_class) == (2, "NoProgress", "Hang")
+    assert failure.message.startswith("no step was reported for 900 s, after step 10 of 300 in phase Training")
+    assert failure.message.endswith("Thread 7: in all_reduce")
+    assert cluster.status.restarts.by_class == {"Hang": 1}
+
+
+def test_a_worker_that_does_not_answer_is_waited_for_no_longer() -> None:
+    cluster = given_a_gang_that_is_asked()
+    cluster.now += STACKS_WAIT
+    assert described(one_pass(cluster)) == []
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.RESTARTING)
+
+
+def test_a_worker_that_was_never_heard_is_not_asked() -> None:
+    cluster = given_a_running_gang(OWN_LOOP | with_deadline(120), listens=True)
+    passes(cluster, 120)
+    assert described(one_pass(cluster)) == []
+    assert cluster.status.restarts.by_class == {"Hang": 1}
+
+
+def test_a_worker_that_goes_on_after_all_is_no_failure() -> None:
+    cluster = given_a_gang_that_is_asked()
+    reports(cluster, 11, stacks="Thread 7: in all_reduce")
+    cluster.now += STACKS_WAIT
+    assert look(cluster).status is None
+    assert until_taken_for_hung(cluster) == 15 * MINUTE - STACKS_WAIT
+
+
+def test_a_worker_that_went_on_is_asked_anew_when_it_stands_still_again() -> None:
+    cluster = given_a_gang_that_is_asked()
+    reports(cluster, 11, stacks="Thread 7: in all_reduce")
+    cluster.now += 15 * MINUTE
+    assert described(look(cluster)) == ["ask for stacks"]
+
+
+def test_the_next_attempt_is_asked_anew() -> None:
+    cluster = given_a_gang_that_is_asked()
+    cluster.now += STACKS_WAIT
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    for pod in cluster.pods.values():
+        kubelet.make_ready(cluster, pod)
+    one_pass(cluster)
+    reports(cluster, 10)
+    cluster.now += 15 * MINUTE
+    assert described(look(cluster)) == ["ask for stacks"]

@@ -1,0 +1,121 @@
+"""Pods that a job no longer wants: which are waited for, which are deleted by force, and when."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import GRACE, ModelCluster
+from tests.planner.operators import look, one_pass
+from tests.planner.story import WORKERS, described, fails, given_a_running_gang, passes
+from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.actions import Plan
+
+# Of a node of which nothing is known but that it does not answer.
+SILENCE = timedelta(seconds=30)
+
+
+def given_a_gang_with_a_node_that_is_lost(*, known: bool) -> ModelCluster:
+    """`known`: the control plane has seen it, and deletes the node's pods."""
+    cluster = given_a_running_gang()
+    pod = cluster.pods[WORKERS[1]]
+    kubelet.lose_node(cluster, pod)
+    if known:
+        kubelet.give_up(cluster, pod)
+    else:
+        fails(cluster, WORKERS[0])
+    one_pass(cluster)
+    assert cluster.status.attempt == 2
+    return cluster
+
+
+def given_leftovers_of_which_one_does_not_go(*, known: bool) -> ModelCluster:
+    cluster = given_a_gang_with_a_node_that_is_lost(known=known)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    assert list(cluster.pods) == [WORKERS[1]]
+    return cluster
+
+
+def test_the_next_attempt_begins_beside_a_worker_on_a_lost_node() -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=True)
+    assert "create Pod digits-2-0-1" in described(look(cluster))
+
+
+def test_the_next_attempt_waits_for_a_worker_whose_node_says_nothing() -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=False)
+    assert look(cluster) == Plan(again=GRACE + SILENCE)
+
+
+@pytest.mark.parametrize(("known", "wait"), [(True, GRACE), (False, GRACE + SILENCE)])
+def test_a_worker_is_deleted_by_force_when_nothing_more_is_to_be_expected_of_its_node(
+    known: bool, wait: timedelta
+) -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=known)
+    cluster.now += wait - timedelta(seconds=1)
+    assert not any("by force" in action for action in described(look(cluster)))
+    assert look(cluster).again == timedelta(seconds=1)
+    cluster.now += timedelta(seconds=1)
+    assert described(look(cluster))[0] == f"delete Pod {WORKERS[1]} by force"
+    one_pass(cluster)
+    assert WORKERS[1] not in cluster.pods
+
+
+def test_the_new_gang_is_made_while_the_old_worker_is_waited_for_and_no_hint_is_needed() -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=True)
+    one_pass(cluster)
+    assert look(cluster) == Plan(again=GRACE)
+
+
+def test_a_worker_that_stops_in_time_is_not_deleted_by_force() -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=False)
+    cluster.now += GRACE + SILENCE
+    kubelet.nodes_come_back(cluster)
+    kubelet.sweep(cluster)
+    assert not any("by force" in action for action in described(look(cluster)))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_suspension_ends_although_a_node_is_lost(known: bool) -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=known)
+    cluster.edit_run_policy(suspend=True)
+    waits = one_pass(cluster).again
+    assert waits is not None
+    cluster.now += waits
+    one_pass(cluster)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
+    assert look(cluster).again is None
+
+
+def test_a_failed_job_lets_go_of_a_lost_node_too() -> None:
+    cluster = given_a_running_gang()
+    kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])
+    fails(cluster, WORKERS[0], 1)
+    one_pass(cluster)
+    assert cluster.status.state is State.FAILED
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    waits = look(cluster).again
+    assert waits == GRACE + SILENCE
+    cluster.now += waits
+    assert described(look(cluster)) == [f"delete Pod {WORKERS[1]} by force"]
+
+
+def held_by_a_finalizer(cluster: ModelCluster, name: str) -> None:
+    """A further controller wants a word; the pod stays, forced or not, until it has had it."""
+    cluster.pods[name]["metadata"]["deletionGracePeriodSeconds"] = 0
+
+
+def test_a_worker_that_only_a_finalizer_holds_is_not_deleted_again_and_again() -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=False)
+    held_by_a_finalizer(cluster, WORKERS[1])
+    passes(cluster, 1000)
+    decided = look(cluster)
+    assert (not any("delete Pod" in action for action in described(decided)), decided.again) == (True, None)
+
+
+def test_a_worker_that_only_a_finalizer_holds_is_not_waited_for() -> None:
+    cluster = given_leftovers_of_which_one_does_not_go(known=False)
+    held_by_a_finalizer(cluster, WORKERS[1])
+    assert "create Pod digits-2-0-1" in described(look(cluster))

@@ -1,0 +1,96 @@
+"""Who a person at a prompt is: as kubectl has it, the kubeconfig first and a pod's service account last."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.config import incluster_config
+
+from tpu_training_operator.runtime import credentials
+from tpu_training_operator.runtime.credentials import NoCredentials, load_personal_credentials
+
+
+def kubeconfig(path: Path, **contexts: dict[str, Any]) -> Path:
+    """One server for every context; the first is the current one."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": next(iter(contexts)),
+        "contexts": [
+            {"name": name, "context": {"cluster": name, "user": "me", **context}} for name, context in contexts.items()
+        ],
+        "clusters": [{"name": name, "cluster": {"server": f"https://{name}.example"}} for name in contexts],
+        "users": [{"name": "me", "user": {"token": "s3cret"}}],
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def outside_of_any_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The package reads the variable once, when it is imported.
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "default"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.fixture
+def in_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, text in (("token", "of the pod"), ("ca.crt", "certificate"), ("namespace", "team\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(credentials, "_SERVICE_ACCOUNT_NAMESPACE", tmp_path / "namespace")
+
+
+@pytest.mark.parametrize(
+    ("context", "server", "namespace"),
+    [(None, "https://here.example", "mine"), ("there", "https://there.example", "default")],
+)
+def test_the_context_gives_server_and_namespace(
+    tmp_path: Path, context: str | None, server: str, namespace: str
+) -> None:
+    file = kubeconfig(tmp_path / "config", here={"namespace": "mine"}, there={})
+    found = load_personal_credentials(file, context)
+    assert (found.server, found.namespace, found.authorization()) == (server, namespace, "Bearer s3cret")
+
+
+def test_without_options_it_is_the_default_kubeconfig_even_in_a_pod(tmp_path: Path, in_pod: None) -> None:
+    kubeconfig(tmp_path / "default", here={})
+    assert load_personal_credentials().server == "https://here.example"
+
+
+def test_in_a_pod_without_a_kubeconfig_it_is_the_service_account(in_pod: None) -> None:
+    found = load_personal_credentials()
+    assert found.server == "https://192.0.2.1:443"
+    assert found.namespace == "team"
+
+
+def test_what_was_asked_for_by_name_is_not_replaced_by_the_service_account(tmp_path: Path, in_pod: None) -> None:
+    for file, context in ((tmp_path / "missing", None), (None, "there")):
+        with pytest.raises(NoCredentials):
+            load_personal_credentials(file, context)
+
+
+def test_a_context_that_there_is_not_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path / "config", here={}, there={})
+    with pytest.raises(NoCredentials, match="no context 'elsewhere' in the kubeconfig; there are: here, there"):
+        load_personal_credentials(file, "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"clusters: [", b"- a\n", b"\xff\xfe", b"kind: Config\n", b"current-context: a\ncontexts: 3\n"],
+)
+def test_without_a_usable_kubeconfig_one_line_says_why(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "config"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(NoCredentials) as caught:
+        load_personal_credentials(file)
+    told, _, why = str(caught.value).partition("no usable kubeconfig: ")
+    assert told == ""
+    assert why
+    assert "\n" not in why

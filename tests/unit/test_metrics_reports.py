@@ -1,0 +1,99 @@
+"""How a worker's report was answered is what is counted, whoever refused it."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from tests.unit.scrape import counted
+from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.progress.refused import Refused
+from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.server import REPORTS_AT_ONCE, ProgressService
+
+PATH = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
+GOOD = {"phase": "Training", "step": 7}
+NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
+
+
+class Door:
+    """Lets every worker in, or refuses it with `status`."""
+
+    def __init__(self) -> None:
+        self.status = 200
+
+    async def sender(self, token: str, key: JobKey) -> Sender:
+        if self.status != 200:
+            raise Refused(self.status, "no")
+        return Sender(key.name, attempt=1, pod_uid="uid-1", total_steps=300)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def worker(metrics: Metrics, door: Door) -> AsyncIterator[TestClient[Any, Any]]:
+    service = ProgressService(
+        reviewer=cast("Reviewer", door),
+        inboxes=Inboxes(lambda: NOW),
+        hint=lambda key: None,
+        clock=lambda: NOW,
+        seconds=lambda: 0.0,
+        observer=metrics.reports,
+    )
+    async with TestClient(TestServer(service.application())) as client:
+        yield client
+
+
+async def reports(worker: TestClient[Any, Any], path: str = PATH, **body: Any) -> None:
+    async with worker.post(path, headers={"Authorization": "Bearer token"}, **(body or {"json": GOOD})):
+        pass
+
+
+def answers(metrics: Metrics) -> dict[str, float]:
+    return counted(metrics, "tpujob_progress_reports_total", "result")
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [(200, "accepted"), (401, "unauthenticated"), (403, "forbidden"), (404, "not_found"), (503, "unavailable")],
+)
+async def test_a_report_is_counted_by_what_became_of_the_worker(
+    worker: TestClient[Any, Any], metrics: Metrics, door: Door, status: int, result: str
+) -> None:
+    door.status = status
+    await reports(worker)
+    assert answers(metrics) == {result: 1}
+
+
+async def test_a_report_that_is_none_is_malformed(worker: TestClient[Any, Any], metrics: Metrics) -> None:
+    await reports(worker, data=b"step 7")
+    assert answers(metrics) == {"malformed": 1}
+
+
+async def test_a_report_that_is_too_long_is_too_large(worker: TestClient[Any, Any], metrics: Metrics) -> None:
+    await reports(worker, data=b" " * 70_000)
+    assert answers(metrics) == {"too_large": 1}
+
+
+async def test_more_reports_than_allowed_are_too_many(worker: TestClient[Any, Any], metrics: Metrics) -> None:
+    for _ in range(REPORTS_AT_ONCE + 2):
+        await reports(worker)
+    assert answers(metrics) == {"accepted": REPORTS_AT_ONCE, "too_many": 2}
+
+
+async def test_a_report_to_nowhere_is_not_found(worker: TestClient[Any, Any], metrics: Metrics) -> None:
+    await reports(worker, "/nowhere")
+    assert answers(metrics) == {"not_found": 1}
