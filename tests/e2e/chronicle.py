@@ -67,6 +67,7 @@ class Chronicle:
         self._paths = (jobs, f"/api/v1/namespaces/{namespace}/pods")
         self._api = api
         self._moments: list[Moment] = []
+        self._gap: str | None = None
         self._news = threading.Condition()
         self._watches = ExitStack()
         self._followers: list[threading.Thread] = []
@@ -87,7 +88,10 @@ class Chronicle:
     def _follow(self, events: Iterator[Object]) -> None:
         for event in events:
             with self._news:
-                self._moments.append(Moment(time.monotonic(), event["type"], event["object"]))
+                if event["type"] == "ERROR":
+                    self._gap = str(event["object"].get("message"))
+                else:
+                    self._moments.append(Moment(time.monotonic(), event["type"], event["object"]))
                 self._news.notify_all()
 
     def wait(self, find: Callable[["Chronicle"], T | None], *, timeout: float, what: str) -> T:
@@ -100,7 +104,10 @@ class Chronicle:
         raise TimeoutError(f"not so after {timeout:g} s: {what}; {self.summary()}")
 
     def moments(self) -> list[Moment]:
+        """Raises RuntimeError where the API server has broken off, and something may be missing."""
         with self._news:
+            if self._gap is not None:
+                raise RuntimeError(f"the API server ended a watch: {self._gap}")
             return list(self._moments)
 
     def job(self) -> Object:

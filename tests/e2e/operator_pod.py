@@ -13,7 +13,10 @@ BACK_SECONDS = 180.0
 
 
 def operator_pod(cluster: RealCluster) -> Object:
-    [pod] = cluster.api.call("GET", PODS)["items"]
+    """The one that is there to stay."""
+    found = cluster.api.call("GET", PODS)["items"]
+    pod: Object
+    [pod] = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
     return pod
 
 

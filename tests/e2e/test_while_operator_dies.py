@@ -57,7 +57,7 @@ def kill_workers(training: Training, hosts: list[int]) -> None:
     """One in each attempt, once the attempt has made a checkpoint of its own."""
     saved = 0
     for attempt, host in enumerate(hosts, start=1):
-        training.wait_running(attempt)
+        training.wait_attempt(attempt)
         saved = training.wait_checkpoint(after=saved)
         containers.kill(training.pod(host, attempt))
         training.chronicle.wait(

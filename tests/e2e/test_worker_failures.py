@@ -53,7 +53,7 @@ def to_running(act: Callable[[Training], object]) -> Callable[[Training], None]:
     """Does it to a training that runs and has made a checkpoint."""
 
     def inflict(training: Training) -> None:
-        training.wait_running()
+        training.wait_attempt()
         training.wait_checkpoint()
         act(training)
 

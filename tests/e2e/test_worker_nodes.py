@@ -48,7 +48,7 @@ def placed(cluster: RealCluster, storage: ObjectStorage, node: str, pace: float,
     cluster.kubectl("cordon", *others)
     try:
         with started(cluster, storage, pace, **spec) as training:
-            training.wait_running()
+            training.wait_attempt()
             cluster.kubectl("uncordon", *others)
             training.wait_checkpoint()
             yield training
@@ -100,7 +100,7 @@ def test_a_gang_on_a_lost_node_is_replaced_though_it_trains_on(
                 what="attempt 2 has begun",
             )
             lost = pods.condition(cluster.api.call("GET", f"/api/v1/nodes/{victim}"), "Ready")
-            training.wait_running(attempt=2)
+            training.wait_attempt(attempt=2)
             still_training = [bool(containers.processes(pod)) for pod in cut_off]
             status = training.wait_ended()
         finally:

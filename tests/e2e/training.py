@@ -80,7 +80,7 @@ class Training(Space):
         names = self._storage.names(BUCKET, f"{self.name}/step-")
         return max((int(name.split("/step-")[1][:8]) for name in names if name.endswith("/COMMIT")), default=0)
 
-    def wait_running(self, attempt: int = 1) -> None:
+    def wait_attempt(self, attempt: int = 1) -> None:
         """Until all workers of the attempt are ready."""
         self.chronicle.wait(
             lambda told: _running(told.status(), attempt) or None, timeout=START_SECONDS, what=f"attempt {attempt} runs"

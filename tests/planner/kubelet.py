@@ -119,6 +119,12 @@ def give_up(cluster: ModelCluster, pod: Object) -> None:
         delete_by_hand(cluster, pod)
 
 
+def lose_node_for_good(cluster: ModelCluster, pod: Object) -> None:
+    """And the control plane has seen it."""
+    lose_node(cluster, pod)
+    give_up(cluster, pod)
+
+
 def shut_down(cluster: ModelCluster, pod: Object) -> None:
     """The pod's node is drained for maintenance: its kubelet stops the worker."""
     if pod["status"]["phase"] == "Running" and not is_lost(cluster, pod):

@@ -1,16 +1,16 @@
 """Finds nodes for the pods of a `ModelCluster`: one worker per node, as with slices of Cloud TPU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tpu_training_operator.runtime.cluster import Object
 
 
-def place_all(cluster: ModelCluster, nodes: Sequence[str]) -> None:
+def place_all(cluster: ModelCluster, nodes: Sequence[str], pods: Iterable[Object] | None = None) -> None:
     """As many as there is room for. A node is taken until its pod has ended or is gone, also by a pod that is being
     deleted; a lost node is no node."""
-    for pod in cluster.pods.values():
+    for pod in cluster.pods.values() if pods is None else pods:
         if "nodeName" in pod["spec"]:
             continue
         taken = {other["spec"].get("nodeName") for other in cluster.pods.values() if not has_ended(other)}

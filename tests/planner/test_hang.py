@@ -35,11 +35,19 @@ def reports(cluster: ModelCluster, step: int, phase: ReportPhase = ReportPhase.T
     one_pass(cluster)
 
 
+def stands_still(cluster: ModelCluster, time: timedelta) -> None:
+    """It is heard all the time, and says the same."""
+    cluster.now += time
+    progress = cluster.status.progress
+    if progress and progress.phase:
+        kubelet.report(cluster, progress.step, progress.phase)
+
+
 def until_taken_for_hung(cluster: ModelCluster) -> timedelta | None:
-    """How long from now on nothing may be heard of it."""
+    """How long from now on nothing may happen in it."""
     left = look(cluster).again
     if left is not None:
-        cluster.now += left
+        stands_still(cluster, left)
         assert described(look(cluster)) in (["ask for stacks"], [])
         assert described(look(cluster)) or look(cluster).status is not None
     return left
@@ -89,6 +97,26 @@ def test_of_a_gang_that_was_never_heard_only_what_was_asked_for_is_expected(
     assert until_taken_for_hung(given_a_running_gang(changes, listens=True)) == limit
 
 
+def test_a_worker_that_is_not_heard_any_more_may_be_well() -> None:
+    cluster = given_a_gang_that_reported()
+    passes(cluster, 24 * 3600)
+    assert (described(look(cluster)), look(cluster).status) == ([], None)
+
+
+def test_a_worker_that_must_report_and_is_not_heard_any_more_is_taken_for_hung() -> None:
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    passes(cluster, 120)
+    assert described(look(cluster)) == ["ask for stacks"]
+
+
+def test_a_slow_step_may_take_twenty_times_its_usual_length() -> None:
+    cluster = given_a_running_gang(listens=True)
+    passes(cluster, 60)
+    assert cluster.status.resolved is not None
+    reports(cluster, 10, examples_per_second=f"{cluster.status.resolved.global_batch_size / 90:.6g}")
+    assert until_taken_for_hung(cluster) == pytest.approx(30 * MINUTE, abs=timedelta(seconds=1))
+
+
 def test_an_operator_that_does_not_listen_takes_nothing_for_hung() -> None:
     assert look(given_a_running_gang(with_deadline(120))) == Plan()
 
@@ -97,6 +125,7 @@ def test_an_operator_that_has_just_begun_to_listen_waits_for_the_whole_limit() -
     cluster = given_a_gang_that_reported()
     passes(cluster, 10_000)
     cluster.inboxes = cluster.new_inboxes()
+    kubelet.report(cluster, 10)
     assert until_taken_for_hung(cluster) == 15 * MINUTE
 
 
@@ -142,7 +171,7 @@ def test_a_gang_that_was_resumed_may_compile_anew() -> None:
 
 def given_a_gang_that_is_asked() -> ModelCluster:
     cluster = given_a_gang_that_reported()
-    cluster.now += 15 * MINUTE
+    stands_still(cluster, 15 * MINUTE)
     assert described(one_pass(cluster)) == ["ask for stacks"]
     return cluster
 
@@ -181,6 +210,7 @@ def test_a_worker_that_was_never_heard_is_not_asked() -> None:
 
 def test_a_worker_that_goes_on_after_all_is_no_failure() -> None:
     cluster = given_a_gang_that_is_asked()
+    passes(cluster, 8)
     reports(cluster, 11, stacks="Thread 7: in all_reduce")
     cluster.now += STACKS_WAIT
     assert look(cluster).status is None
@@ -189,8 +219,9 @@ def test_a_worker_that_goes_on_after_all_is_no_failure() -> None:
 
 def test_a_worker_that_went_on_is_asked_anew_when_it_stands_still_again() -> None:
     cluster = given_a_gang_that_is_asked()
+    passes(cluster, 8)
     reports(cluster, 11, stacks="Thread 7: in all_reduce")
-    cluster.now += 15 * MINUTE
+    stands_still(cluster, 15 * MINUTE)
     assert described(look(cluster)) == ["ask for stacks"]
 
 
@@ -204,5 +235,5 @@ def test_the_next_attempt_is_asked_anew() -> None:
         kubelet.make_ready(cluster, pod)
     one_pass(cluster)
     reports(cluster, 10)
-    cluster.now += 15 * MINUTE
+    stands_still(cluster, 15 * MINUTE)
     assert described(look(cluster)) == ["ask for stacks"]

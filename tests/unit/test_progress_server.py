@@ -373,6 +373,17 @@ async def test_whoever_says_nothing_is_hung_up_on(
         assert await wire.say(beginning) == b""
 
 
+async def test_whoever_does_not_shake_hands_is_hung_up_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_SECONDS_TO_READ", 0.05)
+    async with served(desk) as wire, asyncio.timeout(SECONDS):
+        reader, writer = await asyncio.open_connection(LOOPBACK, wire.port)
+        assert await reader.read() == b""
+        writer.close()
+    assert caplog.records == []
+
+
 async def test_a_body_that_does_not_come_is_408(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_READ", 0.05)
     monkeypatch.setattr(module, "_SECONDS_TO_DRAIN", 0.05)

@@ -37,9 +37,7 @@ def exceed_deadline(here: Situation) -> Plan:
     picture = Picture(State.FAILED, Kind.STUCK, Reason.DEADLINE_EXCEEDED, message)
     status = here.status.model_copy(update={"goodput": here.goodput_at_end(here.now)})
     status = here.mark(status, ConditionType.FAILED, True, picture.reason, message)
-    return Plan(
-        status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE
-    )
+    return Plan(status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE)
 
 
 def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:

@@ -3,6 +3,9 @@
 The trainer has a watchdog of its own in every process; this is for what no watchdog in a worker can tell: a worker that
 is stopped as a whole, a node that computes nothing, a loop of the user's own. How long nothing may happen depends on
 what was reported last: a compilation or an evaluation may take long, a step may not.
+
+Without `progressDeadlineSeconds` only a worker that is heard, and reports the same step again and again, is taken for
+hung. One that is not heard any more may be well behind a network policy, and what trains is not to be stopped for that.
 """
 
 from collections.abc import Mapping
@@ -23,6 +26,10 @@ _LIMITS: Mapping[ReportPhase, timedelta] = {
     ReportPhase.EVALUATING: timedelta(minutes=45),
     ReportPhase.CHECKPOINTING: timedelta(minutes=45),
 }
+# A step that is slow takes longer than that: so many times its usual length.
+_STEPS = 20
+# A worker reports every five to ten seconds.
+_SILENCE = timedelta(minutes=1)
 # A worker that can answer does so with its next report, ten seconds later at most.
 STACKS_WAIT = timedelta(seconds=15)
 
@@ -40,8 +47,8 @@ class Standstill:
         return self.since + self.limit
 
 
-def standstill(status: Status, inbox: Inbox, policy: RunPolicy, *, reports: bool) -> Standstill | None:
-    """None where no limit applies: nobody listens, the gang is not complete, or it neither reports nor has
+def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *, reports: bool) -> Standstill | None:
+    """None where no limit applies: nobody listens, the gang is not complete, or it is not heard and has no
     `progressDeadlineSeconds`. `reports`: the job's trainer is ours, which always reports.
 
     The time runs from when this operator began to listen at the earliest: what was said before went to another.
@@ -49,22 +56,25 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, *, reports: bool
     ready = find(status.conditions, ConditionType.GANG_READY)
     if inbox.listening_since is None or ready is None or not ready.is_true:
         return None
-    progress = status.progress
-    heard = progress is not None and progress.phase is not None
-    phase = progress.phase if progress is not None and heard else (ReportPhase.STARTING if reports else None)
-    limit = _limit(phase, policy, heard=heard)
+    progress = status.progress if status.progress and status.progress.phase else None
+    phase = progress.phase if progress else ReportPhase.STARTING if reports else None
+    limit = _limit(phase, status, policy) if policy.progress_deadline_seconds or _is_heard(status, inbox, now) else None
     if limit is None:
         return None
-    advanced = progress.last_advance_time if progress else None
-    since = max(parse_time(advanced or ready.last_transition_time), parse_time(ready.last_transition_time))
-    since = max(since, inbox.listening_since)
-    where = f"after step {progress.step} of {progress.total_steps}" if progress and heard else "since the gang is ready"
+    since = max(parse_time(ready.last_transition_time), inbox.listening_since)
+    if progress and progress.last_advance_time:
+        since = max(since, parse_time(progress.last_advance_time))
+    where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang is ready"
     doing = f" in phase {phase}" if phase else ""
-    message = f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}"
-    return Standstill(since, limit, message)
+    return Standstill(since, limit, f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}")
 
 
-def _limit(phase: ReportPhase | None, policy: RunPolicy, *, heard: bool) -> timedelta | None:
+def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:
+    report = inbox.report
+    return report is not None and report.attempt == status.attempt and now - report.received <= _SILENCE
+
+
+def _limit(phase: ReportPhase | None, status: Status, policy: RunPolicy) -> timedelta | None:
     given = policy.progress_deadline_seconds
     own = timedelta(seconds=given) if given is not None else None
     match phase:
@@ -73,12 +83,17 @@ def _limit(phase: ReportPhase | None, policy: RunPolicy, *, heard: bool) -> time
         case ReportPhase.DONE:
             return None
         case ReportPhase.TRAINING:
-            return own or _LIMITS[phase]
-        case _ if not heard and own is None:
-            # Where reports cannot get through, nothing at all is heard of a gang that is well.
-            return None
+            return own or max(_LIMITS[phase], _STEPS * _usual_step(status))
         case _:
             return max(own, _LIMITS[phase]) if own else _LIMITS[phase]
+
+
+def _usual_step(status: Status) -> timedelta:
+    """How long a step takes by the rate that was reported last; 0 where none was."""
+    rate = float(status.progress.examples_per_second or 0) if status.progress else 0.0
+    if status.resolved is None or not rate > 0:
+        return timedelta(0)
+    return timedelta(seconds=status.resolved.global_batch_size / rate)
 
 
 def stacks_due(inbox: Inbox, now: datetime) -> timedelta | None:

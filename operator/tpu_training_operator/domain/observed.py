@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.report import Inbox, Report
+from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
 
 Object = Mapping[str, Any]
 
@@ -93,10 +93,10 @@ class Observed:
 
     job: Object
     pods: tuple[WorkerPod, ...]
-    inbox: Inbox = Inbox()
+    inbox: Inbox = NOTHING_HEARD
 
     @staticmethod
-    def of(job: Object, pods: Sequence[Object], inbox: Inbox = Inbox()) -> "Observed":
+    def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
         uid = job["metadata"]["uid"]
         owned = (pod for pod in pods if controller_uid(pod) == uid)
         return Observed(job, tuple(WorkerPod(pod) for pod in owned if _is_worker(pod)), inbox)

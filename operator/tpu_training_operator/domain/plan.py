@@ -222,7 +222,7 @@ def _watch(here: Situation) -> Plan:
 def _watch_steps(here: Situation) -> Plan:
     """Whether a gang that runs gets on; before it is restarted for a hang, its stacks are asked for."""
     inbox = here.observed.inbox
-    still = standstill(here.status, inbox, here.job.spec.run_policy, reports=here.reports)
+    still = standstill(here.status, inbox, here.job.spec.run_policy, here.now, reports=here.reports)
     if still is None:
         return Plan()
     if here.now < still.deadline:

@@ -37,6 +37,9 @@ class Inbox:
     asked_for_stacks: datetime | None = None
 
 
+NOTHING_HEARD = Inbox()
+
+
 @dataclass(frozen=True)
 class Reporting:
     """Where workers report to: `https://<service>.<namespace>.svc:<port>`, and the certificate (PEM) to trust there."""

@@ -85,9 +85,7 @@ def _fail(here: Situation, status: Status, failure: Failure) -> Plan:
     message = f"{describe(failure)}; {failure.failure_class} {allowed}"
     picture = Picture(State.FAILED, Kind.STUCK, Reason.RESTART_LIMIT_REACHED, message)
     status = here.mark(status, ConditionType.FAILED, True, picture.reason, message)
-    return Plan(
-        status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE
-    )
+    return Plan(status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE)
 
 
 def _after_failure(here: Situation, failure: Failure) -> Goodput:

@@ -20,7 +20,9 @@ def may_restart(policy: Restart, restarts: Restarts, failure_class: FailureClass
     return limit == _UNLIMITED or len(_counting(policy, restarts, now).get(failure_class, ())) < limit
 
 
-def charge(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime, wait: timedelta) -> Restarts:
+def charge(
+    policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime, wait: timedelta
+) -> Restarts:
     """One more restart of the class, after `wait`."""
     counting = _counting(policy, restarts, now)
     # What is without limit is kept for the backoff only.

@@ -26,7 +26,7 @@ from tpu_training_operator.domain.actions import (
 from tpu_training_operator.domain.blocked import Obstacle, blocked
 from tpu_training_operator.domain.observed import Observed, controller_uid
 from tpu_training_operator.domain.plan import plan
-from tpu_training_operator.domain.report import Inbox, Reporting
+from tpu_training_operator.domain.report import NOTHING_HEARD, Reporting
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,
@@ -92,7 +92,7 @@ class Reconciler:
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = Observed.of(job, pods, Inbox() if self._inboxes is None else self._inboxes.of(key))
+        observed = Observed.of(job, pods, NOTHING_HEARD if self._inboxes is None else self._inboxes.of(key))
         decided = plan(observed, self._clock(), self._reporting)
         try:
             for stage in decided.stages:

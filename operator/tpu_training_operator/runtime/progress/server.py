@@ -212,7 +212,4 @@ def _error(status: int, message: str, retry_after: float | None = None) -> web.R
     response = web.Response(status=status, text=json.dumps({"message": message}), content_type="application/json")
     if retry_after is not None:
         response.headers["Retry-After"] = str(math.ceil(retry_after))
-    if status in (408, 413):
-        # What is left of the body is nobody's business.
-        response.force_close()
     return response
