@@ -8,10 +8,12 @@ import pytest
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
-from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.domain.report import Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import (
     JOBS,
+    PODS,
     ApiError,
     Conflict,
     Forbidden,
@@ -19,6 +21,7 @@ from tpu_training_operator.runtime.cluster import (
     Object,
     Unavailable,
 )
+from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
@@ -99,6 +102,37 @@ async def test_a_pass_that_changes_nothing_writes_nothing(store: Recorded, recon
     store.asked.clear()
     await reconciler.reconcile(KEY)
     assert store.asked == ["get TPUTrainingJob", "list Pod"]
+
+
+@pytest.fixture
+async def listening(store: Recorded) -> tuple[Reconciler, Inboxes]:
+    """A reconciler with an inbox for each job, and a gang that is created."""
+    inboxes = Inboxes(lambda: NOON)
+    reconciler = Reconciler(store, lambda: NOON, inboxes=inboxes)
+    await reconciler.reconcile(KEY)
+    await reconciler.reconcile(KEY)
+    return reconciler, inboxes
+
+
+async def test_a_report_of_a_worker_stands_in_the_status(
+    store: Recorded, listening: tuple[Reconciler, Inboxes]
+) -> None:
+    reconciler, inboxes = listening
+    pod = await store.get(PODS, "default", "digits-1-0-0")
+    inboxes.put(KEY, Report(1, pod["metadata"]["uid"], NOON, ReportPhase.TRAINING, 7))
+    await reconciler.reconcile(KEY)
+    progress = (await status_of(store)).progress
+    assert progress is not None
+    assert progress.step == 7
+
+
+async def test_what_a_namesakes_worker_said_is_forgotten(
+    store: Recorded, listening: tuple[Reconciler, Inboxes]
+) -> None:
+    reconciler, inboxes = listening
+    inboxes.put(KEY, Report(3, "of-the-job-before", NOON, ReportPhase.TRAINING, 7))
+    await reconciler.reconcile(KEY)
+    assert ((await status_of(store)).progress, inboxes.of(KEY).report) == (None, None)
 
 
 async def test_a_job_that_is_gone_needs_nothing(store: Recorded, reconciler: Reconciler) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
@@ -26,7 +27,7 @@ from tpu_training_operator.domain.actions import (
 from tpu_training_operator.domain.blocked import Obstacle, blocked
 from tpu_training_operator.domain.observed import Observed, controller_uid
 from tpu_training_operator.domain.plan import plan
-from tpu_training_operator.domain.report import NOTHING_HEARD, Reporting
+from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,
@@ -92,7 +93,7 @@ class Reconciler:
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = Observed.of(job, pods, NOTHING_HEARD if self._inboxes is None else self._inboxes.of(key))
+        observed = self._with_inbox(Observed.of(job, pods), key)
         decided = plan(observed, self._clock(), self._reporting)
         try:
             for stage in decided.stages:
@@ -104,6 +105,15 @@ class Reconciler:
         if status.completion_time is not None:
             self._forget(key)
         return decided.again
+
+    def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
+        """With what the job's own workers have said; of a namesake's, which is gone or going, nothing is kept."""
+        if self._inboxes is None:
+            return observed
+        report = self._inboxes.of(key).report
+        if report is not None and all(pod.uid != report.pod_uid for pod in observed.pods):
+            self._inboxes.forget(key)
+        return replace(observed, inbox=self._inboxes.of(key))
 
     def _forget(self, key: JobKey) -> None:
         if self._inboxes is not None:
