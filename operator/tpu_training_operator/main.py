@@ -28,7 +28,7 @@ from tpu_training_operator.runtime.cluster import JOBS, ApiError, Object, Unavai
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.runtime.health import Health
-from tpu_training_operator.runtime.inbox import Inboxes, pause_between_reports
+from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 from tpu_training_operator.runtime.logs import LogFormat, configure_logs
@@ -95,12 +95,10 @@ class Operator:
             metrics.jobs.jobs_listed(states)
             return list(states)
 
-        inboxes, reporting = Inboxes(_now), None
+        inboxes, reporting = None, None
         if options.service is not None:
-            reporting = await self._listen(options.service, cluster, inboxes, metrics)
-        reconciler = Reconciler(
-            cluster, _now, inboxes=inboxes if reporting else None, reporting=reporting, observer=metrics.jobs
-        )
+            inboxes, reporting = await self._listen(options.service, cluster, metrics)
+        reconciler = Reconciler(cluster, _now, inboxes=inboxes, reporting=reporting, observer=metrics.jobs)
         self._controller = Controller(reconciler, list_keys, observer=metrics.work)
         self._health = Health(self._controller, cluster)
         if options.metrics_port is not None:
@@ -109,25 +107,27 @@ class Operator:
         self._resources.push_async_callback(_cancel, task)
 
     async def _listen(
-        self, service: ServiceName, cluster: KubernetesCluster, inboxes: Inboxes, metrics: Metrics
-    ) -> Reporting | None:
-        """Take reports in from now on. Training goes on without them: None where the Secret is not to be had."""
+        self, service: ServiceName, cluster: KubernetesCluster, metrics: Metrics
+    ) -> tuple[Inboxes, Reporting] | tuple[None, None]:
+        """Take reports in from now on. Training goes on without them, where the Secret is not to be had."""
         try:
             authority = await _authority(cluster, service)
         except (ApiError, BadSecret) as error:
             log.error("workers cannot report, the progress service is off: %s", error)
-            return None
+            return None, None
+        # Not before: its age is how long anybody could have been heard.
+        inboxes = Inboxes(_now, self._options.qps)
         port = self._options.progress_port
         tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
 
         def hint(key: JobKey) -> None:
             if self._controller:
-                self._controller.hint(key, pause_between_reports(len(inboxes), self._options.qps))
+                self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
         progress = ProgressService(reviewer, inboxes, hint, _now, time.monotonic, metrics.reports)
         await self._resources.enter_async_context(serve(progress, port, tls))
-        return Reporting(service.url(port), authority.pem.certificate.decode())
+        return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 
     async def _stop(self, **_: Any) -> None:
         # Where one watch fails while another cannot be opened, kopf waits for ever for credentials that nobody brings.
@@ -160,15 +160,15 @@ class Operator:
     async def _probe(self, **_: Any) -> dict[str, float]:
         return self._health.check() if self._health else {}
 
-    async def _job_event(self, namespace: str | None, name: str | None, **_: Any) -> None:
-        self._hint(namespace, name)
+    async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **_: Any) -> None:
+        self._hint(namespace, name, meta.get("resourceVersion"))
 
     async def _pod_event(self, namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
         self._hint(namespace, labels.get(LABEL_JOB_NAME))
 
-    def _hint(self, namespace: str | None, name: str | None) -> None:
+    def _hint(self, namespace: str | None, name: str | None, job_version: str | None = None) -> None:
         if self._controller and namespace and name:
-            self._controller.hint(JobKey(namespace, name))
+            self._controller.hint(JobKey(namespace, name), job_version=job_version)
 
 
 async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Authority:

@@ -60,12 +60,12 @@ def until_taken_for_hung(cluster: ModelCluster) -> timedelta | None:
         (ReportPhase.TRAINING, None, 15 * MINUTE),
         (ReportPhase.EVALUATING, None, 45 * MINUTE),
         (ReportPhase.CHECKPOINTING, None, 45 * MINUTE),
-        (ReportPhase.DONE, None, None),
+        (ReportPhase.DONE, None, 45 * MINUTE),
         (ReportPhase.STARTING, 120, 45 * MINUTE),
         (ReportPhase.TRAINING, 120, 2 * MINUTE),
         (ReportPhase.EVALUATING, 120, 45 * MINUTE),
         (ReportPhase.CHECKPOINTING, 120, 45 * MINUTE),
-        (ReportPhase.DONE, 120, None),
+        (ReportPhase.DONE, 120, 45 * MINUTE),
         (ReportPhase.STARTING, 7200, 120 * MINUTE),
         (ReportPhase.TRAINING, 7200, 120 * MINUTE),
         (ReportPhase.EVALUATING, 7200, 120 * MINUTE),
@@ -117,6 +117,17 @@ def test_a_slow_step_may_take_twenty_times_its_usual_length() -> None:
     assert until_taken_for_hung(cluster) == pytest.approx(30 * MINUTE, abs=timedelta(seconds=1))
 
 
+@pytest.mark.parametrize(("deadline", "limit"), [(None, None), (7200, 120 * MINUTE)], ids=["default", "deadline"])
+def test_steps_that_are_made_from_a_percentage_are_judged_only_where_that_is_asked_for(
+    deadline: int | None, limit: timedelta | None
+) -> None:
+    """A percentage of a long training stands for longer than any step."""
+    cluster = given_a_running_gang(with_deadline(deadline) if deadline else None, listens=True)
+    passes(cluster, 60)
+    reports(cluster, 10, exact=False)
+    assert until_taken_for_hung(cluster) == limit
+
+
 def test_an_operator_that_does_not_listen_takes_nothing_for_hung() -> None:
     assert look(given_a_running_gang(with_deadline(120))) == Plan()
 
@@ -155,6 +166,7 @@ def test_steps_after_a_long_evaluation_are_no_hang() -> None:
 def test_a_gang_that_was_resumed_may_compile_anew() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
     cluster.edit_run_policy(suspend=False)

@@ -79,6 +79,7 @@ def test_a_worker_that_stops_in_time_is_not_deleted_by_force() -> None:
 def test_a_suspension_ends_although_a_node_is_lost(known: bool) -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=known)
     cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
     waits = one_pass(cluster).again
     assert waits is not None
     cluster.now += waits

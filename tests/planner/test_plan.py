@@ -21,7 +21,7 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Event, Plan
-from tpu_training_operator.domain.observed import Observed, format_time
+from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.plan import plan
 
 # The beginning.
@@ -168,6 +168,7 @@ def test_a_job_born_suspended_starts_nothing() -> None:
 def test_suspending_stops_the_gang() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
+    assert described(one_pass(cluster)) == [], "a worker is stopped before the status says that it is wished"
     assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
     assert kstatus(cluster.job) == "InProgress"
     kubelet.sweep(cluster)
@@ -192,6 +193,7 @@ def test_resuming_is_a_new_attempt_that_is_charged_to_nothing() -> None:
 def test_resuming_while_workers_still_stop_waits_for_them() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
     one_pass(cluster)
     cluster.edit_run_policy(suspend=False)
     one_pass(cluster)
@@ -248,8 +250,23 @@ def test_nothing_is_done_on_a_view_that_another_operator_has_overtaken() -> None
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     until_running(cluster)
-    decided = plan(Observed.of(long_ago, cluster.read()[1]), cluster.now)
-    assert decided == Plan(again=timedelta(seconds=1))
+    _, pods = cluster.read()
+    just_created = max(parse_time(pod["metadata"]["creationTimestamp"]) for pod in pods) + timedelta(seconds=10)
+    assert plan(Observed.of(long_ago, pods), just_created) == Plan(again=timedelta(seconds=1))
+
+
+def test_a_gang_goes_on_whose_status_was_lost() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    workers = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    del cluster.job["status"]
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.STARTING)
+    one_pass(cluster)
+    assert cluster.status.state == State.RUNNING
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()} == workers
 
 
 def test_pods_of_others_are_not_seen() -> None:

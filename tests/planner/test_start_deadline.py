@@ -17,11 +17,13 @@ from tests.planner.story import (
 )
 from tests.unit.jobs import job
 from tests.unit.kstatus import kstatus
-from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.observed import format_time, parse_time
+from tpu_training_operator.domain.blocked import Obstacle, blocked
+from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.restart_policy import pause_after_release
+from tpu_training_operator.runtime.reconciler import status_body
 
 DEADLINE = timedelta(seconds=100)
 POLICY = {"spec.runPolicy": {"startDeadlineSeconds": 100, "restart": {"backoff": {"maxSeconds": 40}}}}
@@ -39,6 +41,30 @@ def given_a_released_gang() -> ModelCluster:
     cluster.now += DEADLINE
     one_pass(cluster)
     return cluster
+
+
+def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
+    """Two of the four run; a quota has no room for the others, and the status says so."""
+    cluster = given_a_created_gang(POLICY)
+    for name in WORKERS[2:]:
+        kubelet.vanish(cluster, cluster.pods[name])
+    for pod in cluster.pods.values():
+        kubelet.make_ready(cluster, pod)
+    job, pods = cluster.read()
+    status = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
+    assert status is not None
+    cluster.write_status({**job, "status": status_body(status)})
+    return cluster
+
+
+def test_a_gang_that_a_quota_has_no_room_for_gives_its_nodes_back() -> None:
+    cluster = given_a_gang_of_which_a_part_is_refused()
+    cluster.now += DEADLINE - timedelta(seconds=1)
+    assert "create Pod digits-1-0-3" in described(look(cluster)), "until then it is tried again"
+    cluster.now += timedelta(seconds=1)
+    one_pass(cluster)
+    assert (cluster.status.attempt, reason(cluster.status)) == (2, ("False", "PartlyPlaced"))
+    assert described(one_pass(cluster)) == ["delete Pod digits-1-0-0", "delete Pod digits-1-0-1"]
 
 
 @pytest.mark.parametrize("placed", [1, 2, 3])
@@ -67,7 +93,7 @@ def test_the_release_is_told_with_how_many_found_no_node() -> None:
     [event] = one_pass(cluster).events
     assert (event.reason, event.warning) == ("Released", True)
     assert event.message.startswith("attempt 2 follows in ")
-    assert event.message.endswith(" s: 1 of 4 workers found no node within 100 s, and the others give theirs back")
+    assert event.message.endswith(" s: 1 of 4 workers found no place within 100 s, and the others give theirs back")
 
 
 def test_a_release_is_charged_to_no_failure_class() -> None:

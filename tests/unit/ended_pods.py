@@ -34,6 +34,10 @@ NO_PROGRAM = (
     'unable to start container process: error during container init: exec: "train": executable file not found in $PATH'
 )
 NO_DIRECTORY = "unable to start container process: error during container init: mkdir /etc/passwd: not a directory"
+READ_ONLY_NODE = (
+    "failed to create containerd task: failed to create shim task: "
+    "mkdir /run/containerd/io.containerd.runtime.v2.task/k8s.io/8d2: read-only file system"
+)
 NO_NAMESPACE = "unable to create new parent process: namespace path: lstat /proc/0/ns/ipc: no such file or directory"
 
 DISRUPTED = (
@@ -223,6 +227,8 @@ LAST_WORDS = (
         "DeviceFailed",
         "TPU initialization failed: open(/dev/vfio/2): Input/output error",
     ),
+)
+START_ERRORS = (
     FailedPod(
         "a command that is not in the image",
         exited(128, runc(NO_PROGRAM), reason="StartError"),
@@ -243,6 +249,13 @@ LAST_WORDS = (
         "Unknown",
         "StartError",
         runc(NO_NAMESPACE),
+    ),
+    FailedPod(
+        "a node whose own disk cannot be written to",
+        exited(128, READ_ONLY_NODE, reason="StartError"),
+        "Unknown",
+        "StartError",
+        READ_ONLY_NODE,
     ),
 )
 EXIT_CODES = (
@@ -284,4 +297,4 @@ EXIT_CODES = (
         "ValueError: 3",
     ),
 )
-ENDED = (*DISRUPTED, *ENDED_FROM_OUTSIDE, *NEVER_RAN, *LAST_WORDS, *EXIT_CODES)
+ENDED = (*DISRUPTED, *ENDED_FROM_OUTSIDE, *NEVER_RAN, *LAST_WORDS, *START_ERRORS, *EXIT_CODES)

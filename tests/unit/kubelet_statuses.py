@@ -63,15 +63,20 @@ def container(state: Object, name: str = "trainer") -> Object:
     }
 
 
+def of_host(host: int, body: Object) -> Object:
+    """The same, of another worker of the gang."""
+    return {**body, "metadata": {**pod(host)["metadata"], "creationTimestamp": time_at(-5)}}
+
+
 def exited(code: int, message: str = "", reason: str = "Error") -> Object:
-    """The container ended nine seconds past noon."""
+    """The container ended nine seconds past noon. One that could not be started began in 1970, says containerd."""
     terminated = {
         "containerID": "containerd://5f0c",
         "exitCode": code,
         "finishedAt": time_at(9),
         "message": message,
         "reason": reason,
-        "startedAt": time_at(2),
+        "startedAt": "1970-01-01T00:00:00Z" if reason == "StartError" else time_at(2),
     }
     return placed(phase="Failed", containerStatuses=[container({"terminated": terminated})])
 

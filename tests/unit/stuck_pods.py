@@ -25,6 +25,11 @@ NO_CHIP = (
 AS_ROOT = (
     'container has runAsNonRoot and image will run as root (pod: "digits-1-0-0_default(4d5f)", container: trainer)'
 )
+NAME_TAKEN = 'failed to create containerd container: snapshot "8d2": already exists'
+CGROUP_BUSY = (
+    "unable to start container process: unable to apply cgroup configuration: failed to write 4711: "
+    "write /sys/fs/cgroup/kubepods.slice/cgroup.procs: device or resource busy"
+)
 NO_SUCH_KEY = "couldn't find key token in Secret default/hub"
 
 STUCK = (
@@ -120,16 +125,32 @@ STUCK = (
         "an image without a command",
         held_up("CreateContainerError", "failed to generate container spec: no command specified"),
         "UserError",
-        "CreateContainerError",
+        "CannotStart",
         "failed to generate container spec: no command specified",
         at=60,
     ),
     FailedPod(
-        "a container that does not run",
+        "a command that is not in the image, before the runtime's error is the container's end",
         held_up("RunContainerError", runc(NO_PROGRAM)),
         "UserError",
-        "RunContainerError",
+        "CannotStart",
         runc(NO_PROGRAM),
+        at=60,
+    ),
+    FailedPod(
+        "a container that the runtime does not create",
+        held_up("CreateContainerError", NAME_TAKEN),
+        "Unknown",
+        "CreateContainerError",
+        NAME_TAKEN,
+        at=60,
+    ),
+    FailedPod(
+        "a container that the runtime does not run",
+        held_up("RunContainerError", runc(CGROUP_BUSY)),
+        "Unknown",
+        "RunContainerError",
+        runc(CGROUP_BUSY),
         at=60,
     ),
 )

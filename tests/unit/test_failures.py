@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.ended_pods import START_ERRORS
+from tests.unit.kubelet_statuses import FailedPod, container, exited, held_up, of_host, placed, running
 from tests.unit.pods import NOON, at, deleted, disrupted, ended, pod, ready, seen, time_at, with_status
+from tests.unit.stuck_pods import DENIED, STUCK, backs_off
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.failures import SETTLE, first_failure, hang, missing_worker, next_look
@@ -145,10 +148,75 @@ def test_one_worker_that_cannot_start_is_enough() -> None:
     assert (found.host, found.reason) == (1, "InvalidImageName")
 
 
+@pytest.mark.parametrize("case", [*STUCK, *START_ERRORS], ids=lambda case: case.name)
+@pytest.mark.parametrize("peer", [running(), with_status(exited(0), phase="Succeeded")], ids=["runs", "has run"])
+def test_a_worker_that_does_not_start_is_its_nodes_failure_where_another_has(
+    case: FailedPod, peer: dict[str, Any]
+) -> None:
+    found = first_failure(seen(case.body, of_host(1, peer)), 1, at(300), settle_user_errors=False)
+    assert found is not None
+    assert (found.failure_class, found.reason) == ("Infrastructure", case.reason)
+    was_so_anyhow = case.failure_class == "Infrastructure"
+    what = "" if was_so_anyhow else "other workers started with the same image and spec, this one did not: "
+    assert found.message == what + case.message
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param(held_up("ContainerCreating", ""), id="being created"),
+        pytest.param(
+            placed(
+                phase="Running",
+                containerStatuses=[
+                    container({"running": {"startedAt": time_at(2)}}, "helper"),
+                    container({"waiting": {"reason": "ContainerCreating"}}),
+                ],
+            ),
+            id="beside a helper that runs",
+        ),
+    ],
+)
+@pytest.mark.parametrize("case", STUCK, ids=lambda case: case.name)
+def test_a_peer_that_has_not_started_excuses_nobody(case: FailedPod, peer: dict[str, Any]) -> None:
+    gang = seen(case.body, of_host(1, peer))
+    found = first_failure(gang, 1, at(case.at), settle_user_errors=False)
+    assert found is not None
+    assert (found.failure_class, found.reason) == (case.failure_class, case.reason)
+
+
+@pytest.mark.parametrize("case", START_ERRORS, ids=lambda case: case.name)
+def test_workers_that_could_not_be_started_do_not_excuse_each_other(case: FailedPod) -> None:
+    found = failure_of(case.body, of_host(1, case.body))
+    assert (found.failure_class, found.reason) == (case.failure_class, case.reason)
+
+
+def test_a_worker_that_has_started_does_not_excuse_itself() -> None:
+    waits = container({"waiting": {"reason": "InvalidImageName", "message": "no name"}}, "mount")
+    found = failure_of(with_status(running(), initContainerStatuses=[waits]))
+    assert found.failure_class == "UserError"
+
+
+def test_one_node_that_does_not_get_at_the_image_of_all_is_given_time() -> None:
+    denied = held_up("ImagePullBackOff", backs_off(DENIED))
+    gang = seen(denied, *(of_host(host, running()) for host in (1, 2, 3)))
+    assert first_failure(gang, 1, at(299), settle_user_errors=False) is None
+    assert next_look(gang, at(120)) == at(300) - at(120)
+
+
 def test_a_gang_that_settles_is_looked_at_again_when_it_has() -> None:
     gang = seen(ended(pod(0), 69, after=0), ready(pod(1)))
     assert next_look(gang, at(2)) == at(5) - at(2)
     assert next_look(gang, at(5)) is None
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_an_end_by_a_clock_that_is_ahead_is_not_waited_for(own_loop: bool) -> None:
+    gang = seen(ended(pod(0), 69, after=1200), ready(pod(1)))
+    found = first_failure(gang, 1, NOON, settle_user_errors=own_loop)
+    assert found is not None
+    assert (found.reason, found.time) == ("PeerLost", time_at(0))
+    assert next_look(gang, NOON) is None
 
 
 @given(
@@ -160,7 +228,7 @@ def test_a_gang_that_settles_is_looked_at_again_when_it_has() -> None:
 def test_a_failure_is_told_by_the_time_that_was_announced_for_it(
     ends: list[tuple[int, int]], running: int, now: int, own_loop: bool
 ) -> None:
-    failed = [ended(pod(host), code, after=after) for host, (code, after) in enumerate(ends) if after <= now]
+    failed = [ended(pod(host), code, after=after) for host, (code, after) in enumerate(ends)]
     gang = seen(*failed, *(ready(pod(9 + host)) for host in range(running)))
     moment = at(now)
     for _ in gang:
@@ -169,6 +237,7 @@ def test_a_failure_is_told_by_the_time_that_was_announced_for_it(
             assert wait is not None
             moment += wait
     assert (first_failure(gang, 1, moment, settle_user_errors=own_loop) is not None) == bool(failed)
+    assert moment - at(now) <= SETTLE
 
 
 def test_a_pod_that_is_gone_was_deleted() -> None:

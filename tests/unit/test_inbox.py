@@ -85,7 +85,24 @@ def test_to_ask_twice_does_not_put_off_the_answer() -> None:
     assert inboxes.of(KEY).asked_for_stacks == NOON
 
 
-def test_what_is_forgotten_takes_no_room(inboxes: Inboxes) -> None:
+def test_where_somebody_could_not_be_heard_all_are_listened_to_only_since_then() -> None:
+    """Their silence was ours: those that had reported before are no more to blame than the others."""
+    now = NOON
+    inboxes = Inboxes(lambda: now)
     inboxes.put(KEY, said())
-    inboxes.forget(KEY)
-    assert (len(inboxes), inboxes.of(KEY)) == (0, Inbox(listening_since=NOON))
+    inboxes.ask_for_stacks(KEY)
+    now += timedelta(hours=1)
+    inboxes.could_not_listen()
+    assert [inboxes.of(key).listening_since for key in (KEY, JobKey("default", "letters"))] == [now, now]
+    assert (inboxes.of(KEY).report, inboxes.of(KEY).asked_for_stacks) == (said(), NOON)
+
+
+def test_what_is_forgotten_takes_no_room(inboxes: Inboxes) -> None:
+    keys = [JobKey("default", f"digits-{number}") for number in range(1000)]
+    for key in keys:
+        inboxes.put(key, said())
+    assert inboxes.pause_seconds > 5
+    for key in keys:
+        inboxes.forget(key)
+    assert inboxes.pause_seconds == 5
+    assert inboxes.of(keys[0]) == Inbox(listening_since=NOON)

@@ -220,6 +220,7 @@ def test_the_example_of_kep_2779_is_read() -> None:
             "totalEpochs": "5",
         },
         estimated_remaining_seconds=795649,
+        exact=False,
     )
 
 
@@ -233,6 +234,12 @@ def test_a_step_among_the_metrics_is_more_exact_than_a_percentage() -> None:
 @pytest.mark.parametrize("name", payload._STEP_METRICS)
 def test_a_step_is_known_by_many_names(name: str) -> None:
     assert trainer_status(metrics=metrics(**{name: 61})).step == 61
+
+
+def test_only_a_step_that_is_named_is_exact() -> None:
+    """A percentage moves every few hours in a long training, and says nothing of a step that hangs."""
+    assert trainer_status(metrics=metrics(step=61)).exact
+    assert not trainer_status(progressPercentage=12).exact
 
 
 @pytest.mark.parametrize("value", ["many", "", "nan", "inf", "-3", "1e400"])

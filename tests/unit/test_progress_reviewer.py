@@ -11,7 +11,7 @@ from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingC
 from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.reviewer import MOST_QUESTIONS, Reviewer
 from tpu_training_operator.runtime.progress.sender import Sender
 
 KEY = JobKey("default", "digits")
@@ -167,20 +167,23 @@ async def test_after_a_failure_the_next_report_is_looked_at_again() -> None:
     assert await asked.sender("token", KEY) == LEADER
 
 
-async def test_a_good_token_is_looked_at_once_a_minute_and_its_pod_more_rarely() -> None:
+async def test_a_good_token_and_its_pod_are_looked_at_every_ten_minutes() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
-    for clock.now in (0.0, 30.0, 59.9, 60.0, 119.0):
+    for clock.now in (0.0, 30.0, 599.9):
         assert await asked.sender("token", KEY) == LEADER
-    assert cluster.asked == {"TokenReview": 2, "Pod": 1, "TPUTrainingJob": 1}
+    assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
+    clock.now = 600.0
+    assert await asked.sender("token", KEY) == LEADER
+    assert cluster.asked == {"TokenReview": 2, "Pod": 2, "TPUTrainingJob": 2}
 
 
-async def test_a_token_that_is_withdrawn_counts_for_a_minute_at_most() -> None:
+async def test_a_token_that_is_withdrawn_counts_for_ten_minutes_at_most() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
     await asked.sender("token", KEY)
     del cluster.tokens["token"]
-    clock.now += 60
+    clock.now += 600
     with pytest.raises(Refused) as refused:
         await asked.sender("token", KEY)
     assert refused.value.status == 401
@@ -206,3 +209,41 @@ async def test_many_reports_at_once_are_one_question() -> None:
     senders = await asyncio.gather(*(asked.sender("token", KEY) for _ in range(20)))
     assert senders == [LEADER] * 20
     assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
+
+
+async def test_of_many_workers_that_come_at_once_some_come_again_later() -> None:
+    """The reconciler talks to the same API server; what is asked on the workers' behalf must not pile up before it."""
+    cluster = ReviewingCluster(gate=asyncio.Event())
+    assert cluster.gate is not None
+    cluster.tokens = {str(number): token_of(pod()) for number in range(MOST_QUESTIONS + 1)}
+    asked = reviewer(cluster)
+    first = [asyncio.create_task(asked.sender(str(number), KEY)) for number in range(MOST_QUESTIONS)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused, match="too many tokens") as refused:
+        # One that is not refused would wait for ever.
+        await asyncio.wait_for(asked.sender(str(MOST_QUESTIONS), KEY), 5)
+    assert (refused.value.status, refused.value.retry_after) == (503, 5)
+    # Who has left still has a question out.
+    for task in first:
+        task.cancel()
+    await asyncio.wait(first)
+    with pytest.raises(Refused, match="too many tokens"):
+        await asked.sender(str(MOST_QUESTIONS), KEY)
+    cluster.gate.set()
+    assert await asked.sender("0", KEY) == LEADER
+    assert await asked.sender(str(MOST_QUESTIONS), KEY) == LEADER
+
+
+async def test_what_is_known_or_being_asked_for_costs_no_question() -> None:
+    cluster = ReviewingCluster(gate=asyncio.Event())
+    assert cluster.gate is not None
+    asked = reviewer(cluster, clock := Clock())
+    assert not asked.knows("token")
+    first = asyncio.create_task(asked.sender("token", KEY))
+    await asyncio.sleep(0)
+    assert asked.knows("token")
+    cluster.gate.set()
+    await first
+    assert asked.knows("token")
+    clock.now += 600
+    assert not asked.knows("token")

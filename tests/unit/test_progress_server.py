@@ -5,8 +5,8 @@ import gzip
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import aiohttp
@@ -21,6 +21,7 @@ from tpu_training_operator.domain.report import Inbox
 from tpu_training_operator.runtime.cluster import Cluster, Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.progress import connections
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.certificates import new_authority
 from tpu_training_operator.runtime.progress.reviewer import Reviewer
@@ -29,6 +30,7 @@ from tpu_training_operator.runtime.progress.tls import server_tls
 
 KEY = JobKey("default", "digits")
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
 PROGRESS = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
 TRAINER_STATUS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/digits/status"
 GOOD = {"phase": "Training", "step": 7}
@@ -42,7 +44,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.cluster = ReviewingCluster()
-        self.inboxes = Inboxes(lambda: NOW)
+        self.now = NOW
+        self.inboxes = Inboxes(lambda: self.now)
         self.hints: list[JobKey] = []
         self.seconds = 0.0
         self.service = ProgressService(
@@ -270,6 +273,36 @@ async def test_an_address_whose_tokens_are_refused_is_soon_asked_to_wait(
     assert (await post(worker))[0] == 200
 
 
+async def test_a_worker_whose_token_is_known_is_not_locked_out_by_others_behind_its_address(
+    desk: Desk, worker: TestClient[Any, Any]
+) -> None:
+    assert (await post(worker))[0] == 200
+    for number in range(21):
+        last = await post(worker, headers={"Authorization": f"Bearer {number}"})
+    assert last[0] == 429
+    assert (await post(worker))[0] == 200
+
+
+async def test_a_worker_with_an_expired_token_that_costs_no_look_does_not_use_up_its_address(
+    desk: Desk, worker: TestClient[Any, Any]
+) -> None:
+    heard = [(await post(worker, headers={"Authorization": "Bearer expired"}))[0] for _ in range(25)]
+    assert heard == [401] * 25
+    assert (await post(worker))[0] == 200
+
+
+async def test_a_report_that_fails_through_us_makes_the_silence_of_all_jobs_ours(
+    desk: Desk, worker: TestClient[Any, Any]
+) -> None:
+    desk.now = LATER
+    await post(worker, headers={"Authorization": "Bearer garbage"})
+    await post(worker, data=b"no report")
+    assert desk.inboxes.of(JobKey("default", "letters")).listening_since == NOW
+    desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
+    await post(worker, headers={"Authorization": "Bearer renewed"})
+    assert desk.inboxes.of(JobKey("default", "letters")).listening_since == LATER
+
+
 async def test_of_too_many_reports_at_once_the_last_ones_come_again_later(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +409,7 @@ async def test_whoever_says_nothing_is_hung_up_on(
 async def test_whoever_does_not_shake_hands_is_hung_up_on(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_SECONDS_TO_READ", 0.05)
+    monkeypatch.setattr(connections, "_SECONDS_TO_SHAKE_HANDS", 0.05)
     async with served(desk) as wire, asyncio.timeout(SECONDS):
         reader, writer = await asyncio.open_connection(LOOPBACK, wire.port)
         assert await reader.read() == b""
@@ -417,13 +450,59 @@ async def test_a_packed_body_is_not_unpacked(desk: Desk) -> None:
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_connection_too_many_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+async def test_a_connection_is_closed_after_the_answer(desk: Desk) -> None:
+    async with served(desk) as wire:
+        answer = await wire.say(request("Content-Length: 0"))
+    assert b"\r\nConnection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("limit", ["MOST_CONNECTIONS", "MOST_CONNECTIONS_PER_ADDRESS"])
+async def test_a_connection_too_many_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(module, limit, 2)
     async with served(desk) as wire:
         kept = [await wire.open() for _ in range(2)]
-        assert await wire.say(request("Content-Length: 0")) == b""
+        with pytest.raises(ConnectionError):
+            await wire.open()
         for _, writer in kept:
             writer.write(request("Content-Length: 0"))
         for reader, writer in kept:
             assert b" 400 " in await reader.readline()
             writer.transport.abort()
+
+
+async def test_whoever_does_not_shake_hands_takes_a_place_until_it_has_left(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+    async with served(desk) as wire, asyncio.timeout(SECONDS):
+        silent = [(await asyncio.open_connection(LOOPBACK, wire.port))[1] for _ in range(2)]
+        with pytest.raises(ConnectionError):
+            await wire.open()
+        for writer in silent:
+            writer.close()
+        while True:
+            with suppress(ConnectionError, aiohttp.ClientError):
+                assert await wire.post() == 200
+                break
+
+
+async def test_to_turn_somebody_away_for_want_of_room_is_not_to_have_listened(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 0)
+    async with served(desk) as wire:
+        desk.now = LATER
+        with pytest.raises(ConnectionError):
+            await wire.open()
+    assert desk.inbox.listening_since == LATER
+
+
+async def test_one_address_that_takes_its_room_up_makes_nobody_deaf(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS_PER_ADDRESS", 0)
+    async with served(desk) as wire:
+        desk.now = LATER
+        with pytest.raises(ConnectionError):
+            await wire.open()
+    assert desk.inbox.listening_since == NOW

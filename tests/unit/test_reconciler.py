@@ -230,3 +230,19 @@ async def test_a_job_that_changes_between_reading_and_writing_is_a_conflict(
     store.while_listing = change
     with pytest.raises(Conflict):
         await reconciler.reconcile(KEY)
+
+
+async def test_what_is_refused_once_is_not_asked_for_two_thousand_times(store: Recorded) -> None:
+    reconciler = Reconciler(store, lambda: NOON, side_by_side=1)
+    await reconciler.reconcile(KEY)
+    store.refuses["Pod"] = Forbidden(403, "Forbidden", "exceeded quota")
+    store.asked.clear()
+    await reconciler.reconcile(KEY)
+    assert store.asked.count("create Pod") == 1
+
+
+async def test_it_knows_its_own_last_write(store: Recorded, reconciler: Reconciler) -> None:
+    await reconciler.reconcile(KEY)
+    version = (await store.get(JOBS, "default", "digits"))["metadata"]["resourceVersion"]
+    assert reconciler.wrote(KEY, version)
+    assert not reconciler.wrote(KEY, "0")

@@ -4,7 +4,7 @@ docs/failures.md says of every reason what it means and what a person should do;
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 
@@ -111,6 +111,23 @@ def classify(pod: WorkerPod) -> Row | None:
     return next((row for row in rows if row.sign(pod)), None)
 
 
+def with_started_peers(row: Row) -> Row:
+    """The row for a worker of a gang in which another has started.
+
+    One image and one spec are everybody's, so they are good, and what keeps this worker from starting is its node's,
+    or a moment's.
+    """
+    if row not in _DOES_NOT_START or row.failure_class is FailureClass.INFRASTRUCTURE:
+        return row
+    patience = None if row.patience is None else _RETRIES
+    return replace(
+        row,
+        failure_class=FailureClass.INFRASTRUCTURE,
+        words=lambda pod: with_ending(_OTHERS_STARTED, row.words(pod)),
+        patience=patience,
+    )
+
+
 def _announced(pod: WorkerPod) -> str:
     return str(disruption(pod).get("message") or status_message(pod) or "the pod was disrupted")
 
@@ -147,6 +164,7 @@ def _always(_: WorkerPod) -> bool:
 
 _DELETED = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost sight of the container, as after a restart"
+_OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
 _OUT_OF_MEMORY = "the worker used more memory than its limit"
 
 _PULLS = waits_as(
@@ -204,6 +222,8 @@ _NEVER_RAN = (
 _LAST_WORDS = (
     Row("DeviceBusy", _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
     Row("DeviceFailed", _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
+)
+_START_ERRORS = (
     Row(
         "CannotStart",
         _USER,
@@ -243,7 +263,10 @@ _NEVER_STARTS = (
     Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
     Row("DeviceFailed", _INFRASTRUCTURE, both(_CREATES, mentions(texts.CHIP_BROKEN)), _container_waits, _MOMENT),
     Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(texts.MAY_HEAL)), _container_waits, _RETRIES),
-    Row(lambda pod: waiting(pod)[0], _USER, _CREATES, _container_waits, _MOMENT),
+    Row("CannotStart", _USER, both(_CREATES, mentions(texts.NO_PROGRAM)), _container_waits, _MOMENT),
+    Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
+    Row(lambda pod: waiting(pod)[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )
-_ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_EXIT_CODES)
+_DOES_NOT_START = (*_START_ERRORS, *_NEVER_STARTS)
+_ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_START_ERRORS, *_EXIT_CODES)
 TABLE = (*_ENDINGS, *_NEVER_STARTS)

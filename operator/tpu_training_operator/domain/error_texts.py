@@ -18,7 +18,9 @@ NO_ACCESS = re.compile(
 )
 NO_PROGRAM = re.compile(
     r"executable file .*not found|exec:? .*(no such file or directory|permission denied|is a directory|format error)"
-    r"|chdir to cwd|mkdir .*: (not a directory|permission denied|read-only file system)"
+    r"|no command specified|chdir to cwd"
+    # The working directory. Outside the container it would be one of the node's own.
+    r"|container init: .*mkdir .*: (not a directory|permission denied|read-only file system)"
 )
 # What a node gets over by itself: its runtime is slow, its disk full, its caches are cold.
 MAY_HEAL = re.compile(

@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.classifier import DEVICE_FAULTS, Doubt, Row, classify
+from tpu_training_operator.domain.classifier import DEVICE_FAULTS, Doubt, Row, classify, with_started_peers
 from tpu_training_operator.domain.last_words import with_ending
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
-from tpu_training_operator.domain.pod_signs import deletion_asked, disruption, ended_at
+from tpu_training_operator.domain.pod_signs import deletion_asked, disruption, ended_at, has_started
 
-# A worker that lost its peer may be reported before the peer that caused it.
+# A worker that lost its peer may be reported before the peer that caused it. An end that lies in the future, by a
+# node's clock that is ahead, does not tell for how long it has been known: it is not waited for.
 SETTLE = timedelta(seconds=5)
 
 
@@ -40,15 +41,15 @@ def first_failure(
     first = _cause(ends, doubts)
     ended = {end.pod.worker for end in ends}
     others_may_tell = any(pod.worker not in ended and not pod.has_ended for pod in pods)
-    if first.row.doubt in doubts and others_may_tell and now < first.began + SETTLE:
+    if first.row.doubt in doubts and others_may_tell and first.began <= now < first.began + SETTLE:
         return None
     return _record(first, attempt, now)
 
 
 def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     """When `first_failure` may say more, although nothing is heard from the cluster; None where it will not."""
-    moments = [end.began + SETTLE for end in _ends(pods, now)]
-    moments += [due for pod in pods if (due := _due(pod, classify(pod)))]
+    moments = [end.began + SETTLE for end in _ends(pods, now) if end.began <= now]
+    moments += [due for pod, row in _unwell(pods) if (due := _due(pod, row))]
     return min((moment - now for moment in moments if moment > now), default=None)
 
 
@@ -87,12 +88,17 @@ def device_fault(failure: Failure) -> bool:
     return failure.reason in DEVICE_FAULTS
 
 
+def _unwell(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, Row]]:
+    """The workers against which there is a sign, with its row. Of a start, the rest of the gang is asked too."""
+    found = [(pod, row) for pod in pods if (row := classify(pod))]
+    started = [pod for pod in pods if has_started(pod)] if found else []
+    return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
+
+
 def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
     """The failed workers and those that will never start, in the order in which their ends began."""
     ends = []
-    for pod in pods:
-        if (row := classify(pod)) is None:
-            continue
+    for pod, row in _unwell(pods):
         due = _due(pod, row)
         if row.patience is None:
             ends.append(_End(pod, row, _began(pod, now)))
@@ -114,10 +120,10 @@ def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
     return next(sure, first)
 
 
-def _due(pod: WorkerPod, row: Row | None) -> datetime | None:
+def _due(pod: WorkerPod, row: Row) -> datetime | None:
     """When a pod that does not start counts as failed. A waiting container carries no time, so the patience runs from
     when the pod got its node: for a sign that shows only after a long pull, it is over already."""
-    if row is None or row.patience is None or pod.placed is None:
+    if row.patience is None or pod.placed is None:
         return None
     return pod.placed + row.patience
 

@@ -53,9 +53,9 @@ def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime) -> Good
     return charge(goodput, until, activity)
 
 
-def saved(goodput: Goodput) -> Goodput:
-    """All that was trained up to now is in a checkpoint."""
-    return goodput.model_copy(update={"unsaved_seconds": 0})
+def saved(goodput: Goodput, but: float = 0.0) -> Goodput:
+    """What was trained up to now is in a checkpoint, but for this share of what was in none before."""
+    return goodput.model_copy(update={"unsaved_seconds": int(goodput.unsaved_seconds * min(but, 1.0))})
 
 
 def lost(goodput: Goodput) -> Goodput:

@@ -25,9 +25,12 @@ _LIMITS: Mapping[ReportPhase, timedelta] = {
     ReportPhase.TRAINING: timedelta(minutes=15),
     ReportPhase.EVALUATING: timedelta(minutes=45),
     ReportPhase.CHECKPOINTING: timedelta(minutes=45),
+    # Its peers still write, or its process does not end.
+    ReportPhase.DONE: timedelta(minutes=45),
 }
 # A step that is slow takes longer than that: so many times its usual length.
 _STEPS = 20
+_LONGEST_STEP_SECONDS = 3600.0
 # A worker reports every five to ten seconds.
 _SILENCE = timedelta(minutes=1)
 # A worker that can answer does so with its next report, ten seconds later at most.
@@ -70,8 +73,11 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
 
 
 def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:
+    """And says which step it makes: a percentage of a long training stands for longer than any step."""
     report = inbox.report
-    return report is not None and report.attempt == status.attempt and now - report.received <= _SILENCE
+    if report is None or not report.exact:
+        return False
+    return report.attempt == status.attempt and now - report.received <= _SILENCE
 
 
 def _limit(phase: ReportPhase | None, status: Status, policy: RunPolicy) -> timedelta | None:
@@ -80,8 +86,6 @@ def _limit(phase: ReportPhase | None, status: Status, policy: RunPolicy) -> time
     match phase:
         case None:
             return own
-        case ReportPhase.DONE:
-            return None
         case ReportPhase.TRAINING:
             return own or max(_LIMITS[phase], _STEPS * _usual_step(status))
         case _:
@@ -93,7 +97,7 @@ def _usual_step(status: Status) -> timedelta:
     rate = float(status.progress.examples_per_second or 0) if status.progress else 0.0
     if status.resolved is None or not rate > 0:
         return timedelta(0)
-    return timedelta(seconds=status.resolved.global_batch_size / rate)
+    return timedelta(seconds=min(status.resolved.global_batch_size / rate, _LONGEST_STEP_SECONDS))
 
 
 def stacks_due(inbox: Inbox, now: datetime) -> timedelta | None:

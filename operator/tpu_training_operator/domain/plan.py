@@ -15,6 +15,7 @@ from tpu_training_operator.api.status import Activity, Failure, State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain import goodput as accounts
 from tpu_training_operator.domain.actions import AskForStacks, Create, DeleteConfigMap, Event, Plan
+from tpu_training_operator.domain.behind import behind
 from tpu_training_operator.domain.endings import active_time_left, after_the_end, exceed_deadline, succeed
 from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look
 from tpu_training_operator.domain.gang import config_map, service
@@ -27,11 +28,11 @@ from tpu_training_operator.domain.placement import held_up
 from tpu_training_operator.domain.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.restart import fail_or_restart, release
+from tpu_training_operator.domain.restart import fail_or_restart, is_half_made, release
+from tpu_training_operator.domain.restart_policy import longest_wait
 from tpu_training_operator.domain.situation import Situation
 from tpu_training_operator.domain.worker_pod import worker_pod
 
-_SOON = timedelta(seconds=1)
 _AT_ONCE = timedelta(0)
 
 
@@ -52,8 +53,7 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None) 
     except InvalidJob as error:
         return _invalid(observed, status, error, now)
     if any(pod.worker.attempt > status.attempt for pod in observed.pods):
-        # Another operator has moved on: what we read is old, and nothing may rest on it.
-        return Plan(again=_SOON)
+        return behind(Situation(job, resolution, status, observed, now, reporting))
     told = heard(status, observed.report, resolution.recipe.train_steps)
     here = Situation(job, resolution, told, observed, now, reporting)
     return _noting_generation(_noting_progress(_next(here), here, status), told, observed)
@@ -77,7 +77,7 @@ def _noting_progress(decided: Plan, here: Situation, stored: Status) -> Plan:
     """The plan, with a status where only what the workers report is new, as often as that is worth a write."""
     if decided.status is not None or here.status == stored:
         return decided
-    wait = write_due(stored, here.now)
+    wait = write_due(stored, here.observed.inbox, here.now)
     return replace(decided, status=here.status) if wait <= _AT_ONCE else _by(wait, decided)
 
 
@@ -102,6 +102,9 @@ def _next(here: Situation) -> Plan:
     left = active_time_left(here)
     if left is not None and left <= _AT_ONCE:
         return exceed_deadline(here)
+    if any(pod.placed is None for pod in pods):
+        # It is not active now; when its workers are placed we hear of it.
+        left = None
     return _by(left, _by(next_force(here.leftovers, here.now), _keep_alive(here)))
 
 
@@ -154,17 +157,20 @@ def _suspend(here: Situation) -> Plan:
     if pods:
         message = f"waiting for {len(pods)} workers to stop"
         picture = Picture(State.SUSPENDED, Kind.IN_PROGRESS, Reason.SUSPENDED, message)
-    status = here.status
-    if not is_true(status.conditions, ConditionType.SUSPENDED):
-        goodput = here.goodput_at_end(here.now)
-        goodput = accounts.saved(goodput) if here.job.spec.checkpoint else accounts.lost(goodput)
-        status = status.model_copy(update={"goodput": accounts.charge(goodput, here.now, Activity.SUSPENDED)})
+    if is_true(here.status.conditions, ConditionType.SUSPENDED):
+        return Plan(
+            stages=deletions(pods, here.now),
+            status=here.present(here.status, picture),
+            again=next_force(pods, here.now),
+        )
+    # Before any worker is stopped: one that goes unannounced would be a failure to whoever looks next.
+    goodput = here.goodput_at_end(here.now)
+    goodput = accounts.saved(goodput) if here.job.spec.checkpoint else accounts.lost(goodput)
+    status = here.status.model_copy(update={"goodput": accounts.charge(goodput, here.now, Activity.SUSPENDED)})
     status = here.mark(status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, "suspend is on")
     if status.attempt:
         status = here.mark(status, ConditionType.GANG_READY, False, Reason.SUSPENDED, "suspend is on")
-    return Plan(
-        stages=deletions(pods, here.now), status=here.present(status, picture), again=next_force(pods, here.now)
-    )
+    return Plan(status=here.present(status, picture), again=_AT_ONCE)
 
 
 def _failure(here: Situation) -> Failure | None:
@@ -181,9 +187,11 @@ def _failure(here: Situation) -> Failure | None:
 
 
 def _create_missing(here: Situation) -> Plan:
-    earliest = here.status.restarts.next_attempt_time
-    if earliest and here.now < parse_time(earliest):
-        return Plan(again=parse_time(earliest) - here.now)
+    wait = _wait_for_its_time(here)
+    if wait > _AT_ONCE:
+        return Plan(again=wait)
+    if is_true(here.status.conditions, ConditionType.STALLED) and is_half_made(here):
+        return release(here, len(here.missing))
     job, attempt = here.job, here.attempt
     shared = (
         Create(service(job)),
@@ -195,6 +203,13 @@ def _create_missing(here: Situation) -> Plan:
     return Plan(stages=(shared, tuple(map(Create, pods))))
 
 
+def _wait_for_its_time(here: Situation) -> timedelta:
+    """What is left of the wait before this attempt. A wait longer than there are any is a clock's that was set back."""
+    earliest = here.status.restarts.next_attempt_time
+    left = parse_time(earliest) - here.now if earliest else _AT_ONCE
+    return left if left <= longest_wait(here.job.spec.run_policy) else _AT_ONCE
+
+
 def _watch(here: Situation) -> Plan:
     pods = here.pods
     stalled = is_true(here.status.conditions, ConditionType.STALLED)
@@ -204,7 +219,7 @@ def _watch(here: Situation) -> Plan:
         again = None
         if part := held_up(pods, here.job.spec.run_policy, here.status.avoided_nodes):
             if here.now >= part.deadline:
-                return release(here, part)
+                return release(here, part.waiting)
             again = part.deadline - here.now
         # A gang that starts is shown as such already, unless something stood in its way meanwhile.
         freed = here.present(here.status, _starting(here, here.attempt)) if stalled else None

@@ -48,12 +48,23 @@ def deletion_asked(pod: WorkerPod) -> datetime | None:
 
 def ended_at(pod: WorkerPod) -> datetime | None:
     """When the worker's container ended; None before, and where the kubelet cannot know."""
-    finished = pod.termination.get("finishedAt")
+    return _known(pod, pod.termination.get("finishedAt"))
+
+
+def has_started(pod: WorkerPod) -> bool:
+    """The worker's container runs or has run. Of one that could not be started, the start is in 1970."""
+    beside = pod.raw.get("status", {}).get("containerStatuses") or ()
+    worker = (container for container in beside if container.get("name") == constants.CONTAINER_NAME)
+    runs = any((container.get("state") or {}).get("running") is not None for container in worker)
+    return runs or _known(pod, pod.termination.get("startedAt")) is not None
+
+
+def _known(pod: WorkerPod, time: str | None) -> datetime | None:
+    """A time of the worker's container; a runtime that does not know it either says 1970."""
     created = pod.raw["metadata"].get("creationTimestamp")
-    if not finished or (created and parse_time(finished) < parse_time(created)):
-        # A runtime that does not know either says 1970.
+    if not time or (created and parse_time(time) < parse_time(created)):
         return None
-    return parse_time(finished)
+    return parse_time(time)
 
 
 def disruption(pod: WorkerPod) -> Object:

@@ -1,7 +1,6 @@
 """What the workers report, as the status shows it. Called by the planner in every pass.
 
-A status is written for a report's sake once in five seconds at most: the newest report tells all that the earlier ones
-told.
+A status is written for a report's sake now and then only: the newest report tells all that the earlier ones told.
 """
 
 from datetime import datetime, timedelta
@@ -10,10 +9,8 @@ from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Activity, Goodput, Progress, ReportPhase, Status
 from tpu_training_operator.domain.goodput import charge, saved
 from tpu_training_operator.domain.observed import format_time, parse_time
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.report import Inbox, Report
 from tpu_training_operator.domain.restart_policy import refill
-
-_BETWEEN_WRITES = timedelta(seconds=5)
 
 
 def heard(status: Status, report: Report | None, total_steps: int) -> Status:
@@ -25,7 +22,7 @@ def heard(status: Status, report: Report | None, total_steps: int) -> Status:
         return status
     before = status.progress or Progress(step=0, total_steps=total_steps)
     now = format_time(report.received)
-    if before.last_report_time is not None and now <= before.last_report_time:
+    if before.last_report_time is not None and now < before.last_report_time:
         return status
     # No phase: nothing was heard in this attempt, which may begin with an earlier step than the last one ended with.
     step = report.step if before.phase is None else max(report.step, before.step)
@@ -46,7 +43,8 @@ def heard(status: Status, report: Report | None, total_steps: int) -> Status:
     )
     status = _accounted(status, report)
     if checkpoint is not None and checkpoint > (before.checkpoint_step or 0):
-        update = {"restarts": refill(status.restarts), "goodput": _saved(status.goodput, report)}
+        unsaved = max(0, step - checkpoint) / max(1, step - (before.checkpoint_step or 0))
+        update = {"restarts": refill(status.restarts), "goodput": _saved(status.goodput, report, unsaved)}
         status = status.model_copy(update=update)
     return status.model_copy(update={"progress": progress})
 
@@ -63,11 +61,12 @@ def _accounted(status: Status, report: Report) -> Status:
     return status.model_copy(update={"goodput": charge(goodput, report.received, Activity.TRAIN)})
 
 
-def _saved(goodput: Goodput | None, report: Report) -> Goodput | None:
-    """All that was trained up to the report is in a checkpoint."""
+def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput | None:
+    """What was trained up to the report is in a checkpoint, but for the steps after it: that share of those since the
+    checkpoint before."""
     if goodput is None or goodput.activity is not Activity.TRAIN:
         return goodput
-    return saved(charge(goodput, report.received, Activity.TRAIN))
+    return saved(charge(goodput, report.received, Activity.TRAIN), but=unsaved)
 
 
 def new_attempt(progress: Progress | None) -> Progress | None:
@@ -83,7 +82,7 @@ def new_attempt(progress: Progress | None) -> Progress | None:
     )
 
 
-def write_due(stored: Status, now: datetime) -> timedelta:
+def write_due(stored: Status, inbox: Inbox, now: datetime) -> timedelta:
     """How long a report waits until the status is written for its sake."""
     last = stored.progress.last_report_time if stored.progress else None
-    return max(timedelta(0), parse_time(last) + _BETWEEN_WRITES - now) if last else timedelta(0)
+    return max(timedelta(0), parse_time(last) + inbox.between_writes - now) if last else timedelta(0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpu_training_operator.api.status import ReportPhase
 
@@ -10,7 +10,8 @@ from tpu_training_operator.api.status import ReportPhase
 @dataclass(frozen=True)
 class Report:
     """What the reporting worker of one attempt last said. `attempt` and `pod_uid` are those of the pod that the token
-    was made for, not what the worker says of itself. Numbers that are not counts are texts of six digits."""
+    was made for, not what the worker says of itself. Numbers that are not counts are texts of six digits.
+    `exact`: the step is one that was counted, and not a part of the whole that moves every so many steps."""
 
     attempt: int
     pod_uid: str
@@ -25,16 +26,18 @@ class Report:
     estimated_remaining_seconds: int | None = None
     warnings: tuple[str, ...] = ()
     stacks: str | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True)
 class Inbox:
     """All that this operator has heard of one job. `listening_since`: None where nobody listens; what was said before
-    it went to an operator that is no more."""
+    it went to an operator that is no more. `between_writes`: how often the status is written for a report's sake."""
 
     listening_since: datetime | None = None
     report: Report | None = None
     asked_for_stacks: datetime | None = None
+    between_writes: timedelta = timedelta(seconds=5)
 
 
 NOTHING_HEARD = Inbox()

@@ -12,7 +12,6 @@ from tpu_training_operator.domain.actions import Event, Plan
 from tpu_training_operator.domain.failures import device_fault
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.picture import Kind, Picture
-from tpu_training_operator.domain.placement import HeldUp
 from tpu_training_operator.domain.progress import new_attempt
 from tpu_training_operator.domain.restart_policy import backoff, charge, may_restart, pause_after_release
 from tpu_training_operator.domain.situation import Situation, describe
@@ -36,19 +35,33 @@ def fail_or_restart(here: Situation, failure: Failure) -> Plan:
     return _fail(here, status, failure)
 
 
-def release(here: Situation, held_up: HeldUp) -> Plan:
-    """The next attempt, after a pause in which another gang may take the nodes: charged to no failure class."""
+def is_half_made(here: Situation) -> bool:
+    """Whether the cluster has refused some of the workers for so long that the others hold their nodes for nothing."""
+    deadline = timedelta(seconds=here.job.spec.run_policy.start_deadline_seconds)
+    return bool(here.pods) and here.now >= max(pod.created for pod in here.pods) + deadline
+
+
+def release(here: Situation, waiting: int) -> Plan:
+    """The next attempt, after a pause in which another gang may take the nodes: charged to no failure class.
+
+    `waiting`: how many workers have no place.
+    """
     policy, attempt = here.job.spec.run_policy, here.attempt
     pause = pause_after_release(policy, _seed(here))
     message = (
-        f"attempt {attempt + 1} follows in {pause.total_seconds():.0f} s: {held_up.waiting} of {held_up.workers}"
-        f" workers found no node within {policy.start_deadline_seconds} s, and the others give theirs back"
+        f"attempt {attempt + 1} follows in {pause.total_seconds():.0f} s: {waiting} of {here.resolution.layout.hosts}"
+        f" workers found no place within {policy.start_deadline_seconds} s, and the others give theirs back"
     )
     if here.status.avoided_nodes:
         message += f"; it may use {', '.join(here.status.avoided_nodes)} again"
     restarts = here.status.restarts.model_copy(update={"next_attempt_time": format_time(here.now + pause)})
     status = here.status.model_copy(
-        update={"restarts": restarts, "avoided_nodes": [], "device_faults": [], "goodput": here.goodput()}
+        update={
+            "restarts": restarts,
+            "avoided_nodes": [],
+            "device_faults": [],
+            "goodput": accounts.charge(here.goodput(), here.now, Activity.QUEUE),
+        }
     )
     picture = Picture(State.RESTARTING, Kind.IN_PROGRESS, Reason.PARTLY_PLACED, message)
     return _next_attempt(here, status, picture, Event("Released", message, warning=True))

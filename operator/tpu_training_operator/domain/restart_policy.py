@@ -55,6 +55,11 @@ def pause_after_release(policy: RunPolicy, seed: str) -> timedelta:
     return timedelta(seconds=policy.restart.backoff.max_seconds * (0.5 + share(seed)))
 
 
+def longest_wait(policy: RunPolicy) -> timedelta:
+    """No wait above is longer."""
+    return timedelta(seconds=1.5 * policy.restart.backoff.max_seconds + 1)
+
+
 def share(seed: str) -> float:
     """In [0, 1); computed and not drawn, so that every operator that decides this decides the same."""
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) / 2**64

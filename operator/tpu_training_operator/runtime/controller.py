@@ -40,8 +40,12 @@ class Controller:
         self._working_since: dict[JobKey, float] = {}
         self.is_running = False
 
-    def hint(self, key: JobKey, in_seconds: float | None = None) -> None:
-        """Something about the job may have changed: look at once, or in so many seconds at the latest."""
+    def hint(self, key: JobKey, *, in_seconds: float | None = None, job_version: str | None = None) -> None:
+        """Something about the job may have changed: look at once, or in so many seconds at the latest. Not for
+        `job_version`, the job's resourceVersion, where that is of our own last write: a pass that writes says itself
+        when the next is due."""
+        if job_version is not None and self._reconciler.wrote(key, job_version):
+            return
         if in_seconds is None:
             self._queue.hint(key)
         else:

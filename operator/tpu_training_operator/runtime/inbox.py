@@ -5,31 +5,30 @@ Nothing is lost with it but freshness: what matters is in the status, and the ne
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from tpu_training_operator.domain.report import Inbox, Report
+from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
 from tpu_training_operator.runtime.keys import JobKey
 
 _LEAST_PAUSE_SECONDS = 5.0
 _REQUESTS_PER_REPORT = 3
 
 
-def pause_between_reports(jobs: int, requests_per_second: float) -> float:
-    """How many seconds after its last look a job is looked at for the sake of a report: five, or more where so many
-    jobs report that it would take over half of the requests that this operator may make."""
-    return max(_LEAST_PAUSE_SECONDS, jobs * _REQUESTS_PER_REPORT / (requests_per_second / 2))
-
-
 class Inboxes:
-    """Holds a report for each job that has sent one, until `forget`."""
+    """Holds a report for each job that has sent one, until `forget`. `requests_per_second`: what this operator may ask
+    of the API server."""
 
-    def __init__(self, clock: Callable[[], datetime]) -> None:
+    def __init__(self, clock: Callable[[], datetime], requests_per_second: float = 50.0) -> None:
         self._clock = clock
+        self._requests_per_second = requests_per_second
         self._listening_since = clock()
         self._inboxes: dict[JobKey, Inbox] = {}
 
-    def __len__(self) -> int:
-        return len(self._inboxes)
+    @property
+    def pause_seconds(self) -> float:
+        """How often a job is looked at, and its status written, for the sake of a report: every five seconds, or less
+        often where so many jobs report that it would take over half of the requests that this operator may make."""
+        return max(_LEAST_PAUSE_SECONDS, len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2))
 
     def put(self, key: JobKey, report: Report) -> None:
         """A later attempt's report replaces an earlier one's, never the other way round. A stack dump is kept until
@@ -46,7 +45,15 @@ class Inboxes:
         self._inboxes[key] = replace(inbox, report=report)
 
     def of(self, key: JobKey) -> Inbox:
-        return self._inboxes.get(key, Inbox(self._listening_since))
+        return replace(
+            self._inboxes.get(key, NOTHING_HEARD),
+            listening_since=self._listening_since,
+            between_writes=timedelta(seconds=self.pause_seconds),
+        )
+
+    def could_not_listen(self) -> None:
+        """Somebody who reported could not be heard, for a reason of ours: what silence there was proves nothing."""
+        self._listening_since = self._clock()
 
     def ask_for_stacks(self, key: JobKey) -> None:
         inbox = self.of(key)

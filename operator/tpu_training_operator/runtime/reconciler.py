@@ -78,6 +78,11 @@ class Reconciler:
         self._reporting = reporting
         self._observer = observer
         self._side_by_side = side_by_side
+        self._written: dict[JobKey, str] = {}
+
+    def wrote(self, key: JobKey, version: str) -> bool:
+        """Whether this resourceVersion of the job is of the status that was written here last."""
+        return self._written.get(key) == version
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring the job one step closer to what was asked for.
@@ -89,6 +94,7 @@ class Reconciler:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             self._forget(key)
+            self._written.pop(key, None)
             self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
@@ -121,10 +127,19 @@ class Reconciler:
 
     async def _carry_out(self, stage: tuple[Action, ...], job: Object, key: JobKey) -> None:
         limit = asyncio.Semaphore(self._side_by_side)
+        refused = False
 
         async def one(action: Action) -> None:
+            nonlocal refused
             async with limit:
-                await self._act(action, job, key)
+                if refused:
+                    # What is refused once is refused to the rest of a gang, too: two thousand times, over a quota.
+                    return
+                try:
+                    await self._act(action, job, key)
+                except _Refused:
+                    refused = True
+                    raise
 
         results = await asyncio.gather(*map(one, stage), return_exceptions=True)
         if errors := [result for result in results if isinstance(result, BaseException)]:
@@ -183,7 +198,8 @@ class Reconciler:
         after = decided.status
         if after is None or after == before:
             return before
-        await self._cluster.update_status({**job, "status": status_body(after)})
+        written = await self._cluster.update_status({**job, "status": status_body(after)})
+        self._written[key] = written["metadata"]["resourceVersion"]
         self._observer.status_written(before, after)
         # A report alone is no decision.
         level = logging.DEBUG if after.conditions == before.conditions else logging.INFO

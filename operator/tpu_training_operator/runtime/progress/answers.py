@@ -4,6 +4,7 @@ A worker reports every few seconds; asking the API server each time who it is wo
 """
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -26,6 +27,16 @@ class Answers(Generic[Value]):
         self._clock = clock
         self._known: OrderedDict[str, tuple[Value | Refused, float]] = OrderedDict()
         self._asking: dict[str, asyncio.Task[Value | Refused]] = {}
+
+    @property
+    def under_way(self) -> int:
+        """How many questions are out, whether or not anybody still waits for the answer."""
+        return len(self._asking)
+
+    def knows(self, key: str) -> bool:
+        """Whether `get` would ask nobody anew."""
+        _, until = self._known.get(key, (None, -math.inf))
+        return key in self._asking or self._clock() < until
 
     async def get(self, key: str, ask: Callable[[], Awaitable[Value]]) -> Value:
         """The remembered answer, or that of `ask`; whoever comes while it is being asked for waits for the same one.

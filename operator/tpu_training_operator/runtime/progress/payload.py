@@ -96,6 +96,7 @@ def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Repo
     numbers = {metric.name: number for metric in status.metrics or () if (number := _number(metric.value)) is not None}
     total = _count(numbers, _TOTAL_METRICS) or sender.total_steps
     step = _count(numbers, _STEP_METRICS)
+    exact = step is not None
     if step is None:
         if status.progress_percentage is None or total is None:
             raise Refused(400, f"trainerStatus: needs progressPercentage or a metric named {', '.join(_STEP_METRICS)}")
@@ -111,6 +112,7 @@ def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Repo
         loss=number_text(rest.get("loss")),
         metrics=_metrics(rest.items()),
         estimated_remaining_seconds=status.estimated_remaining_seconds,
+        exact=exact,
     )
 
 

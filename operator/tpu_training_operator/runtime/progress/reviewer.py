@@ -5,9 +5,10 @@ A worker's own word counts for nothing here. Namespaces and names are compared b
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from tpu_training_operator.api.constants import KIND, PROGRESS_AUDIENCE
 from tpu_training_operator.api.status import Status
@@ -19,14 +20,18 @@ from tpu_training_operator.runtime.progress.answers import Answers
 from tpu_training_operator.runtime.progress.refused import Refused
 from tpu_training_operator.runtime.progress.sender import Sender
 
-# For so long a report may still be taken from a pod that is gone.
-_TOKEN_SECONDS = 60.0
-# A pod does not change its job or its place in it.
-_POD_SECONDS = 600.0
+# At once, for all workers together: the reconciler asks the same API server, and waits its turn behind these.
+MOST_QUESTIONS = 10
+
+# For so long a report may still be taken from a pod that is gone; the planner passes over it. A pod does not change its
+# job or its place in it.
+_KNOWN_SECONDS = 600.0
 _RETRY_SECONDS = 5.0
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,12 @@ class Reviewer:
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
-        self._pods: Answers[_Pod] = Answers(_TOKEN_SECONDS, clock)
-        self._senders: Answers[Sender] = Answers(_POD_SECONDS, clock)
+        self._pods: Answers[_Pod] = Answers(_KNOWN_SECONDS, clock)
+        self._senders: Answers[Sender] = Answers(_KNOWN_SECONDS, clock)
+
+    def knows(self, token: str) -> bool:
+        """Whether this token would cost the API server no look."""
+        return self._pods.knows(_digest(token))
 
     async def sender(self, token: str, key: JobKey) -> Sender:
         """The job's reporting worker, whose token this is.
@@ -51,18 +60,21 @@ class Reviewer:
         503 when the API server could not be asked.
         """
         try:
-            # The digest, so that no token is kept in memory.
-            digest = hashlib.sha256(token.encode()).hexdigest()
-            pod = await self._pods.get(digest, partial(self._pod_of, token))
+            pod = await self._answer(self._pods, _digest(token), partial(self._pod_of, token))
             if pod.namespace != key.namespace:
                 raise Refused(403, f"the token is of a pod in namespace {pod.namespace}, not {key.namespace}")
-            sender = await self._senders.get(pod.uid, partial(self._sender_in, pod))
+            sender = await self._answer(self._senders, pod.uid, partial(self._sender_in, pod))
         except ApiError as error:
             # Whatever it was, it says nothing about the worker.
             raise Refused(503, f"the API server could not be asked about the token: {error}", _RETRY_SECONDS) from error
         if sender.job != key.name:
             raise Refused(403, f"pod {pod.name} belongs to job {sender.job}, not {key.name}")
         return sender
+
+    async def _answer(self, answers: Answers[_Value], key: str, ask: Callable[[], Awaitable[_Value]]) -> _Value:
+        if not answers.knows(key) and self._pods.under_way + self._senders.under_way >= MOST_QUESTIONS:
+            raise Refused(503, "too many tokens are being looked at", _RETRY_SECONDS)
+        return await answers.get(key, ask)
 
     async def _pod_of(self, token: str) -> _Pod:
         review = await self._cluster.create(
@@ -101,6 +113,11 @@ class Reviewer:
         except NotFound:
             raise Refused(404, f"job {name} is gone") from None
         return _sender(job, found)
+
+
+def _digest(token: str) -> str:
+    """So that no token is kept in memory."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _job_name(pod: Object) -> str | None:

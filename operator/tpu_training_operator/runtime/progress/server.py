@@ -21,6 +21,7 @@ from tpu_training_operator.domain.report import Report
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.observers import SILENT_REPORTS, ReportObserver
+from tpu_training_operator.runtime.progress.connections import Connections, TlsConnection
 from tpu_training_operator.runtime.progress.limits import Limits
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
 from tpu_training_operator.runtime.progress.refused import Refused
@@ -33,13 +34,16 @@ TRAINER_STATUS_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace
 
 MOST_BYTES = 64 * 1024
 MOST_REQUESTS_AT_ONCE = 200
-MOST_CONNECTIONS = 2000
+# Each lasts for one report, some 50 ms, and takes about 100 KiB.
+MOST_CONNECTIONS = 500
+# Behind one address may be many workers, and the connections of one stranger.
+MOST_CONNECTIONS_PER_ADDRESS = 50
 REPORTS_PER_SECOND, REPORTS_AT_ONCE = 1.0, 5
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 0.2, 20
 
 _SECONDS_TO_READ = 10.0
 _SECONDS_TO_REVIEW = 10.0
-_SECONDS_OF_SILENCE = 30.0
+_SECONDS_OF_SILENCE = 5.0
 _SECONDS_TO_STOP = 2.0
 _SECONDS_TO_DRAIN = 1.0
 _RETRY_SECONDS = 5.0
@@ -66,7 +70,7 @@ class ProgressService:
     observer: ReportObserver = SILENT_REPORTS
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[_told(self.observer), _answered, _bounded()], client_max_size=MOST_BYTES)
+        app = web.Application(middlewares=[self._told, _answered, _bounded()], client_max_size=MOST_BYTES)
         reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
         refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
 
@@ -92,17 +96,31 @@ class ProgressService:
         return app
 
     async def _sender(self, request: web.Request, key: JobKey, refusals: Limits[str]) -> Sender:
-        address = request.remote or ""
-        refusals.check(address, "too many reports from this address were refused")
+        address, token = request.remote or "", _token(request)
+        # Behind one address may be many workers: those whose tokens are known are not locked out by another's.
+        costs_a_look = not self.reviewer.knows(token)
+        if costs_a_look:
+            refusals.check(address, "too many reports from this address were refused")
         try:
             async with asyncio.timeout(_SECONDS_TO_REVIEW):
-                return await self.reviewer.sender(_token(request), key)
+                return await self.reviewer.sender(token, key)
         except TimeoutError:
             raise Refused(503, "the API server was not heard from in time", _RETRY_SECONDS) from None
         except Refused as refused:
-            if refused.status in (401, 403):
+            if costs_a_look and refused.status in (401, 403):
                 refusals.count(address)
             raise
+
+    @web.middleware
+    async def _told(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """The last to see an answer."""
+        response = await handler(request)
+        self.observer.report_answered(response.status)
+        if response.status >= 500:
+            self.inboxes.could_not_listen()
+        # One that is kept between two reports costs more memory than the next handshake costs time.
+        response.force_close()
+        return response
 
 
 @asynccontextmanager
@@ -122,36 +140,19 @@ async def serve(service: ProgressService, port: int, tls: ssl.SSLContext) -> Asy
     server = runner.server
     assert server is not None
 
+    connections = Connections(MOST_CONNECTIONS, MOST_CONNECTIONS_PER_ADDRESS, service.inboxes.could_not_listen)
+
     def protocol() -> asyncio.BaseProtocol:
-        return server() if len(server.connections) < MOST_CONNECTIONS else _TurnedAway()
+        return TlsConnection(connections, tls, server())
 
     try:
-        listening = await asyncio.get_running_loop().create_server(
-            protocol, None, port, ssl=tls, ssl_handshake_timeout=_SECONDS_TO_READ
-        )
+        listening = await asyncio.get_running_loop().create_server(protocol, None, port)
         try:
             yield
         finally:
             listening.close()
     finally:
         await runner.cleanup()
-
-
-class _TurnedAway(asyncio.Protocol):
-    """A connection too many: closed before it can ask for anything."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
-def _told(observer: ReportObserver) -> Callable[..., Awaitable[web.StreamResponse]]:
-    @web.middleware
-    async def told(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        response = await handler(request)
-        observer.report_answered(response.status)
-        return response
-
-    return told
 
 
 @web.middleware

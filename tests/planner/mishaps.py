@@ -1,0 +1,59 @@
+"""What can befall a gang and its operators, by name, and how often it has happened. Used by the state machine."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from hypothesis import event
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tpu_training_operator.runtime.cluster import ApiError, Conflict, Forbidden, Invalid, Object, Unavailable
+
+# How often each of them has really happened, over all examples.
+FIRED: Counter[str] = Counter()
+
+
+def fired(what: str) -> None:
+    FIRED[what] += 1
+    event(what)
+
+
+Mishap = Callable[[ModelCluster, Object], None]
+
+# One code of each kind that the planner treats differently; `tests.unit.test_classifier` has them all.
+ENDINGS: dict[str, Mishap] = {
+    **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 69, 71, 75, 137)},
+    "out of memory": partial(kubelet.end, code=137, reason="OOMKilled"),
+}
+STARTS: dict[str, Mishap] = {
+    "placed": kubelet.place,
+    "started": kubelet.start,
+    "refused": kubelet.refuse,
+    "no image": kubelet.find_no_image,
+}
+LOSSES: dict[str, Mishap] = {
+    "deleted by hand": kubelet.delete_by_hand,
+    "vanished": kubelet.vanish,
+    "node shut down": kubelet.shut_down,
+    "node lost": kubelet.lose_node,
+    "node known to be lost": kubelet.lose_node_for_good,
+}
+
+TROUBLES: dict[str, tuple[ApiError, bool]] = {
+    "429": (Unavailable(429, "TooManyRequests", "later"), False),
+    "500": (Unavailable(500, "InternalError", "no"), False),
+    "500, and yet it was done": (Unavailable(500, "InternalError", "timeout"), True),
+    "no answer, and yet it was done": (Unavailable(0, "", "reset by peer"), True),
+    "403": (Forbidden(403, "Forbidden", "exceeded quota"), False),
+    "422": (Invalid(422, "Invalid", "denied by a webhook"), False),
+    "409": (Conflict(409, "Conflict", "the object has been modified"), False),
+}
+
+# What must have happened besides: that a run never gets anywhere would look like one in which nothing breaks.
+ENDS = [
+    *("Succeeded", "Failed", "DeadlineExceeded", "RestartLimitReached", "a release", "a resumption", "a refill"),
+    *("a restart for a hang", "stacks asked for", "a deletion by force", "a node avoided", "a job whose time is over"),
+    *("a crash amid a pass", "a stale pass", "a stale pass that conflicts", "the clock set back", "a job deleted"),
+    *("a job applied again", "a blocked job", "chips busy", "nodes back"),
+]
