@@ -28,6 +28,9 @@ START_SECONDS = 60.0
 STOP_GRACE_SECONDS = 1.0
 TOKEN_SECONDS = 24 * 3600
 
+# For `kubectl wait`, whose --for=condition fails on a definition so new that it has no conditions yet.
+IS_ESTABLISHED = '--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True'
+
 API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
 # user name -> groups; each gets a token of its own in the API server's token file.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from tpu_trainer import Hyperparameters, Task
 
 STEP_SECONDS = "E2E_STEP_SECONDS"
-"""Name of the variable with the seconds that every step lasts longer."""
+"""Name of the variable with the seconds that every step lasts longer, in the attempts that are paced."""
+
+PACED_ATTEMPTS = "E2E_PACED_ATTEMPTS"
+"""Name of the variable with how many attempts are, the first ones; by default only the first, which is hurt."""
+
+GATE = "E2E_GATE"
+"""Name of the variable with the step of each attempt at which the first host waits until OPEN exists."""
+
+OPEN = Path("/tmp/open")
 
 FAULT = "E2E_FAULT"
 """Name of the variable with HOST:STEP:KIND, such as 1:60:raise: what that host does there in the first attempt."""
@@ -30,15 +39,21 @@ def task(hp: Hyperparameters) -> Task:
     from tpu_trainer import Task
 
     usual = digits.task(hp)
-    seconds = float(os.environ.get(STEP_SECONDS, "0"))
+    attempt = int(os.environ["TPUJOB_ATTEMPT"])
+    paced = attempt <= int(os.environ.get(PACED_ATTEMPTS, "1"))
+    seconds = float(os.environ.get(STEP_SECONDS, "0")) if paced else 0.0
+    gate = int(os.environ.get(GATE, "0")) if os.environ["TPUJOB_HOST_INDEX"] == "0" else 0
     host, step, kind = os.environ.get(FAULT, "-1:0:").split(":")
-    mine = os.environ["TPUJOB_HOST_INDEX"] == host and os.environ["TPUJOB_ATTEMPT"] == "1"
+    mine = os.environ["TPUJOB_HOST_INDEX"] == host and attempt == 1
     steps = count(1)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         if model.training:
+            done = next(steps)
             time.sleep(seconds)
-            if next(steps) == int(step) and mine:
+            while done == gate and not OPEN.exists():
+                time.sleep(0.1)
+            if done == int(step) and mine:
                 {"raise": run_out_of_ink, "hoard": hoard}[kind]()
         return digits.loss(model, batch)
 

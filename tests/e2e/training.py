@@ -31,7 +31,8 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], **spec: Any) -> Object:
-    """The job. `pace`: seconds that a step lasts longer. `env`: further variables. `spec`: what is to be different."""
+    """The job. `pace`: seconds that a step of the first attempt lasts longer. `env`: further variables for
+    `paced_digits` or the trainer. `spec`: what is to be different."""
     variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
     trainer = {
         "image": "ghcr.io/example/digits:1",

@@ -113,11 +113,11 @@ class Gang(RuleBasedStateMachine):
         for how in ways[:2]:
             self.befalls(data, how, ENDINGS[how])
 
-    @rule(data=st.data(), how=st.sampled_from(sorted(STARTS)))
-    def a_pod_begins(self, data: st.DataObject, how: str) -> None:
-        self.a_pass(which=0, order=0)
-        self.a_pass(which=0, order=0)
-        self.befalls(data, how, STARTS[how])
+    @rule(data=st.data(), ways=st.permutations(sorted(STARTS)))
+    def pods_begin(self, data: st.DataObject, ways: list[str]) -> None:
+        for how in ways:
+            self.a_pass(which=0, order=0)
+            self.befalls(data, how, STARTS[how])
 
     @rule(data=st.data(), how=st.sampled_from(sorted(LOSSES)))
     def a_pod_is_lost(self, data: st.DataObject, how: str) -> None:
@@ -130,14 +130,14 @@ class Gang(RuleBasedStateMachine):
             if (before, lost) != (self.cluster.pods, self.cluster.lost):
                 fired(name)
 
-    @rule(sure=st.integers(0, 2), node=st.sampled_from(["node-0", "node-1"]))
-    def chips_fail(self, sure: int, node: str) -> None:
-        """Seldom on another node than before."""
-        self.all_goes_well_for_a_while(2, which=0)
-        for pod in self.own_pods():
-            if pod["spec"].get("nodeName") == (node if sure == 0 else "node-0"):
-                kubelet.find_chips_busy(self.cluster, pod)
-                fired("chips busy")
+    @rule(nodes=st.lists(st.sampled_from(["node-0", "node-0", "node-1"]), min_size=1, max_size=2))
+    def chips_fail(self, nodes: list[str]) -> None:
+        for node in nodes:
+            self.all_goes_well_for_a_while(3, which=0)
+            for pod in self.own_pods():
+                if pod["spec"].get("nodeName") == node:
+                    kubelet.find_chips_busy(self.cluster, pod)
+                    fired("chips busy")
 
     @rule(which=st.integers(0, 1))
     def only_one_worker_finds_a_node(self, which: int) -> None:
@@ -457,7 +457,7 @@ def named(done: Pass, prefix: str, suffix: str = "") -> list[str]:
 
 # The short run is the same every time, so that what has happened in it is no matter of luck; the long one is not.
 SETTINGS = settings(
-    max_examples=5000 if SOAK else 70,
+    max_examples=5000 if SOAK else 80,
     stateful_step_count=100 if SOAK else 50,
     derandomize=not SOAK,
     database=None,

@@ -10,7 +10,7 @@ from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable
 
-_SECONDS_TO_SHAKE_HANDS = 5.0
+_SECONDS_TO_SHAKE_HANDS = 5
 _SECONDS_TO_PART = 2.0
 
 
@@ -53,7 +53,8 @@ class TlsConnection(SSLProtocol):
             asyncio.get_running_loop(),
             protocol,
             tls,
-            None,
+            # Nobody waits for the handshake.
+            None,  # type: ignore[arg-type]
             server_side=True,
             ssl_handshake_timeout=_SECONDS_TO_SHAKE_HANDS,
             ssl_shutdown_timeout=_SECONDS_TO_PART,
@@ -71,7 +72,7 @@ class TlsConnection(SSLProtocol):
         self._address = address
         super().connection_made(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         if self._address is not None:
             self._connections.leave(self._address)
         super().connection_lost(exc)

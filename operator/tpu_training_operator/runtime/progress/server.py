@@ -34,7 +34,7 @@ TRAINER_STATUS_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace
 
 MOST_BYTES = 64 * 1024
 MOST_REQUESTS_AT_ONCE = 200
-# Each lasts for one report, some 50 ms, and takes about 100 KiB.
+# Each lasts for one report, some 50 ms, and takes about 75 KiB.
 MOST_CONNECTIONS = 500
 # Behind one address may be many workers, and the connections of one stranger.
 MOST_CONNECTIONS_PER_ADDRESS = 50
