@@ -23,8 +23,8 @@ WORKER_KILLS = 3
 LONGEST_LIFE_SECONDS = 5.0
 STEP_SECONDS = 0.2
 
-# No attempt gets to its end before the operator has died for the last time: each makes some steps, of which at least 20
-# are kept, and then waits. Of the 240, the last attempt has 60 to make at the least.
+# The training must not be over before the operator has died for the last time: an attempt makes 50 steps, then it
+# waits. Of all 240 that leaves 90 to the last attempt.
 ENV = {PACED_ATTEMPTS: str(WORKER_KILLS + 1), GATE: "50", "TPU_TRAINER_HANG_SECONDS": "3600"}
 
 
