@@ -28,6 +28,14 @@ def test_step_speed_and_metrics_of_the_end() -> None:
     )
 
 
+@pytest.mark.parametrize(("step", "loss"), [(300, "0.5"), (299, None)])
+def test_the_last_loss_stays_where_no_further_step_was_made(step: int, loss: str | None) -> None:
+    leader = seen(ended(pod(), message=json.dumps({"step": 300, "metrics": {"accuracy": 0.98}})))[0]
+    found = final_progress(leader, 300, Progress(step=step, total_steps=300, loss="0.5"))
+    assert found is not None
+    assert found.loss == loss
+
+
 @pytest.mark.parametrize(
     "message", ["", "done", "[]", "{}", {"step": None}, {"step": "3"}, {"step": True}, {"step": -1}]
 )

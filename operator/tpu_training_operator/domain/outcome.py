@@ -26,11 +26,13 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
         return None
     metrics = _metrics(message.get("metrics"))
     before = reported or Progress(step=0, total_steps=total_steps)
+    # An attempt that finds all steps made has no loss of its own to tell.
+    known = before.loss if message["step"] == before.step else None
     return before.model_copy(
         update={
             "step": message["step"],
             "examples_per_second": number_text(message.get("examplesPerSecond")),
-            "loss": metrics.get("loss"),
+            "loss": metrics.get("loss", known),
             "metrics": metrics,
             "phase": before.phase and ReportPhase.DONE,
             "estimated_remaining_seconds": None,
