@@ -1,40 +1,74 @@
-"""What ends the work on all jobs, and what does not."""
+"""What makes the controller look at a job, and what ends the work on all of them."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import cast
+
+import pytest
 
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("team", "digits")
+OWN_VERSION = "7"
 
 
 class Seen:
-    """A reconciler that tells of its first pass."""
+    """A reconciler that tells of its passes, and has written one version of every job."""
 
     def __init__(self) -> None:
-        self.key: asyncio.Future[JobKey] = asyncio.get_running_loop().create_future()
+        self.keys: asyncio.Queue[JobKey] = asyncio.Queue()
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
-        self.key.set_result(key)
+        self.keys.put_nowait(key)
         return None
 
+    def wrote(self, key: JobKey, version: str) -> bool:
+        return version == OWN_VERSION
 
-async def test_jobs_that_cannot_be_listed_do_not_end_the_work_on_those_that_are_hinted_at() -> None:
-    listed, seen = asyncio.Event(), Seen()
+
+async def no_jobs() -> list[JobKey]:
+    return []
+
+
+@pytest.fixture
+async def seen() -> Seen:
+    return Seen()
+
+
+def controller(seen: Seen, list_keys: Callable[[], Awaitable[list[JobKey]]] = no_jobs) -> Controller:
+    return Controller(cast("Reconciler", seen), list_keys, settle_seconds=0)
+
+
+async def test_jobs_that_cannot_be_listed_do_not_end_the_work_on_those_that_are_hinted_at(seen: Seen) -> None:
+    listed = asyncio.Event()
 
     async def list_keys() -> list[JobKey]:
         listed.set()
         raise ValueError("a status that nobody understands")
 
-    controller = Controller(cast("Reconciler", seen), list_keys, settle_seconds=0)
-    running = asyncio.create_task(controller.run())
+    working = controller(seen, list_keys)
+    running = asyncio.create_task(working.run())
     await listed.wait()
-    controller.hint(KEY)
+    working.hint(KEY)
 
-    assert await asyncio.wait_for(seen.key, timeout=10) == KEY
-    assert controller.is_running
+    assert await asyncio.wait_for(seen.keys.get(), timeout=10) == KEY
+    assert working.is_running
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_the_echo_of_its_own_write_is_no_reason_to_look(seen: Seen) -> None:
+    other = JobKey("team", "other")
+    working = controller(seen)
+    running = asyncio.create_task(working.run())
+    working.hint(KEY, job_version=OWN_VERSION)
+    working.hint(other, job_version="8")
+
+    # Passes are made in the order of the hints.
+    assert await asyncio.wait_for(seen.keys.get(), timeout=10) == other
+    assert seen.keys.empty()
     running.cancel()
     await asyncio.wait({running})
