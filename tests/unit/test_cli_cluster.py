@@ -180,12 +180,17 @@ def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: P
 def test_an_interrupt_is_the_persons_own_wish(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
     cluster.show(seen_job(), *running_pods())
     cluster.logs["digits-1-0-0"] = b"2026-01-15T12:00:00.1Z here\n"
-    command = [sys.executable, "-c", PROGRAM, *arguments, "--kubeconfig", str(kubeconfig)]
+    # A shell's background job, which a test run may be, has its interrupts ignored, and its children inherit that.
+    program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {PROGRAM}"
+    command = [sys.executable, "-c", program, *arguments, "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (130, "")
 
 
