@@ -111,9 +111,9 @@ async def test_each_method_asks_what_the_api_server_understands(server: ApiServe
 
 async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: KubernetesCluster) -> None:
     server.answers = [
-        says(200, {"metadata": {"continue": "second"}, "items": [{"n": 1}, {"n": 2}]}),
-        says(200, {"metadata": {"continue": "third"}, "items": []}),
-        says(200, {"metadata": {}, "items": [{"n": 3}]}),
+        says(200, {"kind": "PodList", "metadata": {"continue": "second"}, "items": [{"n": 1}, {"n": 2}]}),
+        says(200, {"kind": "PodList", "metadata": {"continue": "third"}, "items": []}),
+        says(200, {"kind": "PodList", "metadata": {}, "items": [{"n": 3}]}),
     ]
     assert await cluster.list(PODS, None, {"job": "digits", "attempt": "1"}) == [{"n": 1}, {"n": 2}, {"n": 3}]
     page = {"limit": "500", "labelSelector": "job=digits,attempt=1"}
@@ -126,7 +126,7 @@ async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: K
 
 async def test_a_page_that_has_expired_fails_the_list(server: ApiServer, cluster: KubernetesCluster) -> None:
     server.answers = [
-        says(200, {"metadata": {"continue": "second"}, "items": [{}]}),
+        says(200, {"kind": "PodList", "metadata": {"continue": "second"}, "items": [{}]}),
         refuses(410, "Expired", "too old"),
     ]
     failure = await failure_of(cluster.list(PODS, "default"))
@@ -173,8 +173,14 @@ async def test_a_refusal_is_told_at_once_in_the_servers_words(
 
 
 async def test_a_refusal_without_words_still_says_something(server: ApiServer, cluster: KubernetesCluster) -> None:
-    server.answers = [says(500, {})]
+    server.answers = [says(500, {"kind": "Status"})]
     assert str(await failure_of(get(cluster))) == "HTTP 500"
+
+
+async def test_an_answer_of_no_kind_is_no_object(server: ApiServer, cluster: KubernetesCluster) -> None:
+    server.answers = [says(200, {"metadata": {"name": "data"}})]
+    failure = await failure_of(get(cluster))
+    assert (type(failure), failure.reason) == (Unavailable, "NoObject")
 
 
 async def test_a_proxys_page_is_quoted(server: ApiServer, cluster: KubernetesCluster) -> None:
