@@ -60,6 +60,11 @@ def to_running(act: Callable[[Training], object]) -> Callable[[Training], None]:
     return inflict
 
 
+def stop_once_it_reports_steps(training: Training) -> None:
+    training.wait_steps_reported()
+    containers.stop(training.pod(0))
+
+
 @dataclass(frozen=True)
 class Fault:
     """What happens to a worker, and what is to be on record of it.
@@ -127,7 +132,7 @@ HEALED = {
         reason="NoProgress",
         said=f"no step was reported for {NO_PROGRESS_SECONDS} s",
         spec={"runPolicy": {"progressDeadlineSeconds": NO_PROGRESS_SECONDS}},
-        inflict=to_running(lambda training: containers.stop(training.pod(0))),
+        inflict=to_running(stop_once_it_reports_steps),
     ),
 }
 # What would go wrong again is not tried again.

@@ -92,6 +92,14 @@ class Training(Space):
         wait_until(lambda: self.checkpoint() > after, timeout=START_SECONDS, what=f"a checkpoint after step {after}")
         return self.checkpoint()
 
+    def wait_steps_reported(self) -> None:
+        """Until the status says that it trains: before, it may stand still for long, since programs are compiled."""
+        self.chronicle.wait(
+            lambda told: (told.status().get("progress") or {}).get("phase") == "Training" or None,
+            timeout=START_SECONDS,
+            what="steps are reported",
+        )
+
     def wait_ended(self) -> Object:
         """Its last status."""
         return self.chronicle.wait(
