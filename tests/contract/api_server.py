@@ -8,8 +8,10 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from kubernetes.client import Configuration
 
 from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.runtime.credentials import Credentials
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,3 +74,9 @@ async def serve(server: ApiServer) -> AsyncIterator[ApiServer]:
     async with TestServer(app, host="127.0.0.1") as started:
         server.url = str(started.make_url("/"))
         yield server
+
+
+def credentials_for(url: str) -> Credentials:
+    configuration = Configuration()
+    configuration.host = url
+    return Credentials(configuration)

@@ -10,7 +10,16 @@ from aiohttp import web
 from aiohttp.test_utils import unused_port
 from kubernetes.client import Configuration
 
-from tests.contract.api_server import ApiServer, Call, answers_in_plain_text, hangs_up, refuses, says, serve
+from tests.contract.api_server import (
+    ApiServer,
+    Call,
+    answers_in_plain_text,
+    credentials_for,
+    hangs_up,
+    refuses,
+    says,
+    serve,
+)
 from tests.contract.jobs import job_body
 from tests.contract.objects import config_map
 from tpu_training_operator.runtime import kubernetes_cluster
@@ -27,7 +36,6 @@ from tpu_training_operator.runtime.cluster import (
     Object,
     Unavailable,
 )
-from tpu_training_operator.runtime.credentials import Credentials
 from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 
 OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
@@ -37,12 +45,6 @@ OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
 async def server() -> AsyncIterator[ApiServer]:
     async with serve(ApiServer()) as started:
         yield started
-
-
-def credentials_for(url: str) -> Credentials:
-    configuration = Configuration()
-    configuration.host = url
-    return Credentials(configuration)
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp.test_utils import unused_port
-from kubernetes.client import Configuration
 
-from tests.contract.api_server import ApiServer, hangs_up, refuses, says, serve
+from tests.contract.api_server import ApiServer, credentials_for, hangs_up, refuses, says, serve
 from tests.unit.scrape import counted, value
 from tpu_training_operator.runtime.cluster import CONFIG_MAPS, Conflict, Unavailable
-from tpu_training_operator.runtime.credentials import Credentials
 from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 from tpu_training_operator.runtime.metrics import Metrics
 
@@ -25,12 +23,6 @@ def metrics() -> Metrics:
 async def server() -> AsyncIterator[ApiServer]:
     async with serve(ApiServer()) as started:
         yield started
-
-
-def credentials_for(url: str) -> Credentials:
-    configuration = Configuration()
-    configuration.host = url
-    return Credentials(configuration)
 
 
 @pytest.fixture
