@@ -231,7 +231,9 @@ class DeletionContract:
             await delete(cluster, created)
 
     async def test_a_pod_that_waits_for_a_node_goes_at_once(self, cluster: Cluster, namespace: str) -> None:
-        created = await cluster.create(pod(namespace, "worker"))
+        worker = pod(namespace, "worker")
+        worker["spec"]["nodeSelector"] = {"pool": "that-nobody-has"}
+        created = await cluster.create(worker)
         await delete(cluster, created)
         assert await is_gone(cluster, created)
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import add_cpu_nodes
+from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
@@ -30,8 +30,10 @@ RIGHTS = [
 
 
 @pytest.fixture(scope="module")
-def nodes(control_plane: ControlPlane) -> None:
-    add_cpu_nodes(control_plane, 4)
+def nodes(control_plane: ControlPlane) -> Iterator[None]:
+    pool = add_cpu_nodes(control_plane, 4)
+    yield
+    remove_nodes(control_plane, pool)
 
 
 @pytest.fixture

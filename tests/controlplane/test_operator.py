@@ -1,5 +1,7 @@
 """The operator as its own process against a real API server: what a user applies, sees, breaks and deletes."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
@@ -11,9 +13,11 @@ WORKERS = [f"digits-1-0-{host}" for host in range(4)]
 LAST_WORDS = {"outcome": "Succeeded", "message": "", "step": 300, "metrics": {"loss": 0.01, "accuracy": 0.975}}
 
 
-@pytest.fixture(scope="session")
-def cpu_nodes(control_plane: ControlPlane) -> None:
-    add_cpu_nodes(control_plane, 4)
+@pytest.fixture(scope="module")
+def cpu_nodes(control_plane: ControlPlane) -> Iterator[None]:
+    pool = add_cpu_nodes(control_plane, 4)
+    yield
+    remove_nodes(control_plane, pool)
 
 
 @pytest.fixture
