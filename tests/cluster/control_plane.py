@@ -31,6 +31,8 @@ TOKEN_SECONDS = 24 * 3600
 # For `kubectl wait`, whose --for=condition fails on a definition so new that it has no conditions yet.
 IS_ESTABLISHED = '--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True'
 
+CONTROLLER_MANAGER, SCHEDULER = "kube-controller-manager", "kube-scheduler"
+
 API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
 # user name -> groups; each gets a token of its own in the API server's token file.
@@ -107,6 +109,9 @@ class ControlPlane:
         """Stops the API server and starts it again on the same port; returns when it is ready."""
         self.children.stop("kube-apiserver", grace=STOP_GRACE_SECONDS)
         self._start_apiserver()
+        # Each has its own backoff, which grows over restarts; one after the other they took two minutes to come back.
+        for client in (CONTROLLER_MANAGER, SCHEDULER):
+            self.children.start_again(client, grace=STOP_GRACE_SECONDS)
 
     def kubectl(
         self,
@@ -174,13 +179,13 @@ class ControlPlane:
         self._start_apiserver()
         clients = (
             self._start_client(
-                "kube-controller-manager",
+                CONTROLLER_MANAGER,
                 "--use-service-account-credentials",
                 f"--service-account-private-key-file={self._keys.service_account_key}",
                 f"--root-ca-file={self.ca_file}",
                 *self._controller_manager_flags,
             ),
-            self._start_client("kube-scheduler"),
+            self._start_client(SCHEDULER),
         )
         for child, healthz in clients:
             child.wait_ready(partial(answers_ok, healthz, self.ca_file), timeout=START_SECONDS)

@@ -116,8 +116,11 @@ def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> N
 class Child:
     """One running child. Made by `Children.start`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, pid_file: Path) -> None:
+    def __init__(
+        self, name: str, argv: tuple[str, ...], process: subprocess.Popen[bytes], log: Path, pid_file: Path
+    ) -> None:
         self.name = name
+        self.argv = argv
         self.log = log
         self._process = process
         self._pid_file = pid_file
@@ -169,7 +172,7 @@ class Children:
         argv = (str(program), *flags)
         log = self._directory / f"{name}.log"
         process = _FORKING_THREAD.submit(self._fork, argv, log).result()
-        child = Child(name, process, log, self._directory / f"{name}.pid")
+        child = Child(name, argv, process, log, self._directory / f"{name}.pid")
         self._running[name] = child
         ticks = start_ticks(process.pid)
         if ticks is not None:
@@ -190,6 +193,12 @@ class Children:
     def stop(self, name: str, *, grace: float) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds; returns when the child has ended."""
         self._running.pop(name).stop(grace)
+
+    def start_again(self, name: str, *, grace: float) -> None:
+        """Stops the child, if there is one of this name, and starts the same command."""
+        if (child := self._running.get(name)) is not None:
+            self.stop(name, grace=grace)
+            self.start(name, Path(child.argv[0]), *child.argv[1:])
 
     def stop_all(self, *, grace: float) -> None:
         """Stops the youngest first: what was started later depends on what was started before."""

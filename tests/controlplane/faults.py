@@ -143,8 +143,9 @@ def is_read(call: Call) -> bool:
     return call.verb in ("get", "list")
 
 
-def is_write(call: Call) -> bool:
-    return call.verb in ("create", "update", "delete")
+def is_effect(call: Call) -> bool:
+    """What a decision that has been written leads to."""
+    return call.verb in ("create", "delete")
 
 
 is_status_write = _is(("update", STATUS))

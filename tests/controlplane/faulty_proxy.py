@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -116,6 +116,17 @@ class FaultyProxy:
             lambda: any(entry.told == status for entry in self.journal[before:]),
             timeout=_WAIT_SECONDS,
             what=f"{status} is answered",
+        )
+
+    def number_taken(self, status: int, concerns: Callable[[Call], bool]) -> int:
+        """How many such calls the API server has answered so."""
+        return sum(entry.taken == status and concerns(entry.call) for entry in list(self.journal))
+
+    def wait_until_taken(self, status: int, concerns: Callable[[Call], bool], times: int) -> None:
+        wait_until(
+            lambda: self.number_taken(status, concerns) >= times,
+            timeout=_WAIT_SECONDS,
+            what=f"the API server has answered {status} {times} times",
         )
 
     @contextmanager

@@ -39,9 +39,9 @@ from tests.controlplane.faults import (
     Say,
     Silence,
     anything,
+    is_effect,
     is_read,
     is_status_write,
-    is_write,
     on,
 )
 from tests.controlplane.faulty_proxy import FaultyProxy
@@ -265,19 +265,30 @@ def test_two_operators_of_which_one_is_late_count_every_restart_once(
     with FaultyProxy(control_plane, seed=1) as other:
         late = SupervisedOperator(control_plane, space.name, other.host, other.port, name="late")
         late.start()
-        late_writes = (Fault("late write", is_write, Hold(seconds), share=0.4) for seconds in (0.2, 1.0))
-        with other.misbehaving(*late_writes, Fault("stale read", is_read, Hold(0.2), share=0.2)):
+        stale_read, late_write = "stale read", "late create or delete"
+        with other.misbehaving(
+            Fault(stale_read, is_read, Hold(0.2), share=0.2), Fault(late_write, is_effect, Hold(0.5), share=0.4)
+        ):
             gang.create()
             for attempt in range(1, restarts + 1):
                 gang.wait_until_running(attempt)
-                gang.fail(attempt)
-            gang.wait_until_running(restarts + 1)
+                decision = f"the decision of restart {attempt}"
+                held = Fault(decision, is_status_write, Hold())
+                # Both decide on what both have read; one gets its decision through, then the other tries.
+                first, second = (proxy, other) if attempt % 2 else (other, proxy)
+                refused = second.number_taken(409, is_status_write)
+                with second.misbehaving(held):
+                    with first.misbehaving(held):
+                        gang.fail(attempt)
+                        for each in (first, second):
+                            each.wait_until_fired(decision, 1)
+                    gang.wait_until_running(attempt + 1)
+                second.wait_until_taken(409, is_status_write, refused + 1)
         late.stop()
 
     gang.must_have_restarted(restarts)
-    assert other.fired["late write"]
-    assert other.fired["stale read"]
-    assert 409 in {entry.taken for entry in other.journal if is_status_write(entry.call)}
+    assert other.fired[stale_read]
+    assert other.fired[late_write]
 
 
 def test_under_faults_at_random_every_restart_is_counted_once(
