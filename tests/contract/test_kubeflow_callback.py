@@ -9,8 +9,8 @@ from aiohttp.test_utils import unused_port
 from transformers import TrainerControl, TrainerState
 from transformers.integrations.integration_utils import KubeflowCallback
 
+from tests.unit.progress_desk import TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import RESOLVED
-from tests.unit.test_progress_server import TRAINER_STATUS, Desk
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.runtime.progress.certificates import new_authority
 from tpu_training_operator.runtime.progress.server import serve

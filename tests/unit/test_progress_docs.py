@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import unused_port
 
+from tests.unit.progress_desk import KEY, PROGRESS, Desk
 from tests.unit.reviewing_cluster import ReviewingCluster
-from tests.unit.test_progress_server import KEY, PROGRESS, Desk
 from tpu_training_operator.runtime.progress.certificates import new_authority
 from tpu_training_operator.runtime.progress.server import serve
 from tpu_training_operator.runtime.progress.service_name import ServiceName
