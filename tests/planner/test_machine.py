@@ -15,25 +15,17 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from tests.planner import kubelet
 from tests.planner.laws import Ledger, active, broken_laws, is_finished
-from tests.planner.mishaps import ENDINGS, ENDS, FIRED, LOSSES, STARTS, TROUBLES, Mishap, fired
+from tests.planner.mishaps import ENDINGS, ENDS, FIRED, LOSSES, STARTS, TROUBLES, fired
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import Crash, Operator, Pass, Trouble
-from tests.planner.scheduler import place_all
+from tests.planner.surroundings import Surroundings
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.leftovers import is_on_lost_node
-from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 from tpu_training_operator.runtime.cluster import Conflict, Object
 
@@ -44,7 +36,7 @@ LONGEST_MEMORY = 30
 MOST_PASSES = 300
 
 
-class Gang(RuleBasedStateMachine):
+class Gang(Surroundings):
     @initialize(
         slices=st.integers(1, 2),
         listens=st.sampled_from([True, True, False]),
@@ -82,7 +74,7 @@ class Gang(RuleBasedStateMachine):
         # One more than the gang needs: with two that it must avoid it has to be let off.
         self.nodes = [f"node-{i}" for i in range(2 * slices + 1)]
         stranger = kubelet.stranger("digits-99-0-0", attempt=99)
-        self.strangers: dict[str, Object] = {"digits-99-0-0": stranger}
+        self.strangers = {"digits-99-0-0": stranger}
         self.cluster.pods |= self.strangers
         self.begin_to_watch()
         # Most examples begin with a gang that runs already.
@@ -94,162 +86,7 @@ class Gang(RuleBasedStateMachine):
         self.memory = [self.cluster.read()]
         # Workers that the second operator asked for when their attempt was over.
         self.late: set[str] = set()
-        # What the training has really done, and up to where it is saved.
         self.step = self.saved = 0
-
-    def own_pods(self) -> list[Object]:
-        return [
-            pod
-            for name, pod in sorted(self.cluster.pods.items())
-            if name not in self.strangers and not self.cluster.is_orphan(pod)
-        ]
-
-    # What happens to pods and nodes.
-
-    @rule(data=st.data(), ways=st.permutations(sorted(ENDINGS)))
-    def workers_end(self, data: st.DataObject, ways: list[str]) -> None:
-        """Each in a way of its own: which was the first is for the operator to find out."""
-        self.all_goes_well_for_a_while(2, which=0)
-        for how in ways[:2]:
-            self.befalls(data, how, ENDINGS[how])
-
-    @rule(data=st.data(), ways=st.permutations(sorted(STARTS)))
-    def pods_begin(self, data: st.DataObject, ways: list[str]) -> None:
-        for how in ways:
-            self.a_pass(which=0, order=0)
-            self.befalls(data, how, STARTS[how])
-
-    @rule(data=st.data(), how=st.sampled_from(sorted(LOSSES)))
-    def a_pod_is_lost(self, data: st.DataObject, how: str) -> None:
-        self.befalls(data, how, LOSSES[how])
-
-    def befalls(self, data: st.DataObject, name: str, mishap: Mishap) -> None:
-        if pods := self.own_pods():
-            before, lost = copied(self.cluster.pods), set(self.cluster.lost)
-            mishap(self.cluster, data.draw(st.sampled_from(pods)))
-            if (before, lost) != (self.cluster.pods, self.cluster.lost):
-                fired(name)
-
-    @rule(nodes=st.lists(st.sampled_from(["node-0", "node-0", "node-1"]), min_size=1, max_size=2))
-    def chips_fail(self, nodes: list[str]) -> None:
-        for node in nodes:
-            self.all_goes_well_for_a_while(3, which=0)
-            for pod in self.own_pods():
-                if pod["spec"].get("nodeName") == node:
-                    kubelet.find_chips_busy(self.cluster, pod)
-                    fired("chips busy")
-
-    @rule(which=st.integers(0, 1))
-    def only_one_worker_finds_a_node(self, which: int) -> None:
-        if waiting := [pod for pod in self.own_pods() if "nodeName" not in pod["spec"]]:
-            place_all(self.cluster, self.nodes, [waiting[0]])
-            self.nothing_is_heard_for_minutes(which)
-
-    @rule()
-    def kubelets_work(self) -> None:
-        kubelet.sweep(self.cluster)
-        self.cluster.collect_garbage()
-        place_all(self.cluster, self.nodes, self.own_pods())
-        for pod in self.own_pods():
-            if "nodeName" in pod["spec"]:
-                kubelet.make_ready(self.cluster, pod)
-
-    @precondition(lambda self: self.cluster.lost)
-    @rule()
-    def nodes_come_back(self) -> None:
-        fired("nodes back")
-        kubelet.nodes_come_back(self.cluster)
-
-    @rule(sure=st.integers(0, 5))
-    def the_training_is_over(self, sure: int) -> None:
-        """Not often: a long life has more to tell."""
-        if sure == 0:
-            self.all_pods_finish_well()
-
-    def all_pods_finish_well(self) -> None:
-        for pod in self.own_pods():
-            kubelet.end(self.cluster, pod)
-
-    @rule(
-        to=st.integers(0, 1),
-        phases=st.permutations(ReportPhase),
-        steps=st.integers(0, 50),
-        stacks=st.sampled_from([None, "Thread 1: in step"]),
-    )
-    def the_first_worker_reports(self, to: int, phases: list[ReportPhase], steps: int, stacks: str | None) -> None:
-        self.all_goes_well_for_a_while(2, which=to)
-        for phase in phases[:3]:
-            self.step += steps
-            self.report(to, phase, stacks=stacks)
-            self.a_pass(which=to, order=0)
-            self.cluster.now += timedelta(seconds=10)
-
-    @rule(to=st.integers(0, 1))
-    def a_checkpoint_is_saved(self, to: int) -> None:
-        self.all_goes_well_for_a_while(4, which=to)
-        self.saved = self.step = self.step + 10
-        self.report(to, ReportPhase.TRAINING)
-        self.a_pass(which=to, order=0)
-
-    def report(self, to: int, phase: ReportPhase, stacks: str | None = None) -> None:
-        inboxes = self.operators[to].inboxes
-        if inboxes is not None and kubelet.reporter(self.cluster) is not None:
-            checkpoint = self.saved or None
-            kubelet.report(self.cluster, self.step, phase, to=inboxes, checkpoint_step=checkpoint, stacks=stacks)
-            fired(f"report: {phase}")
-
-    # What people do.
-
-    @rule(
-        fields=st.sampled_from(
-            [
-                *({"suspend": True}, {"suspend": True}, {"suspend": False}, {"suspend": False}, {}),
-                *({"activeDeadlineSeconds": 200}, {"activeDeadlineSeconds": 100_000}),
-                *({"ttlSecondsAfterFinished": 50}, {"ttlSecondsAfterFinished": 100_000}),
-            ]
-        )
-    )
-    def the_user_edits_the_run_policy(self, fields: dict[str, Any]) -> None:
-        if not self.cluster.job_is_gone:
-            self.cluster.edit_run_policy(**fields)
-
-    @rule(sure=st.integers(0, 7), again=st.sampled_from([True, True, False]))
-    def the_user_deletes_the_job(self, sure: int, again: bool) -> None:
-        """Not often."""
-        if self.cluster.job_is_gone or sure:
-            return
-        self.cluster.job_is_gone = True
-        fired("a job deleted")
-        if again:
-            self.the_user_applies_the_job_again()
-
-    @precondition(lambda self: self.cluster.job_is_gone or is_finished(self.status))
-    @rule()
-    def the_user_applies_the_job_again(self) -> None:
-        self.cluster.apply_again()
-        fired("a job applied again")
-        self.begin_to_watch()
-
-    @rule(takes=st.sampled_from([False, False, True]))
-    def strangers_take_the_name_of_a_worker_or_leave(self, takes: bool) -> None:
-        name = WorkerId(self.status.attempt + 1, 0, 0).pod_name("digits")
-        if not takes:
-            self.strangers_leave()
-        elif name not in self.cluster.pods:
-            self.strangers[name] = self.cluster.pods[name] = kubelet.stranger(name, attempt=0)
-
-    def strangers_leave(self) -> None:
-        for name in self.strangers:
-            del self.cluster.pods[name]
-        self.strangers = {}
-
-    # Time.
-
-    @rule(seconds=st.integers(-300, 500))
-    def time_passes_or_the_clock_is_set_back(self, seconds: int) -> None:
-        self.cluster.now += timedelta(seconds=seconds)
-        if seconds < 0:
-            fired("the clock set back")
 
     # What the operators do, and what may go wrong with it.
 
@@ -457,7 +294,7 @@ def named(done: Pass, prefix: str, suffix: str = "") -> list[str]:
 
 # The short run is the same every time, so that what has happened in it is no matter of luck; the long one is not.
 SETTINGS = settings(
-    max_examples=5000 if SOAK else 80,
+    max_examples=5000 if SOAK else 200,
     stateful_step_count=100 if SOAK else 50,
     derandomize=not SOAK,
     database=None,
