@@ -12,7 +12,6 @@ import pytest
 from tests.trainer import doctor_tasks
 from tests.trainer.gang import Gang, Launcher, run_spec
 from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
-from tpu_trainer.doctor.counts import WINDOW_STEPS
 
 
 def warnings(gang: Gang) -> dict[str, list[str]]:
@@ -77,8 +76,8 @@ def test_values_read_in_every_step_are_counted(ill: Gang) -> None:
 def test_a_program_that_is_cut_in_two_is_found(ill: Gang) -> None:
     (message,) = warnings(ill)["MidStepExecution"]
     rate, rest = message.split(" ", 1)
-    # torch_xla counts a program when its own thread sends it off, so the last one may fall into the next window.
-    assert float(rate) == pytest.approx(2.0, abs=2 / WINDOW_STEPS)
+    # torch_xla counts a program when its own thread sends it off, so one of the 40 may fall into a neighbour's window.
+    assert rate in ("1.9", "2.0", "2.1")
     assert rest.startswith("programs a step are sent to the device where 1 would do")
 
 
