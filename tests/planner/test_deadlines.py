@@ -74,6 +74,7 @@ def test_a_suspension_does_not_count() -> None:
     passes(cluster, 40)
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
+    one_pass(cluster)
     kubelet.sweep(cluster)
     cluster.now += 50 * LIMIT
     one_pass(cluster)

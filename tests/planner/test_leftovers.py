@@ -13,6 +13,8 @@ from tpu_training_operator.domain.actions import Plan
 
 # Of a node of which nothing is known but that it does not answer.
 SILENCE = timedelta(seconds=30)
+# That a pod has gone may never be said.
+UNHEARD = timedelta(seconds=15)
 
 
 def given_a_gang_with_a_node_that_is_lost(*, known: bool) -> ModelCluster:
@@ -44,7 +46,18 @@ def test_the_next_attempt_begins_beside_a_worker_on_a_lost_node() -> None:
 
 def test_the_next_attempt_waits_for_a_worker_whose_node_says_nothing() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=False)
-    assert look(cluster) == Plan(again=GRACE + SILENCE)
+    assert look(cluster) == Plan(again=UNHEARD)
+
+
+def test_the_next_attempt_begins_soon_after_the_old_workers_have_gone_though_nobody_says_so() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[0])
+    one_pass(cluster)
+    waits = one_pass(cluster).again
+    assert waits == UNHEARD
+    kubelet.sweep(cluster)
+    cluster.now += waits
+    assert "create Pod digits-2-0-0" in described(look(cluster))
 
 
 @pytest.mark.parametrize(("known", "wait"), [(True, GRACE), (False, GRACE + SILENCE)])
@@ -80,11 +93,8 @@ def test_a_suspension_ends_although_a_node_is_lost(known: bool) -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=known)
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
-    waits = one_pass(cluster).again
-    assert waits is not None
-    cluster.now += waits
-    one_pass(cluster)
-    one_pass(cluster)
+    while waits := one_pass(cluster).again:
+        cluster.now += waits
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
     assert look(cluster).again is None
 

@@ -13,6 +13,9 @@ from tpu_training_operator.domain.observed import WorkerPod, parse_time
 
 # A node that is under load takes its time to say that a container has stopped.
 _SILENCE = timedelta(seconds=30)
+# A watch that broke lists what is there when it comes back, and never tells what has gone meanwhile. Whoever waits for
+# pods to go therefore looks, too; not more often than this, because many gangs can wait at once.
+_UNHEARD = timedelta(seconds=15)
 _NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC")
 
 Stages = tuple[tuple[DeletePod, ...], ...]
@@ -38,6 +41,14 @@ def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     """When the next of them has to be deleted by force, if nothing is heard of it until then."""
     waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not _is_forced(pod)]
     return max(min(waits), timedelta(0)) if waits else None
+
+
+def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    """When to look at pods whose going is waited for, if nothing is heard until then."""
+    force = next_force(pods, now)
+    if not in_the_way(pods):
+        return force
+    return _UNHEARD if force is None else min(force, _UNHEARD)
 
 
 def is_on_lost_node(pod: WorkerPod) -> bool:

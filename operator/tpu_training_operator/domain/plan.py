@@ -20,7 +20,7 @@ from tpu_training_operator.domain.endings import active_time_left, after_the_end
 from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look
 from tpu_training_operator.domain.gang import config_map, service
 from tpu_training_operator.domain.hang import STACKS_WAIT, stacks_due, standstill
-from tpu_training_operator.domain.leftovers import deletions, in_the_way, next_force
+from tpu_training_operator.domain.leftovers import deletions, in_the_way, look_again
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.picture import Kind, Picture, present
@@ -105,7 +105,7 @@ def _next(here: Situation) -> Plan:
     if any(pod.placed is None for pod in pods):
         # It is not active now; when its workers are placed we hear of it.
         left = None
-    return _by(left, _by(next_force(here.leftovers, here.now), _keep_alive(here)))
+    return _by(left, _by(look_again(here.leftovers, here.now), _keep_alive(here)))
 
 
 def _keep_alive(here: Situation) -> Plan:
@@ -161,7 +161,7 @@ def _suspend(here: Situation) -> Plan:
         return Plan(
             stages=deletions(pods, here.now),
             status=here.present(here.status, picture),
-            again=next_force(pods, here.now),
+            again=look_again(pods, here.now),
         )
     # Before any worker is stopped: one that goes unannounced would be a failure to whoever looks next.
     goodput = here.goodput_at_end(here.now)
