@@ -3,6 +3,7 @@
 The base of the machine of `test_machine`, which adds the operators and what must hold.
 """
 
+from abc import abstractmethod
 from datetime import timedelta
 from typing import Any
 
@@ -32,17 +33,13 @@ class Surroundings(RuleBasedStateMachine):
     step: int
     saved: int
 
+    @abstractmethod
     def begin_to_watch(self) -> None:
-        raise NotImplementedError
+        """A job begins, of which nothing is known yet."""
 
-    def all_goes_well_for_a_while(self, passes: int, which: int) -> None:
-        raise NotImplementedError
-
-    def nothing_is_heard_for_minutes(self, which: int) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def a_pass(self, which: int, order: int) -> None:
-        raise NotImplementedError
+        """Of the operator with this index, with effects in this order."""
 
     def own_pods(self) -> list[Object]:
         return [
@@ -197,3 +194,16 @@ class Surroundings(RuleBasedStateMachine):
         self.cluster.now += timedelta(seconds=seconds)
         if seconds < 0:
             fired("the clock set back")
+
+    @rule(passes=st.integers(1, 6), which=st.integers(0, 1))
+    def all_goes_well_for_a_while(self, passes: int, which: int) -> None:
+        for _ in range(passes):
+            self.kubelets_work()
+            self.a_pass(which=which, order=0)
+            self.cluster.now += timedelta(seconds=60)
+
+    @rule(which=st.integers(0, 1))
+    def nothing_is_heard_for_minutes(self, which: int) -> None:
+        for _ in range(4):
+            self.a_pass(which=which, order=0)
+            self.cluster.now += timedelta(seconds=50)

@@ -90,19 +90,6 @@ class Gang(Surroundings):
 
     # What the operators do, and what may go wrong with it.
 
-    @rule(passes=st.integers(1, 6), which=st.integers(0, 1))
-    def all_goes_well_for_a_while(self, passes: int, which: int) -> None:
-        for _ in range(passes):
-            self.kubelets_work()
-            self.a_pass(which=which, order=0)
-            self.cluster.now += timedelta(seconds=60)
-
-    @rule(which=st.integers(0, 1))
-    def nothing_is_heard_for_minutes(self, which: int) -> None:
-        for _ in range(4):
-            self.a_pass(which=which, order=0)
-            self.cluster.now += timedelta(seconds=50)
-
     @rule(which=st.integers(0, 1), order=st.integers(0, 3))
     def a_pass(self, which: int, order: int) -> None:
         self.work(which, order=order)
