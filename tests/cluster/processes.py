@@ -195,10 +195,10 @@ class Children:
         self._running.pop(name).stop(grace)
 
     def start_again(self, name: str, *, grace: float) -> None:
-        """Stops the child, if there is one of this name, and starts the same command."""
-        if (child := self._running.get(name)) is not None:
-            self.stop(name, grace=grace)
-            self.start(name, Path(child.argv[0]), *child.argv[1:])
+        """Stops the child and starts the same command."""
+        program, *flags = self._running[name].argv
+        self.stop(name, grace=grace)
+        self.start(name, Path(program), *flags)
 
     def stop_all(self, *, grace: float) -> None:
         """Stops the youngest first: what was started later depends on what was started before."""

@@ -60,6 +60,15 @@ def test_the_next_attempt_begins_soon_after_the_old_workers_have_gone_though_nob
     assert "create Pod digits-2-0-0" in described(look(cluster))
 
 
+def test_a_suspension_looks_soon_whether_its_workers_have_gone_though_nobody_says_so() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    assert one_pass(cluster).again == UNHEARD
+    kubelet.sweep(cluster)
+    assert one_pass(cluster).again is None
+
+
 @pytest.mark.parametrize(("known", "wait"), [(True, GRACE), (False, GRACE + SILENCE)])
 def test_a_worker_is_deleted_by_force_when_nothing_more_is_to_be_expected_of_its_node(
     known: bool, wait: timedelta

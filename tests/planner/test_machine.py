@@ -116,6 +116,7 @@ class Gang(Surroundings):
         foreign = {name: pod for name, pod in cluster.pods.items() if cluster.is_orphan(pod)}
         deadlines = {name: pod["metadata"].get("deletionTimestamp") for name, pod in cluster.pods.items()}
         leftovers = [pod for pod in self.own_pods() if attempt_of(pod) != before.attempt and not is_lost(pod)]
+        ended = {name for name, pod in cluster.pods.items() if pod["status"]["phase"] in ("Succeeded", "Failed")}
         was_there = not cluster.job_is_gone
         operator = self.operators[which]
         listening = operator.inbox.listening_since
@@ -125,6 +126,8 @@ class Gang(Surroundings):
         assert created <= {before.attempt}, "workers of another attempt than the status said"
         assert not (created and leftovers), "workers beside those of another attempt"
         assert all(cluster.pods.get(name) == pod for name, pod in foreign.items()), "another job's pod is touched"
+        if is_finished(before):
+            assert not ended & set(named(done, "delete Pod/")), "the logs of a job that has ended are deleted"
         for name in named(done, "delete Pod/", " by force"):
             fired("a deletion by force")
             assert parse_time(deadlines[name]) <= cluster.now, "by force before its grace period is over"

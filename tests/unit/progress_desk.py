@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from tests.unit.reviewing_cluster import ReviewingCluster
@@ -16,6 +16,7 @@ from tpu_training_operator.runtime.progress.server import ProgressService
 
 KEY = JobKey("default", "digits")
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
 PROGRESS = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
 TRAINER_STATUS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/digits/status"
 GOOD = {"phase": "Training", "step": 7}

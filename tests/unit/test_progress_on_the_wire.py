@@ -6,13 +6,13 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest
 from aiohttp.test_utils import unused_port
 
-from tests.unit.progress_desk import BEARER, GOOD, KEY, NOW, PROGRESS, SECONDS, Desk, until
+from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
 from tpu_training_operator.runtime.progress import connections
 from tpu_training_operator.runtime.progress import server as module
@@ -20,7 +20,6 @@ from tpu_training_operator.runtime.progress.certificates import new_authority
 from tpu_training_operator.runtime.progress.server import MOST_BYTES, serve
 from tpu_training_operator.runtime.progress.tls import server_tls
 
-LATER = NOW + timedelta(hours=1)
 SERVICE_HOST = "operator.tpu-system.svc"
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,15 +10,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import pod
-from tests.unit.progress_desk import BEARER, GOOD, KEY, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk, until
+from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk, until
 from tests.unit.reviewing_cluster import token_of
 from tpu_training_operator.runtime.cluster import Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.server import MOST_BYTES
-
-LATER = NOW + timedelta(hours=1)
 
 
 @pytest.fixture
