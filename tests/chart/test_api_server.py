@@ -27,7 +27,7 @@ from tests.chart.helm import (
 )
 from tests.chart.switches import NAMESPACES, VARIANTS
 from tests.cluster.api import answers_ok
-from tests.cluster.control_plane import IS_ESTABLISHED, ControlPlane
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
@@ -82,8 +82,7 @@ def monitoring(control_plane: ControlPlane) -> None:
     kinds += [(*MONITORING[1].split("/"), "PodMonitoring")]
     definitions = [definition(*kind) for kind in kinds]
     control_plane.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(definitions))
-    names = [f"crd/{one['metadata']['name']}" for one in definitions]
-    control_plane.kubectl("wait", IS_ESTABLISHED, *names)
+    control_plane.wait_established(*(one["metadata"]["name"] for one in definitions))
 
 
 @pytest.fixture
@@ -297,7 +296,7 @@ def definition(group: str, version: str, kind: str) -> Object:
 
 
 def apply_job(cluster: Cluster, namespace: str) -> None:
-    cluster.kubectl("wait", IS_ESTABLISHED, DEFINITION)
+    cluster.plane.wait_established(DEFINITION.removeprefix("crd/"))
     example = REPOSITORY / "examples" / "digits.yaml"
     cluster.kubectl("apply", f"--filename={example}", f"--namespace={namespace}")
 
