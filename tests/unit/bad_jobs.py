@@ -15,6 +15,7 @@ V5E_4X4 = {"generation": "v5e", "topology": "4x4"}
 TWO_HOSTS_AND_A_BIT = {"generation": "tpu8t", "topology": "2x5", "chipsPerHost": 4}
 GLOBAL_CONSTANT = {"batch": "GlobalConstant"}
 NEWER = NO_TYPE | {"generation": "tpu8t", "topology": "4x4", "chipsPerHost": 4}
+V3_2048 = {TYPE: "v3-2048"}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 SAVED = {"uri": "gs://bucket/digits"}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
@@ -117,6 +118,14 @@ _SLICE: list[Row] = [
     (NO_TYPE | {"generation": "v4", "topology": "2x2x1", "count": 2}, "count", "of v4 is v4-16 (2x2x2)"),
     (NO_TYPE | {"generation": "tpu7x", "topology": "2x2x1", "count": 2}, "count", "of tpu7x is tpu7x-16 (2x2x2)"),
     (NEWER | {"chipsPerHost": 16, "count": 2}, "count", "more chips in topology than chipsPerHost"),
+    ({TYPE: "v5litepod-128", "count": 157}, "", "5024 hosts are too many: a job has at most 5000"),
+    ({TYPE: "v5p-17920", "count": 3}, "", "6720 hosts are too many"),
+    (V3_2048 | {"count": 20}, "", "5120 hosts are too many"),
+    (V3_2048 | {"count": 20, "hardware": "CPU"}, "", "5120 hosts are too many"),
+    (NO_TYPE | {"generation": "tpu7x", "topology": "16x24x24", "count": 30}, "", "69120 hosts are too many"),
+    (NEWER | {"topology": "100x201"}, "", "5025 hosts are too many"),
+    (NEWER | {"topology": "5001x1x1", "chipsPerHost": 1}, "", "5001 hosts are too many"),
+    (NEWER | {"topology": "9999x9999x9999", "chipsPerHost": 1, "count": 256}, "", "255923207679744 hosts are too"),
     ({"hardware": "cpu"}, "hardware", "'cpu' is not one of TPU, CPU"),
     ({"count": 0}, "count", "0 is too small; the least is 1"),
     ({"count": -1}, "count", "-1 is too small; the least is 1"),

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.unit.jobs import ABSENT, spec
 from tpu_training_operator.api.catalogue import generations, shapes_of_type
-from tpu_training_operator.api.constants import MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.constants import MAX_HOSTS, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.slice import hosts_asked
+from tpu_training_operator.api.slice_ref import SliceRef
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.naming import (
     WorkerId,
@@ -36,6 +38,42 @@ LAYOUTS = st.builds(
 
 def layout(**changes: Any) -> SliceLayout:
     return layout_of(spec({f"slice.{name}": value for name, value in changes.items()}).slice, "spec.slice")
+
+
+REFERENCES = [
+    {"accelerator_type": shape.accelerator_type} | ({} if shape.default else {"machine_type": shape.machine_type.name})
+    for g in generations().values()
+    for shape in g.shapes
+    if shape.machine_type
+] + [
+    {"generation": g.name, "topology": shape.topology}
+    for g in generations().values()
+    for shape in g.shapes
+    if shape.default
+]
+
+
+def test_the_apis_bound_counts_the_hosts_that_a_layout_has() -> None:
+    slices = [SliceRef(**given, count=count) for given in REFERENCES for count in (1, 2, 9, 19, 20, 255, 256)]
+    too_many = {str(found): hosts_asked(found) > MAX_HOSTS for found in slices}
+    assert too_many == {str(found): layout_of(found, "slice").hosts > MAX_HOSTS for found in slices}
+
+
+@given(
+    sides=st.lists(st.integers(1, 9999), min_size=2, max_size=3),
+    chips_per_host=st.integers(1, 64),
+    count=st.integers(1, 256),
+)
+def test_it_counts_those_of_a_slice_that_the_user_describes(
+    sides: list[int], chips_per_host: int, count: int
+) -> None:
+    topology = "x".join(map(str, sides))
+    found = SliceRef(generation="tpu8t", topology=topology, chips_per_host=chips_per_host, count=count)
+    try:
+        hosts = layout_of(found, "slice").hosts
+    except InvalidJob:
+        return
+    assert hosts_asked(found) == hosts
 
 
 @pytest.mark.parametrize(

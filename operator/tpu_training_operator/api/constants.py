@@ -46,6 +46,9 @@ CA_CERTIFICATE_KEY = "ca.crt"
 # "-<attempt>-<slice>-<host>" with up to 5 + 3 + 4 digits.
 MAX_JOB_NAME_LENGTH = 48
 
+# The number of nodes that Kubernetes is tested with; no gang is larger than a cluster.
+MAX_HOSTS = 5000
+
 # Set by the operator in every worker, or by torch_xla and libtpu for themselves: a value from the user would
 # be overridden, or would break the gang in ways that show only as a hang.
 ENV_PREFIX = "TPUJOB_"

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from tpu_training_operator.api import catalogue
+from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.model import ApiModel, Boolean, Rule, ShortText
 from tpu_training_operator.api.slice_ref import REF_RULES, SliceRef, cel_list, is_newer
 
@@ -128,10 +129,65 @@ MULTISLICE_RULES = (
 )
 
 
+# Chips of every machine that slices of several hosts are made of. The one host of a small slice may have more or fewer,
+# which does not matter: 256 of those are far below the bound.
+_CHIPS_PER_HOST = 4
+
+
+def _size_per_host(generation: catalogue.Generation) -> int:
+    """What one host adds to the number in an accelerator type's name."""
+    largest = max(generation.shapes, key=lambda shape: shape.hosts)
+    return int(largest.accelerator_type.rpartition("-")[2]) // largest.hosts
+
+
+_SIZES_PER_HOST = {g.name_prefix: _size_per_host(g) for g in catalogue.generations().values()}
+
+
+def hosts_asked(value: SliceRef) -> int:
+    """The hosts of all slices, as the API's bound counts them: rounded up, and for slices of one host per slice no
+    more than twice what `domain.topology` says. 0 for a reference that names no slice."""
+    if value.accelerator_type is not None:
+        prefix, _, size = value.accelerator_type.rpartition("-")
+        per_host = _SIZES_PER_HOST.get(prefix)
+        return value.count * -(-int(size) // per_host) if per_host and size.isdecimal() else 0
+    chips = math.prod(int(side) for side in (value.topology or "0").split("x"))
+    return value.count * -(-chips // (value.chips_per_host or _CHIPS_PER_HOST))
+
+
+# CEL has no division that rounds up, and no local variables: the list of one stands in for one.
+_CEL_PER_HOST = " : ".join(
+    f"self.acceleratorType.startsWith('{prefix}-') ? {per_host}" for prefix, per_host in _SIZES_PER_HOST.items()
+)
+_CEL_CHIPS = "[self.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
+_CEL_HOSTS = (
+    "self.count * (has(self.acceleratorType)"
+    " ? (self.acceleratorType.matches('^[a-z0-9]+-[0-9]{1,9}$')"
+    f" ? [{_CEL_PER_HOST} : 1].map(n, (int(self.acceleratorType.split('-')[1]) + n - 1) / n)[0] : 0)"
+    f" : has(self.topology) ? [has(self.chipsPerHost) ? self.chipsPerHost : {_CHIPS_PER_HOST}].map(n,"
+    f" ({_CEL_CHIPS}[0] + n - 1) / n)[0] : 0)"
+)
+
+_HOSTS_ARE_BOUNDED = Rule(
+    cel=f"{_CEL_HOSTS} <= {MAX_HOSTS}",
+    # Without the number of hosts: the API server budgets any text made of a number as if it had no end.
+    message=f"a job has at most {MAX_HOSTS} hosts over all of its slices; use fewer or smaller slices",
+    holds=lambda value: hosts_asked(value) <= MAX_HOSTS,
+    explain=lambda value: (
+        f"{hosts_asked(value)} hosts are too many: a job has at most {MAX_HOSTS}, over all of its slices"
+    ),
+)
+
+
 class Slice(SliceRef):
     """`spec.slice`: what the job runs on."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*REF_RULES, V2_NEEDS_CPU, _FLEX_START_EXISTS, *MULTISLICE_RULES)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *REF_RULES,
+        V2_NEEDS_CPU,
+        _FLEX_START_EXISTS,
+        *MULTISLICE_RULES,
+        _HOSTS_ARE_BOUNDED,
+    )
 
     provisioning: Provisioning | None = None
 

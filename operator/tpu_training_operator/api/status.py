@@ -12,8 +12,9 @@ from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureC
 MOST_METRICS = 64
 MOST_WARNINGS = 20
 MOST_NODES = 16
+LONGEST_TEXT = 1024
 
-_Text = Annotated[str, Field(max_length=1024)]
+_Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain import backends, parameters
 from tpu_training_operator.domain.scaling import ScaledRecipe, scale
@@ -47,8 +47,13 @@ class Resolution:
             beta2=recipe.betas.get("beta2"),
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
-            notes=[*recipe.notes, *(f"warning: {warning}" for warning in self.warnings)],
+            notes=[_fitting(note) for note in (*recipe.notes, *(f"warning: {warning}" for warning in self.warnings))],
         )
+
+
+def _fitting(note: str) -> str:
+    """Thirty-two milestones of sixteen digits are more than the status has room for."""
+    return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
 def resolve(spec: Spec) -> Resolution:
