@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.schedule import LearningRate, rate_factor
+from tpu_trainer.schedule import LearningRate, Ramp, rate_factor
 from tpu_trainer.spec import SCHEDULES, ScheduleSpec, parse_run_spec
 from tpu_trainer.task import Hyperparameters
 
@@ -47,3 +50,93 @@ def test_every_parameter_group_keeps_its_own_rate() -> None:
     LearningRate(optimizer, hp).set(1)
 
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2, 0.02])
+
+
+class Groups:
+    """An optimizer of parameter groups with these rates, under the recipe's schedule: a warm-up of 4 steps."""
+
+    def __init__(self, *rates: float, own: bool = False, ramp: Ramp | None = None, **group: Any) -> None:
+        parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in rates]
+        made = [{"params": [one], "lr": rate, **group} for one, rate in zip(parameters, rates, strict=True)]
+        self.optimizer = torch.optim.SGD(made, lr=rates[0])
+        self.said: list[str] = []
+        hp = Hyperparameters.of(parse_run_spec(run_spec(warmupSteps=4)))
+        self.rates = LearningRate(
+            self.optimizer, hp, ramp, own=own, tell=lambda finding: self.said.append(finding.message)
+        )
+
+    def put(self, *rates: float) -> None:
+        """As a hook of the task does it."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def after(self, step: int) -> list[float]:
+        self.rates.set(step)
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_a_rate_that_the_task_sets_is_used_from_then_on_and_said_once(at: int) -> None:
+    groups = Groups(0.4, 0.04)
+    for step in range(at):
+        groups.after(step)
+    groups.put(0.007, 0.005)
+    assert groups.after(at) == [0.007, 0.005]
+    groups.put(0.006, 0.005)
+    assert groups.after(at + 1) == [0.006, 0.005]
+    (said,) = groups.said
+    assert said.startswith(f"step {at + 1}: the task's own code set the learning rate to 0.007")
+
+
+def test_a_rate_that_nobody_touches_stays_the_recipes() -> None:
+    groups = Groups(0.4)
+    assert [groups.after(step)[0] for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert groups.said == []
+
+
+def test_a_group_added_on_the_way_begins_with_the_rate_it_was_given() -> None:
+    groups = Groups(0.4)
+    groups.after(5)
+    groups.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.01})
+    assert groups.after(6) == [0.4, 0.01]
+    assert groups.said == []
+
+
+@pytest.mark.parametrize(("built", "continued"), [(0.4, 0.003), (0.8, 0.006)], ids=["same slice", "another slice"])
+def test_the_tasks_own_rate_goes_through_a_checkpoint(built: float, continued: float) -> None:
+    before = Groups(0.4)
+    before.after(0)
+    before.put(0.003)
+    before.after(1)
+    kept = json.loads(json.dumps(before.rates.state()))
+
+    after = Groups(built, ramp=Ramp(2, 5, 0.5))
+    after.rates.load(kept)
+    assert (after.after(2), after.after(3), after.rates.ramp) == ([continued], [continued], None)
+    assert after.said == []
+
+
+def test_the_recipes_rate_is_not_taken_from_a_checkpoint() -> None:
+    before = Groups(0.4)
+    before.after(0)
+    after = Groups(0.8)
+    after.rates.load(json.loads(json.dumps(before.rates.state())))
+    assert after.after(1) == [0.4]
+
+
+def test_the_scale_of_a_layer_applies_where_the_rate_does_not_hold_it_already() -> None:
+    layers = Groups(0.4, 0.4, lr_scale=0.5)
+    layers.optimizer.param_groups[1]["lr_scale"] = 1.0
+    assert layers.after(5) == [0.2, 0.2]
+    apart = Groups(0.4, 0.04, lr_scale=0.1)
+    assert apart.after(5) == pytest.approx([0.04, 0.04])
+    assert Groups(0.4, own=True, lr_scale=0.5).after(5) == [0.4]
+
+
+def test_an_optimizer_that_has_no_rate_keeps_having_none() -> None:
+    groups = Groups(0.4)
+    rateless = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    rateless.param_groups[0]["lr"] = None
+    rates = LearningRate(rateless, groups.rates._hp)
+    rates.set(0)
+    assert (rateless.param_groups[0]["lr"], rates.present) == (None, 0.0)

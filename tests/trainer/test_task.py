@@ -16,7 +16,7 @@ from tpu_trainer.data import Order, Share, train_batches
 from tpu_trainer.entrypoint import load_task
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.hooks import Hooks
-from tpu_trainer.optimizers import build_optimizer
+from tpu_trainer.optimizers import build_optimizer, unused, unused_by
 from tpu_trainer.outcome import outcome_of
 from tpu_trainer.spec import parse_run_spec
 
@@ -96,6 +96,8 @@ def test_a_dataset_shorter_than_a_global_batch_is_refused() -> None:
         ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}),
         ("adam", torch.optim.Adam, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
         ("adamw", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
+        ("AdamW", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
+        ("rmsprop", torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.0, "eps": 1e-8, "weight_decay": 0.0}),
     ],
 )
 def test_a_named_optimizer_has_torchs_defaults_where_the_recipe_is_silent(
@@ -115,7 +117,7 @@ def test_a_named_optimizer_takes_the_recipes_values() -> None:
 
 def test_an_unknown_optimizer_is_refused_with_the_known_names() -> None:
     hp = recipe(name="lamb")
-    with pytest.raises(UserCodeError, match='"lamb", the trainer knows adam, adamw, sgd'):
+    with pytest.raises(UserCodeError, match='"lamb", the trainer knows adam, adamw, rmsprop, sgd'):
         build_optimizer(tasks.small(hp), hp)
 
 
@@ -123,3 +125,80 @@ def test_a_tasks_own_optimizer_goes_before_the_recipes_name() -> None:
     hp = recipe(name="lamb")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.Rprop(p, lr=hp.learning_rate))
     assert isinstance(build_optimizer(task, hp), torch.optim.Rprop)
+
+
+def _groups(*rates: float, **group: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate, **group} for rate in rates], lr=rates[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (_groups(0.8), None),
+        # A layer's own multiple of the recipe's rate.
+        (_groups(0.08, 0.8), None),
+        (_groups(0.8 * 0.75**3, 0.8 * 0.75**2, 0.8 * 0.75, 0.8), None),
+        # A scheduler has begun already, from the recipe's rate.
+        (_groups(0.032, initial_lr=0.032, max_lr=0.8), None),
+        (_groups(0.0008, initial_lr=0.8), None),
+        (_groups(0.1), "the optimizer was built with learning rate 0.1; the recipe's scaled rate is 0.8 and is not"),
+        (_groups(0.1, 0.01), "the optimizer was built with learning rate 0.01 to 0.1 in 2 groups; the recipe's"),
+        # OneCycleLR goes to its own maximum, whatever the optimizer was made with.
+        (_groups(0.8, initial_lr=0.8, max_lr=0.1), "the scheduler was built with the maximum learning rate 0.1; the"),
+    ],
+)
+def test_a_learning_rate_of_the_recipe_that_no_group_has_is_said(
+    optimizer: torch.optim.Optimizer, said: str | None
+) -> None:
+    hp = dataclasses.replace(recipe(name="sgd"), learning_rate=0.8)
+    texts = list(unused_by(optimizer, hp))
+    assert len(texts) == (said is not None)
+    assert all(text.startswith(said or "") for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("given", "built", "said"),
+    [
+        ({"weightDecay": "0.05"}, {"weight_decay": 0.05}, None),
+        ({"weightDecay": "0.05"}, {"weight_decay": 0.0}, "the recipe's weightDecay 0.05 is not used"),
+        ({"beta2": "0.95"}, {"betas": (0.9, 0.95)}, None),
+        ({"beta1": "0.8", "beta2": "0.95"}, {}, "the recipe's beta1 0.8, beta2 0.95 are not used"),
+        ({"epsilon": "1e-6"}, {}, "the recipe's epsilon 1e-06 is not used"),
+        ({"momentum": "0.9"}, {}, "the recipe's momentum 0.9 is not used"),
+        ({}, {"betas": (0.5, 0.6), "eps": 0.1}, None),
+    ],
+)
+def test_what_a_tasks_own_optimizer_leaves_of_the_recipe_is_said(
+    given: dict[str, str], built: dict[str, Any], said: str | None
+) -> None:
+    hp = recipe(name="adamw", **given)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1, **built)
+    texts = list(unused_by(optimizer, hp))
+    assert len(texts) == (said is not None)
+    assert all(text.startswith(said or "") for text in texts)
+
+
+def test_the_rate_of_another_optimizers_rule_is_said() -> None:
+    (said,) = unused_by(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1), recipe(name="sgd"))
+    assert said.startswith("the recipe's optimizer is sgd and the task built AdamW")
+
+
+class _OwnSchedule(Hooks):
+    own_schedule = True
+
+
+def test_a_schedule_that_the_task_replaces_is_said() -> None:
+    hp = recipe(name="sgd")
+    task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.SGD(p, lr=hp.learning_rate))
+    (said,) = unused(task, _OwnSchedule(), build_optimizer(task, hp), hp)
+    assert said.startswith("the task schedules the learning rate itself; the recipe's 5 steps of warm-up")
+    assert list(unused(task, Hooks(), build_optimizer(task, hp), hp)) == []
+
+
+def test_an_interval_of_evaluations_for_a_task_without_one_is_said() -> None:
+    hp = hyperparameters(evaluateEverySteps=5)
+    task = tasks.small(hp)
+    (said,) = unused(task, Hooks(), build_optimizer(task, hp), hp)
+    assert said == "evaluateEverySteps 5 is not used: the task has nothing to evaluate on"

@@ -99,7 +99,7 @@ def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling
         return NoCheckpoints()
 
     def take(step: int, position: Position) -> Snapshot:
-        kept = document(work.start, step, position, work.rates.present, work.hp)
+        kept = document(work.start, step, position, work.rates.present, work.hp) | {"rates": work.rates.state()}
         with user_code("the state of the task's hooks"):
             state = work.hooks.state()
         return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept)

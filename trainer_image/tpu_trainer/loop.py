@@ -114,8 +114,7 @@ def train(
         with clock.during(Phase.DEVICE):
             summed = bucket.exchange(parameters, loss, flags[stop()], backend, squares=work.noise_scale)
         square = bucket.square([p.grad for p in parameters if p.grad is not None]) if work.noise_scale else None
-        if not hooks.own_schedule:
-            work.rates.set(step - 1)
+        work.rates.set(step - 1)
         with user_code("the optimizer's step"):
             hooks.before_update(optimizer)
             hooks.update(optimizer)

@@ -1,14 +1,16 @@
-"""Optimizers by the recipe's name, for tasks that bring none of their own, and the learning rate of each step."""
+"""Optimizers by the recipe's name, for tasks that bring none of their own; and what a task's own one leaves unused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.hooks import Hooks
 from tpu_trainer.task import Hyperparameters, Task
 
 if TYPE_CHECKING:
@@ -31,9 +33,16 @@ def _adamw(parameters: Parameters, hp: Hyperparameters) -> Optimizer:
     return torch.optim.AdamW(parameters, lr=hp.learning_rate, betas=betas, eps=hp.epsilon, weight_decay=hp.weight_decay)
 
 
+def _rmsprop(parameters: Parameters, hp: Hyperparameters) -> Optimizer:
+    return torch.optim.RMSprop(
+        parameters, lr=hp.learning_rate, momentum=hp.momentum, eps=hp.epsilon, weight_decay=hp.weight_decay
+    )
+
+
 BUILDERS: dict[str, Callable[[Parameters, Hyperparameters], Optimizer]] = {
     "adam": _adam,
     "adamw": _adamw,
+    "rmsprop": _rmsprop,
     "sgd": _sgd,
 }
 
@@ -46,7 +55,7 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
     if task.optimizer is not None:
         with user_code("the task's optimizer"):
             return task.optimizer(parameters, hp)
-    builder = BUILDERS.get(hp.optimizer)
+    builder = BUILDERS.get(hp.optimizer.lower())
     if builder is None:
         raise UserCodeError(
             f'the recipe names the optimizer "{hp.optimizer}", the trainer knows {", ".join(sorted(BUILDERS))}; for '
@@ -54,3 +63,87 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
         )
     with user_code(f"optimizer {hp.optimizer}"):
         return builder(parameters, hp)
+
+
+_GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "momentum": ("momentum", lambda group: group.get("momentum")),
+    "weight_decay": ("weightDecay", lambda group: group.get("weight_decay")),
+    "beta1": ("beta1", lambda group: _beta(group, 0)),
+    "beta2": ("beta2", lambda group: _beta(group, 1)),
+    "epsilon": ("epsilon", lambda group: group.get("eps")),
+}
+"""Of each hyperparameter the recipe's name, and where an optimizer keeps it in its parameter groups."""
+
+
+def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+    """What of the recipe this run does not use, one text each, because the task brings its own."""
+    if hp.evaluate_every_steps is not None and task.evaluation is None:
+        yield f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the task has nothing to evaluate on"
+    if task.optimizer is None:
+        return
+    if hooks.own_schedule and (hp.warmup_steps or hp.schedule.name != "Constant"):
+        yield (
+            f"the task schedules the learning rate itself; the recipe's {hp.warmup_steps} steps of warm-up and its "
+            f"schedule {hp.schedule.name} are not used"
+        )
+    yield from unused_by(optimizer, hp)
+
+
+def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+    """The same of an optimizer that the task built.
+
+    A value counts as used once one parameter group has it: the others' are multiples of it that were meant.
+    """
+    yield from _unused_rate(optimizer, hp)
+    given = {name: getattr(hp, name) for name in _GROUP_KEYS if name not in hp.silent}
+    groups = optimizer.param_groups
+    missing = [
+        name
+        for name, value in given.items()
+        if not any(_equal(found, value) for found in map(_GROUP_KEYS[name][1], groups))
+    ]
+    kind = type(optimizer).__name__
+    if missing:
+        named = ", ".join(f"{_GROUP_KEYS[name][0]} {given[name]:g}" for name in missing)
+        yield (
+            f"the recipe's {named} {'is' if len(missing) == 1 else 'are'} not used: no parameter group of the task's "
+            f"{kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, or "
+            "leave them out of the recipe"
+        )
+    if kind.lower() in BUILDERS and hp.optimizer.lower() in BUILDERS and kind.lower() != hp.optimizer.lower():
+        yield (
+            f"the recipe's optimizer is {hp.optimizer} and the task built {kind}: the learning rate was scaled by the "
+            f"rule for {hp.optimizer}. Name {kind.lower()} in recipe.optimizer"
+        )
+
+
+def _unused_rate(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+    groups = optimizer.param_groups
+    # A scheduler that is made with a maximum of its own takes no notice of the optimizer's rate.
+    peaks = [group["max_lr"] for group in groups if "max_lr" in group]
+    built = peaks or [group.get("initial_lr", group.get("lr")) for group in groups]
+    if any(_equal(rate, hp.learning_rate) for rate in built):
+        return
+    rates = sorted({f"{float(rate):.6g}" for rate in built if rate is not None}, key=float)
+    found = f"learning rate {_listed(rates)}" if rates else "no learning rate of its own"
+    what = "the scheduler was built with the maximum" if peaks else "the optimizer was built with"
+    yield (
+        f"{what} {found}; the recipe's scaled rate is {hp.learning_rate:.6g} and is not used: take `learning_rate` (or "
+        "`lr`), or the whole `hp`, as a parameter of the entrypoint and build with that"
+    )
+
+
+def _beta(group: Mapping[str, Any], index: int) -> Any:
+    betas = group.get("betas")
+    return betas[index] if isinstance(betas, tuple | list) and len(betas) > index else None
+
+
+def _equal(found: Any, value: float) -> bool:
+    try:
+        return math.isclose(float(found), value, rel_tol=1e-6)
+    except (TypeError, ValueError):
+        return False
+
+
+def _listed(rates: list[str]) -> str:
+    return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]} in {len(rates)} groups"

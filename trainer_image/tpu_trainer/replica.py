@@ -21,6 +21,7 @@ from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import GENERATORS, Order, Position, Share, has_length, seed_generators, train_batches
 from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.entrypoint import Loaded, load_task
@@ -31,7 +32,7 @@ from tpu_trainer.evaluation_plan import evaluation_size
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.loop import Trained, Work, train
-from tpu_trainer.optimizers import build_optimizer
+from tpu_trainer.optimizers import build_optimizer, unused
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
@@ -126,12 +127,14 @@ class _Run:
             restore_model(found.snapshot, task.model)
         self.backend.place(task.model)
         optimizer = build_optimizer(task, hp)
-        if hooks.own_schedule:
-            start = replace(start, ramp=None)
         # Before the optimizer gets its state back, for it takes the rates of the recipe as the optimizer has them now.
-        rates = LearningRate(optimizer, hp, start.ramp)
+        rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=self.telling.finding)
+        for text in unused(task, hooks, optimizer, hp):
+            self.telling.finding(Finding("Recipe", start.step, text))
         if found is not None:
             restore_optimizer(found.snapshot, optimizer)
+            rates.load(found.snapshot.document.get("rates"))
+            start = replace(start, ramp=rates.ramp)
             with user_code("taking back the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
             self.telling.progress.resumed(start.step, resumed_line(start, found, hp))

@@ -1,11 +1,16 @@
-"""The learning rate of every step: a linear warm-up, then the recipe's schedule. Called by `loop`."""
+"""The learning rate of every step: a linear warm-up, then the recipe's schedule. Called by `loop`.
+
+A task that sets the rate itself, in a hook or in its optimizer, has a schedule of its own: what it sets is used.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.spec import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -15,6 +20,9 @@ if TYPE_CHECKING:
 
 _STEP_FACTOR = 0.1
 _END_FACTOR = 0.0
+
+Rate = Any
+"""A group's rate as its optimizer has it: a float, a tensor without dimensions, or None."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +40,108 @@ class Ramp:
 
 
 class LearningRate:
-    """Sets every parameter group's rate, from the one it was built with."""
+    """Sets every parameter group's rate, from the one the optimizer was built with, until the task sets one itself.
 
-    def __init__(self, optimizer: Optimizer, hp: Hyperparameters, ramp: Ramp | None = None) -> None:
-        self._groups = optimizer.param_groups
-        self._rates = [group["lr"] for group in self._groups]
-        self._hp = hp
-        self._ramp = ramp
+    A rate that is not the one set here last was set by the task's own code, in a hook or in its optimizer. It stands,
+    and from then on all rates are the task's; `tell` hears of it once. `own`: they are from the start. `ramp`: None
+    without one, and where the rates are the task's.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        hp: Hyperparameters,
+        ramp: Ramp | None = None,
+        *,
+        own: bool = False,
+        tell: Callable[[Finding], None] = lambda finding: None,
+    ) -> None:
+        self._optimizer, self._hp, self._tell = optimizer, hp, tell
+        self.ramp = None if own else ramp
+        self._own = own
+        self._built: list[Rate] = []
+        self._last: list[Rate] = []
+        self._take_in_new_groups()
+        if not own:
+            for group, scale in zip(optimizer.param_groups, _layer_scales(optimizer), strict=True):
+                if scale != 1:
+                    group["lr"] = group["lr"] * scale
+            self._built = [group.get("lr") for group in optimizer.param_groups]
+            self._last = list(self._built)
 
     @property
     def present(self) -> float:
-        """The first group's rate."""
-        return float(self._groups[0]["lr"])
+        """The first group's rate; 0 for an optimizer that works without one."""
+        rate = self._optimizer.param_groups[0].get("lr")
+        return 0.0 if rate is None else float(rate)
 
     def set(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0."""
+        self._take_in_new_groups()
+        groups = self._optimizer.param_groups
+        if not self._own and any(group.get("lr") != last for group, last in zip(groups, self._last, strict=True)):
+            self._taken_over(step)
+        if self._own:
+            return
         factor = rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
-        if self._ramp is not None:
-            factor *= self._ramp.factor(step)
-        for group, rate in zip(self._groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+        if self.ramp is not None:
+            factor *= self.ramp.factor(step)
+        for group, rate in zip(groups, self._built, strict=True):
+            if rate is not None:
+                group["lr"] = rate * factor
+        self._last = [group.get("lr") for group in groups]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON: whose the rates are, those the groups were built with, and the present."""
+        present = [group.get("lr") for group in self._optimizer.param_groups]
+        return {"own": self._own, "built": _numbers(self._built), "present": _numbers(present)}
+
+    def load(self, kept: Mapping[str, Any] | None) -> None:
+        """Goes on with rates that the task had set, in proportion where its optimizer is now built with other ones;
+        the recipe's need nothing kept. None: a checkpoint that does not say."""
+        if kept is None or not kept["own"]:
+            return
+        self._own, self.ramp = True, None
+        groups = self._optimizer.param_groups
+        for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
+            if rate is not None:
+                group["lr"] = rate if now == then or not now or not then else rate * now / then
+
+    def _take_in_new_groups(self) -> None:
+        for group in self._optimizer.param_groups[len(self._built) :]:
+            self._built.append(group.get("lr"))
+            self._last.append(group.get("lr"))
+
+    def _taken_over(self, step: int) -> None:
+        self._own = True
+        groups = self._optimizer.param_groups
+        group, last = next((g, last) for g, last in zip(groups, self._last, strict=True) if g.get("lr") != last)
+        self._tell(
+            Finding(
+                "LearningRate",
+                step,
+                f"step {step + 1}: the task's own code set the learning rate to {_short(group.get('lr'))}, it was "
+                f"{_short(last)}. From here on the rate is the task's: the recipe's warm-up and schedule are not used",
+            )
+        )
+
+
+def _layer_scales(optimizer: Optimizer) -> list[float]:
+    """Each group's `lr_scale`, by which timm and its kin mean layer-wise decay and leave applying it to whoever sets
+    the rate; 1 where there is none, or where the group's rate has been set apart already."""
+    default = getattr(optimizer, "defaults", {}).get("lr")
+    return [
+        float(group["lr_scale"]) if "lr_scale" in group and group.get("lr") == default else 1.0
+        for group in optimizer.param_groups
+    ]
+
+
+def _numbers(rates: Sequence[Rate]) -> list[float | None]:
+    return [None if rate is None else float(rate) for rate in rates]
+
+
+def _short(rate: Rate) -> str:
+    return "nothing" if rate is None else f"{float(rate):.6g}"
 
 
 def rate_factor(step: int, steps: int, warmup: int, schedule: ScheduleSpec) -> float:

@@ -68,7 +68,7 @@ class Hyperparameters:
             learning_rate=recipe.learning_rate,
             momentum=given(recipe.momentum, 0.0),
             # torch.optim.AdamW is the one optimizer here that decays by default.
-            weight_decay=given(recipe.weight_decay, 0.01 if recipe.name == "adamw" else 0.0),
+            weight_decay=given(recipe.weight_decay, 0.01 if recipe.name.lower() == "adamw" else 0.0),
             beta1=given(recipe.beta1, 0.9),
             beta2=given(recipe.beta2, 0.999),
             epsilon=given(recipe.epsilon, 1e-8),
