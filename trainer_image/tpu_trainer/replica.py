@@ -13,7 +13,7 @@ import torch
 
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.beginning import Storage, checkpoints_of, resumed_line, start_of
+from tpu_trainer.beginning import Storage, checkpoints_of, nothing_left, start_of, tell_origin
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
@@ -106,12 +106,13 @@ class _Run:
         try:
             storage = Storage.of(self.spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
-            work, resumed = self._prepare(task, hooks, hp, found), found is not None
+            work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
+            done = nothing_left(work.start, found, hp)
             # As large as the model and its optimizer, and of no more use.
             del found
             checkpoints = checkpoints_of(self.spec, storage, work, self.telling, resumed)
             try:
-                return self._train(work, self._instruments(work, checkpoints), share)
+                return self._train(work, self._instruments(work, checkpoints), share, done)
             finally:
                 # However it ends: a snapshot that was taken is worth being written.
                 with self.clock.during(Phase.CHECKPOINT):
@@ -120,7 +121,7 @@ class _Run:
             _tell_hooks(hooks, error)
             raise
 
-    def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, found: Found | None) -> Work:
+    def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
         start = start_of(found, hp, self.spec)
         if found is not None:
@@ -131,13 +132,13 @@ class _Run:
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=self.telling.finding)
         for text in unused(task, hooks, optimizer, hp):
             self.telling.finding(Finding("Recipe", start.step, text))
-        if found is not None:
+        if found is not None and storage.target is not None:
             restore_optimizer(found.snapshot, optimizer)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
             with user_code("taking back the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
-            self.telling.progress.resumed(start.step, resumed_line(start, found, hp))
+            tell_origin(start, found, storage.target.author, hp, self.telling)
         wanted = self.spec.report.gradient_noise_scale
         if wanted and self.backend.terms == 1:
             self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
@@ -165,7 +166,8 @@ class _Run:
             telling=self.telling,
         )
 
-    def _train(self, work: Work, instruments: Instruments, share: Share) -> Outcome:
+    def _train(self, work: Work, instruments: Instruments, share: Share, done: str | None) -> Outcome:
+        """`done`: what is said of a run whose steps were all made before it began."""
         progress, checkpoints = self.telling.progress, instruments.checkpoints
         self.telling.began(work.start.step)
         self._leave_if_asked()
@@ -181,7 +183,9 @@ class _Run:
         if trained.stopped:
             safe = "" if isinstance(checkpoints, NoCheckpoints) else _safe(trained.step, checkpoints.last_step)
             progress.stopped(checkpoints.last_step)
-            return _outcome(ExitCode.Preempted, "stopped on request after", trained, {}, rate, safe)
+            return _outcome(
+                ExitCode.Preempted, f"stopped on request after {trained.step} steps", trained, {}, rate, safe
+            )
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
@@ -193,7 +197,7 @@ class _Run:
                 f"{cost.blocked:.1f} s"
             )
         progress.done(checkpoints.last_step)
-        return _outcome(ExitCode.Succeeded, "trained", trained, evaluated, rate)
+        return _outcome(ExitCode.Succeeded, done or f"trained {trained.step} steps", trained, evaluated, rate)
 
     def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
         hp, start = work.hp, work.start
@@ -264,7 +268,7 @@ def _outcome(
     loss = {} if trained.loss is None else {"loss": trained.loss}
     metrics = {**loss, **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    return Outcome(code, f"{ending} {trained.step} steps{values}{safe}", trained.step, metrics, rate)
+    return Outcome(code, f"{ending}{values}{safe}", trained.step, metrics, rate)
 
 
 def _safe(step: int, kept: int | None) -> str:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.runs import author, snapshot
+from tests.trainer.checkpoint.runs import author, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
-from tpu_trainer.checkpoint.catalogue import latest
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Cost, Due, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.store import Store

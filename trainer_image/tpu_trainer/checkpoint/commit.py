@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import google_crc32c
 
@@ -24,18 +24,35 @@ class OtherFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Author:
-    """Who writes: one attempt of one job. `world` counts processes, `global_batch` examples per step."""
+    """Who writes: one attempt of one job. `world` counts processes, `global_batch` examples per step.
+
+    `name` is "namespace/name", and `recipe` what the user wrote, before it was scaled; both are empty in a COMMIT of
+    version 0.1.0.
+    """
 
     uid: str
     attempt: int
     fingerprint: str
     world: int
     global_batch: int
+    name: str = ""
+    recipe: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def job(self) -> str:
         """The job in a folder's name: enough of its uid to tell the jobs of one directory apart."""
         return re.sub("[^0-9A-Za-z]", "", self.uid)[:8] or "0"
+
+    def __str__(self) -> str:
+        return f"{self.name or f'with uid {self.uid}'}, attempt {self.attempt}"
+
+    def may_continue(self, other: Author) -> bool:
+        """Whether this job takes up `other`'s checkpoints unasked: they are its own, or those of a job of the same
+        name and recipe, which was deleted and created again."""
+        return self.uid == other.uid or (self.is_namesake(other) and self.recipe == other.recipe)
+
+    def is_namesake(self, other: Author) -> bool:
+        return self.name != "" and self.name == other.name
 
 
 @dataclass(frozen=True)

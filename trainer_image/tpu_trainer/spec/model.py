@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,14 @@ class CheckpointSpec:
     """Where checkpoints go and how often; of steps and minutes, the one that is due first counts.
 
     With neither there is a checkpoint only when the run is stopped or ends. `keep` is how many committed ones stay.
+    `uri` is a folder of this job alone; `resume_from` is where it begins while that holds nothing of its own.
     """
 
     uri: str
     every_steps: int | None
     every_minutes: int | None
     keep: int
+    resume_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,10 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One training run, fully resolved: nothing in it is left for the trainer to derive."""
+    """One training run, fully resolved: nothing in it is left for the trainer to derive.
+
+    `recipe`: what the user wrote, field by field; only compared, to tell whether two jobs train the same.
+    """
 
     job: JobRef
     entrypoint: str
@@ -125,6 +130,7 @@ class RunSpec:
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     scaling: tuple[ScalingRow, ...] = ()
+    recipe: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def process_per_device(self) -> bool:

@@ -85,6 +85,7 @@ def parse_run_spec(document: object) -> RunSpec:
         checkpoint=_checkpoint(root.child("checkpoint", _CHECKPOINT)) if root.has("checkpoint") else None,
         report=_report(root.child("report", _REPORT)) if root.has("report") else ReportSpec(),
         scaling=_scaling(root.children("scaling", _SCALING, _MOST_ROWS)) if root.has("scaling") else (),
+        recipe=root.strings("recipe") if root.has("recipe") else {},
     )
     if root.has("torch") and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
@@ -114,12 +115,13 @@ _ROOT = (
     "checkpoint",
     "report",
     "scaling",
+    "recipe",
 )
 _SCHEDULE = ("name", "milestones", "factor")
 _CONSTANT = ScheduleSpec("Constant", (), None)
 _OPTIMIZER = ("name", "learningRate", "momentum", "weightDecay", "beta1", "beta2", "epsilon")
 _TORCH = ("device", "collectives", "processesPerHost")
-_CHECKPOINT = ("uri", "everySteps", "everyMinutes", "keep")
+_CHECKPOINT = ("uri", "everySteps", "everyMinutes", "keep", "resumeFrom")
 _REPORT = ("uri", "tensorBoard", "gradientNoiseScale")
 _SCALING = ("name", "tunedOn", "runsOn", "rule")
 _MOST_ROWS = 64
@@ -190,6 +192,7 @@ def _checkpoint(fields: Fields) -> CheckpointSpec:
         every_steps=fields.integer("everySteps", minimum=1) if fields.has("everySteps") else None,
         every_minutes=fields.integer("everyMinutes", minimum=1) if fields.has("everyMinutes") else None,
         keep=fields.integer("keep", minimum=1),
+        resume_from=fields.text("resumeFrom") if fields.has("resumeFrom") else None,
     )
 
 
