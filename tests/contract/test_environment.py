@@ -36,6 +36,7 @@ ALWAYS = {
     "TPUJOB_LEARNING_RATE",
     "TPUJOB_NUM_HOSTS",
     "TPUJOB_PER_REPLICA_BATCH_SIZE",
+    "TPUJOB_RUN_SPEC",
     "TPUJOB_SLICE_INDEX",
     "TPUJOB_TERMINATION_LOG",
     "TPUJOB_TRAIN_STEPS",
@@ -45,9 +46,13 @@ ALWAYS = {
     "USER",
 }
 XLA = {"PJRT_DEVICE"}
-ENTRYPOINT = {"TPUJOB_RUN_SPEC"}
+TORCHRUN = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NPROC_PER_NODE"}
+ONE_PROCESS = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+# Where the user gives one of these, that is what counts.
+OVERRIDABLE = {"HOME", "USER", "PET_NPROC_PER_NODE", *ONE_PROCESS}
 DATA = {"TPUJOB_DATA_URI"}
 CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
+RESUME = {"TPUJOB_CHECKPOINT_RESUME_FROM"}
 PARAMETERS = {"TPUJOB_PARAMETER_HIDDEN", "TPUJOB_PARAMETER_DROP_OUT"}
 PROGRESS = {
     "TPUJOB_PROGRESS_URL",
@@ -65,16 +70,19 @@ MULTISLICE = {
 }
 
 TABLE = {
-    "torch_xla": ({}, ALWAYS | XLA | ENTRYPOINT),
-    "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS | ENTRYPOINT),
+    "torch_xla": ({}, ALWAYS | XLA),
+    "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS),
     "a loop of the user's own": (OWN_LOOP, ALWAYS | XLA),
-    "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | ENTRYPOINT | DATA),
-    "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | ENTRYPOINT | CHECKPOINT),
+    "its own loop on torch": (OWN_LOOP | KINDS_OF_JOBS["torch on CPU"], ALWAYS | TORCHRUN | ONE_PROCESS),
+    "its own loop on GPUs": (OWN_LOOP | KINDS_OF_JOBS["torch on GPUs"], ALWAYS | TORCHRUN),
+    "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | DATA),
+    "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | CHECKPOINT),
+    "checkpoints of another job": (KINDS_OF_JOBS["checkpoints of another job"], ALWAYS | XLA | CHECKPOINT | RESUME),
     "parameters": (
         {"recipe.parameters": {"hidden": "128", "drop-out": "0.1"}},
-        ALWAYS | XLA | ENTRYPOINT | PARAMETERS,
+        ALWAYS | XLA | PARAMETERS,
     ),
-    "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | ENTRYPOINT | MULTISLICE),
+    "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | MULTISLICE),
 }
 
 
@@ -134,7 +142,15 @@ def test_what_torch_xla_sets_is_refused_from_the_user() -> None:
 def test_what_the_operator_sets_is_refused_from_the_user(changes: Mapping[str, Any], names: set[str]) -> None:
     (first, *_) = worker_environments(stored_job(changes), REPORTING)
     free = {name for name in first if name not in RESERVED_ENV and not name.startswith(ENV_PREFIX)}
-    assert free == set(CONTAINER_USER) == {"HOME", "USER"}
+    assert free == names & OVERRIDABLE
+
+
+def test_what_the_user_may_give_stands_once_and_as_given() -> None:
+    given = {name: "given" for name in OVERRIDABLE}
+    trainer = {"trainer.env": [{"name": name, "value": value} for name, value in given.items()]}
+    job = stored_job(OWN_LOOP | KINDS_OF_JOBS["torch on CPU"] | trainer)
+    (container,) = worker_pod(job, resolve(job.spec), _worker(0))["spec"]["containers"]
+    assert [entry for entry in container["env"] if entry["name"] in given] == trainer["trainer.env"]
 
 
 @kinds_of_jobs
@@ -182,6 +198,22 @@ def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping
     }.items() <= told.items()
     assert told.get("DATA_URI") == spec.get("dataUri")
     assert told.get("CHECKPOINT_URI") == spec.get("checkpoint", {}).get("uri")
+    assert told.get("CHECKPOINT_RESUME_FROM") == spec.get("checkpoint", {}).get("resumeFrom")
+
+
+@pytest.mark.parametrize("kind", ["torch on CPU", "torch on GPUs", "torch on TPU"])
+def test_torchrun_needs_no_arguments_to_join_all_hosts_of_a_loop_of_the_users_own(kind: str) -> None:
+    environs = worker_environments(stored_job(OWN_LOOP | KINDS_OF_JOBS[kind]))
+    processes = KINDS_OF_JOBS[kind].get("trainer.torch", {}).get("processesPerHost", 1)
+    for index, environ in enumerate(environs):
+        told = {name: environ[name] for name in TORCHRUN}
+        assert told == {
+            "PET_NNODES": str(len(environs)),
+            "PET_NODE_RANK": str(index),
+            "PET_NPROC_PER_NODE": str(processes),
+            "PET_MASTER_ADDR": "$(MASTER_ADDR)",
+            "PET_MASTER_PORT": "$(MASTER_PORT)",
+        }
 
 
 def test_torch_xla_is_told_the_hardware_it_runs_on() -> None:

@@ -226,7 +226,8 @@ def test_the_data_is_named_in_the_environment() -> None:
 
 
 def test_the_checkpoints_are_named_in_the_environment() -> None:
-    assert env({"spec.checkpoint": {"uri": "/mnt/digits"}})["TPUJOB_CHECKPOINT_URI"] == "/mnt/digits"
+    told = env({"spec.checkpoint": {"uri": "/mnt/digits/"}})["TPUJOB_CHECKPOINT_URI"]
+    assert told == "/mnt/digits/default/digits"
 
 
 @pytest.mark.parametrize(
@@ -331,14 +332,13 @@ def test_a_node_is_avoided_by_a_rehearsal_and_by_a_single_host_too() -> None:
 # What is the user's.
 
 
-def test_a_loop_of_ones_own_gets_the_numbers_but_no_run_spec() -> None:
+def test_a_loop_of_ones_own_gets_the_numbers_and_the_run_spec_without_an_entrypoint() -> None:
     changes = OWN_LOOP | {"spec.trainer.args": ["--fast"]}
     own = container(changes)
     assert (own["command"], own["args"]) == (["python", "train.py"], ["--fast"])
-    assert env(changes) == {k: v for k, v in ENV.items() if k != "TPUJOB_RUN_SPEC"} | {"PJRT_DEVICE": "TPU"}
-    assert "volumeMounts" not in own
-    assert "volumes" not in pod(changes)["spec"]
-    assert "run.json" not in config_map(*resolved(changes), 3)["data"]
+    assert env(changes) == ENV | {"PJRT_DEVICE": "TPU"}
+    assert [mount["mountPath"] for mount in own["volumeMounts"]] == ["/etc/tpu-training"]
+    assert "entrypoint" not in json.loads(config_map(*resolved(changes), 3)["data"]["run.json"])
 
 
 def test_the_users_variables_come_last_and_as_they_were_written() -> None:

@@ -67,8 +67,7 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
     for worker in workers(resolution.layout, attempt):
         hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
-    if job.spec.trainer.entrypoint is not None:
-        data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
+    data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
     if reporting is not None:
         data[constants.CA_CERTIFICATE_KEY] = reporting.ca_certificate
     return {

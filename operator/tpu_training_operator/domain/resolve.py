@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain import backends, parameters
+from tpu_training_operator.domain import backends, own_loop, parameters
 from tpu_training_operator.domain.scaling import ScaledRecipe, scale
 from tpu_training_operator.domain.scaling.numbers import decimal, plain
 from tpu_training_operator.domain.topology import SliceLayout, layout_of
@@ -64,7 +64,7 @@ def resolve(spec: Spec) -> Resolution:
     if problems:
         raise InvalidJob(problems)
     recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
-    warnings = list(recipe.warnings)
+    warnings = [*recipe.warnings, *own_loop.warnings(spec, layout.hosts)]
     if not layout.shape.verified:
         warnings.append(f"{layout.shape.topology} on {layout.shape.generation} is listed by one source only")
     return Resolution(layout, tuned_on, recipe, tuple(warnings))

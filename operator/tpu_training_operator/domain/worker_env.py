@@ -5,11 +5,13 @@ TPU_PROCESS_ADDRESSES, TPU_PROCESS_PORT. torch_xla sets them per process with se
 host gives it wrong bounds. TPU_SKIP_MDS_QUERY and the topology come from GKE's device plugin.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.api.trainer import Backend, TorchRuntime
+from tpu_training_operator.domain.checkpointing import folder
 from tpu_training_operator.domain.gang import hosts_key
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_name
 from tpu_training_operator.domain.parameters import variables
@@ -37,16 +39,16 @@ def worker_env(
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
-        "TPUJOB_HOST_INDEX": str(worker.slice * layout.hosts_per_slice + worker.host),
+        "TPUJOB_HOST_INDEX": _host_index(resolution, worker),
         "TPUJOB_SLICE_INDEX": str(worker.slice),
         "TPUJOB_ATTEMPT": str(worker.attempt),
         "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
+        "TPUJOB_RUN_SPEC": f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
+        **_gang_of_hosts(job, resolution, worker),
     }
     if job.spec.trainer.backend is not Backend.TORCH:
         # tpu or cpu: the name of the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
-    if job.spec.trainer.entrypoint is not None:
-        values["TPUJOB_RUN_SPEC"] = f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}"
     if layout.slices > 1:
         values |= {
             "MEGASCALE_COORDINATOR_ADDRESS": leader,
@@ -60,7 +62,7 @@ def worker_env(
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, worker),
-        *(_writable_home(user)),
+        *_unless_given(CONTAINER_USER | _gang_of_processes(job, resolution, worker), user),
         *user,
     ]
 
@@ -78,8 +80,46 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
     if job.spec.data is not None:
         values["TPUJOB_DATA_URI"] = job.spec.data.uri
     if job.spec.checkpoint is not None:
-        values["TPUJOB_CHECKPOINT_URI"] = job.spec.checkpoint.uri
+        values["TPUJOB_CHECKPOINT_URI"] = folder(job, job.spec.checkpoint)
+        if job.spec.checkpoint.resume_from is not None:
+            values["TPUJOB_CHECKPOINT_RESUME_FROM"] = job.spec.checkpoint.resume_from
     return values | variables(job.spec.recipe.parameters or {})
+
+
+def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
+    """Whether a loop of the user's own meets through torch.distributed. torch_xla's does not: libtpu joins its hosts,
+    and it would take RANK for a sign of torchrun."""
+    return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
+
+
+def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """torchrun takes each of its options from PET_*."""
+    if not _is_joined_by_torch(job):
+        return {}
+    return {
+        "PET_NNODES": str(resolution.layout.hosts),
+        "PET_NODE_RANK": _host_index(resolution, worker),
+        "PET_MASTER_ADDR": "$(MASTER_ADDR)",
+        "PET_MASTER_PORT": "$(MASTER_PORT)",
+    }
+
+
+def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """How many processes torchrun starts; where that is one, its place too, so that a script also runs without torchrun
+    (`env://`)."""
+    if not _is_joined_by_torch(job):
+        return {}
+    torch = job.spec.trainer.torch or TorchRuntime()
+    count = {"PET_NPROC_PER_NODE": str(torch.processes_per_host)}
+    if torch.processes_per_host > 1:
+        return count
+    place = {"RANK": _host_index(resolution, worker), "LOCAL_RANK": "0", "WORLD_SIZE": str(resolution.layout.hosts)}
+    return count | place
+
+
+def _host_index(resolution: Resolution, worker: WorkerId) -> str:
+    """Over the whole job, all slices together."""
+    return str(worker.slice * resolution.layout.hosts_per_slice + worker.host)
 
 
 def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
@@ -105,6 +145,6 @@ def _worker_host_names(job: TPUTrainingJob, worker: WorkerId) -> EnvVar:
     return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
 
 
-def _writable_home(user: list[EnvVar]) -> list[EnvVar]:
+def _unless_given(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
     given = {variable["name"] for variable in user}
-    return [{"name": name, "value": value} for name, value in CONTAINER_USER.items() if name not in given]
+    return [{"name": name, "value": value} for name, value in values.items() if name not in given]

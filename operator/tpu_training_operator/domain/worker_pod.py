@@ -104,9 +104,8 @@ def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
 def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None) -> list[Object]:
     volumes = [v.model_dump(by_alias=True, exclude_none=True) for v in job.spec.trainer.volumes or ()]
     shared = config_map_name(job.name, worker.attempt)
-    if job.spec.trainer.entrypoint is not None:
-        items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
-        volumes.append({"name": _RUN_SPEC_VOLUME, "configMap": {"name": shared, "items": items}})
+    items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
+    volumes.append({"name": _RUN_SPEC_VOLUME, "configMap": {"name": shared, "items": items}})
     if reporting is not None:
         volumes.append({"name": _PROGRESS_VOLUME, "projected": _progress_files(shared)})
     return volumes
@@ -127,8 +126,7 @@ def _progress_files(shared: str) -> Object:
 
 def _volume_mounts(trainer: Trainer, reporting: Reporting | None) -> list[Object]:
     mounts = [mount.model_dump(by_alias=True, exclude_none=True) for mount in trainer.volume_mounts or ()]
-    if trainer.entrypoint is not None:
-        mounts.append({"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True})
+    mounts.append({"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True})
     if reporting is not None:
         mounts.append({"name": _PROGRESS_VOLUME, "mountPath": constants.PROGRESS_DIRECTORY, "readOnly": True})
     return mounts
