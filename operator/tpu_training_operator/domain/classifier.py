@@ -166,6 +166,18 @@ _DELETED = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost sight of the container, as after a restart"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
 _OUT_OF_MEMORY = "the worker used more memory than its limit"
+_NO_RIGHT_TO_CHIPS = (
+    "the worker's user may not open the chips; set trainer.securityContext (runAsUser: 0, or the device's group in"
+    " supplementalGroups)"
+)
+_SHARED_MEMORY_FULL = "/dev/shm is full; raise trainer.sharedMemory or leave it out, or use fewer loader processes"
+_LOADER_LOST = (
+    "a loader process (Task.workers, num_workers) was killed; if the log says Bus error, raise trainer.sharedMemory"
+)
+_ROOT_IMAGE = (
+    "the image's user is root, or is known by name only; set trainer.securityContext.runAsUser to the number of the"
+    " user to run as (0 for root)"
+)
 
 _PULLS = waits_as(
     "ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"
@@ -222,6 +234,9 @@ _NEVER_RAN = (
 _LAST_WORDS = (
     Row("DeviceBusy", _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
     Row("DeviceFailed", _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
+    Row("DeviceDenied", _USER, mentions(texts.CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
+    Row("SharedMemoryFull", _USER, mentions(texts.SHARED_MEMORY_FULL), _then_last_words(_SHARED_MEMORY_FULL)),
+    Row("LoaderLost", _USER, mentions(texts.LOADER_LOST), _then_last_words(_LOADER_LOST)),
 )
 _START_ERRORS = (
     Row(
@@ -264,6 +279,13 @@ _NEVER_STARTS = (
     Row("DeviceFailed", _INFRASTRUCTURE, both(_CREATES, mentions(texts.CHIP_BROKEN)), _container_waits, _MOMENT),
     Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(texts.MAY_HEAL)), _container_waits, _RETRIES),
     Row("CannotStart", _USER, both(_CREATES, mentions(texts.NO_PROGRAM)), _container_waits, _MOMENT),
+    Row(
+        "RootImage",
+        _USER,
+        both(waits_as("CreateContainerConfigError"), mentions(texts.ROOT_IMAGE)),
+        lambda pod: with_ending(_ROOT_IMAGE, _container_waits(pod)),
+        _AT_ONCE,
+    ),
     Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
     Row(lambda pod: waiting(pod)[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )

@@ -13,12 +13,16 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.trainer import Backend, TorchRuntime
 from tpu_training_operator.domain.checkpointing import folder
 from tpu_training_operator.domain.gang import hosts_key
-from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_name
+from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_index, host_name
 from tpu_training_operator.domain.parameters import variables
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import Resolution
+from tpu_training_operator.domain.topology import SliceLayout
 
 EnvVar = dict[str, Any]
+
+# What GKE's device plugin gives a slice of one host, in place of its name.
+_LOCALHOST = "localhost"
 
 # Under a uid without a passwd entry torch's compiler cache asks for the user's name and home and fails.
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
@@ -30,16 +34,17 @@ def worker_env(
     """Ours first, so that the user's own variables can refer to it as $(NAME); the names are reserved, so that
     neither overrides the other. `reporting`: where this very worker reports to, None for one that does not."""
     layout = resolution.layout
-    leader = host_name(job.name, WorkerId(worker.attempt, 0, 0))
+    leader = host_name(job.name, layout, WorkerId(worker.attempt, 0, 0))
     values = {
-        "MASTER_ADDR": leader,
+        # A host alone needs no DNS.
+        "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
         "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
         "TPU_WORKER_ID": str(worker.host),
         # What TorchTPU takes the node's rank from, as in an Indexed Job.
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
-        "TPUJOB_HOST_INDEX": _host_index(resolution, worker),
+        "TPUJOB_HOST_INDEX": str(host_index(layout, worker)),
         "TPUJOB_SLICE_INDEX": str(worker.slice),
         "TPUJOB_ATTEMPT": str(worker.attempt),
         "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
@@ -61,7 +66,7 @@ def worker_env(
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
     return [
         *({"name": name, "value": value} for name, value in values.items()),
-        _worker_host_names(job, worker),
+        _worker_host_names(job, layout, worker),
         *_unless_given(CONTAINER_USER | _gang_of_processes(job, resolution, worker), user),
         *user,
     ]
@@ -98,7 +103,7 @@ def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
         return {}
     return {
         "PET_NNODES": str(resolution.layout.hosts),
-        "PET_NODE_RANK": _host_index(resolution, worker),
+        "PET_NODE_RANK": str(host_index(resolution.layout, worker)),
         "PET_MASTER_ADDR": "$(MASTER_ADDR)",
         "PET_MASTER_PORT": "$(MASTER_PORT)",
     }
@@ -113,13 +118,8 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
     count = {"PET_NPROC_PER_NODE": str(torch.processes_per_host)}
     if torch.processes_per_host > 1:
         return count
-    place = {"RANK": _host_index(resolution, worker), "LOCAL_RANK": "0", "WORLD_SIZE": str(resolution.layout.hosts)}
+    place = {"RANK": str(host_index(resolution.layout, worker)), "LOCAL_RANK": "0", "WORLD_SIZE": str(resolution.layout.hosts)}
     return count | place
-
-
-def _host_index(resolution: Resolution, worker: WorkerId) -> str:
-    """Over the whole job, all slices together."""
-    return str(worker.slice * resolution.layout.hosts_per_slice + worker.host)
 
 
 def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
@@ -140,7 +140,9 @@ def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
     }
 
 
-def _worker_host_names(job: TPUTrainingJob, worker: WorkerId) -> EnvVar:
+def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> EnvVar:
+    if layout.hosts_per_slice == 1:
+        return {"name": "TPU_WORKER_HOSTNAMES", "value": _LOCALHOST}
     reference = {"name": config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
     return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
 
