@@ -8,11 +8,9 @@ from itertools import islice
 from typing import Any
 
 from tpu_training_operator.api.status import MOST_METRICS, Progress, ReportPhase
+from tpu_training_operator.domain.last_words import step_reached
 from tpu_training_operator.domain.number_text import number_text
 from tpu_training_operator.domain.observed import WorkerPod
-
-# As in the recipe: what a double holds exactly.
-_LARGEST_STEP = 2**53
 
 
 def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
@@ -22,15 +20,16 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
         message = json.loads(str(leader.termination.get("message") or ""))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(message, dict) or not _is_step(message.get("step")):
+    step = step_reached(leader)
+    if not isinstance(message, dict) or step is None:
         return None
     metrics = _metrics(message.get("metrics"))
     before = reported or Progress(step=0, total_steps=total_steps)
     # An attempt that finds all steps made has no loss of its own to tell.
-    known = before.loss if message["step"] == before.step else None
+    known = before.loss if step == before.step else None
     return before.model_copy(
         update={
-            "step": message["step"],
+            "step": step,
             "examples_per_second": number_text(message.get("examplesPerSecond")),
             "loss": metrics.get("loss", known),
             "metrics": metrics,
@@ -38,10 +37,6 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
             "estimated_remaining_seconds": None,
         }
     )
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_STEP
 
 
 def _metrics(given: Any) -> dict[str, str]:
