@@ -42,7 +42,9 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
 _TELLING = (
     ExitCode.UserError,
     ExitCode.BadSpec,
+    ExitCode.NotFinite,
     ExitCode.Diverged,
+    ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,
     ExitCode.InternalError,

@@ -35,6 +35,8 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     RESTART_LIMIT_REACHED = "RestartLimitReached"
+    NOT_RETRYABLE = "NotRetryable"
+    FAILED_AGAIN = "FailedAgain"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     NAME_CONFLICT = "NameConflict"

@@ -27,6 +27,7 @@ class FailureClass(StrEnum):
     PREEMPTION = "Preemption"
     OUT_OF_MEMORY = "OutOfMemory"
     HANG = "Hang"
+    NOT_FINITE = "NotFinite"
     UNKNOWN = "Unknown"
 
 
@@ -38,6 +39,9 @@ class RestartLimits(ApiModel):
     preemption: _RestartLimit = Field(-1, alias="Preemption")
     out_of_memory: _RestartLimit = Field(1, alias="OutOfMemory")
     hang: _RestartLimit = Field(3, alias="Hang")
+    not_finite: _RestartLimit = Field(
+        0, alias="NotFinite", description="The loss became NaN or infinite; the same training would do so again."
+    )
     unknown: _RestartLimit = Field(3, alias="Unknown")
 
     def of(self, failure_class: FailureClass) -> int:
@@ -47,6 +51,7 @@ class RestartLimits(ApiModel):
             FailureClass.PREEMPTION: self.preemption,
             FailureClass.OUT_OF_MEMORY: self.out_of_memory,
             FailureClass.HANG: self.hang,
+            FailureClass.NOT_FINITE: self.not_finite,
             FailureClass.UNKNOWN: self.unknown,
         }[failure_class]
 

@@ -85,6 +85,7 @@ class Failure(StatusModel):
     reason: str
     message: _Text
     time: _Time
+    step: int | None = Field(None, description="The training step at which it failed, where the worker told.")
 
     @field_validator("failure_class", mode="before")
     @classmethod

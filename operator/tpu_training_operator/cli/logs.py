@@ -15,9 +15,9 @@ from tpu_training_operator.cli.cluster import (
     find_job,
     job_key,
 )
-from tpu_training_operator.cli.job_rows import failed_where, failed_why
 from tpu_training_operator.cli.log_sinks import OneLog, SeveralLogs
 from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.domain.failure_words import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.runtime.log_following import JobNow, LogReader, NoLog, Sink
 

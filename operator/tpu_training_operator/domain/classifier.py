@@ -37,6 +37,7 @@ from tpu_training_operator.domain.pod_signs import (
 # The trainer's exit codes (`tpu_trainer.contract.ExitCode`); a contract test compares the two tables.
 EXIT_CODE_CLASSES = {
     1: (FailureClass.USER_ERROR, "UserError"),
+    65: (FailureClass.NOT_FINITE, "NotFinite"),
     69: (FailureClass.INFRASTRUCTURE, "PeerLost"),
     70: (FailureClass.UNKNOWN, "InternalError"),
     71: (FailureClass.HANG, "Hung"),
@@ -44,6 +45,7 @@ EXIT_CODE_CLASSES = {
     75: (FailureClass.PREEMPTION, "Preempted"),
     # The same program on the same data once more: a chip that computes wrongly is a matter of the node it was on.
     76: (FailureClass.UNKNOWN, "Diverged"),
+    77: (FailureClass.USER_ERROR, "StorageDenied"),
     78: (FailureClass.USER_ERROR, "BadSpec"),
 }
 _PEER_LOST = 69

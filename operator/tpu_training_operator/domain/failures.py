@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.classifier import DEVICE_FAULTS, Doubt, Row, classify, with_started_peers
-from tpu_training_operator.domain.last_words import with_ending
+from tpu_training_operator.domain.last_words import step_reached, with_ending
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.pod_signs import deletion_asked, disruption, ended_at, has_started
 
@@ -158,4 +158,5 @@ def _record(end: _End, attempt: int, now: datetime) -> Failure:
         reason=end.row.reason_for(pod),
         message=end.row.message_for(pod),
         time=format_time(min(end.began, now)),
+        step=step_reached(pod),
     )

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.status import Activity, Failure, Goodput, Status
+from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain import goodput as accounts
 from tpu_training_operator.domain.naming import WorkerId, workers
 from tpu_training_operator.domain.observed import Observed, WorkerPod, format_time
@@ -79,13 +79,3 @@ class Situation:
         goodput = accounts.charge(status.goodput or self.goodput(), self.now, Activity.FINISHED)
         update = {"completion_time": goodput.since, "goodput": goodput, "avoided_nodes": []}
         return self.present(status.model_copy(update=update), picture)
-
-
-def describe(failure: Failure) -> str:
-    """Which worker failed, where, and how."""
-    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    node = f" on {failure.node}" if failure.node else ""
-    return (
-        f"slice {failure.slice} host {failure.host} ({failure.pod}{node}) failed with"
-        f" {failure.failure_class} ({failure.reason}{code}): {failure.message}"
-    )

@@ -118,7 +118,11 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
     count = {"PET_NPROC_PER_NODE": str(torch.processes_per_host)}
     if torch.processes_per_host > 1:
         return count
-    place = {"RANK": str(host_index(resolution.layout, worker)), "LOCAL_RANK": "0", "WORLD_SIZE": str(resolution.layout.hosts)}
+    place = {
+        "RANK": str(host_index(resolution.layout, worker)),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(resolution.layout.hosts),
+    }
     return count | place
 
 
