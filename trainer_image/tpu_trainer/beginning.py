@@ -154,11 +154,15 @@ def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
 
 def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
     """What the loop takes checkpoints with: the reporting replica writes them, for all hold the same."""
-    if spec.checkpoint is None or storage.target is None or not telling.aloud:
+    if spec.checkpoint is None or storage.target is None:
         return NoCheckpoints()
+    due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
+    if not telling.aloud:
+        return NoCheckpoints(due)
 
-    def take(step: int, position: Position) -> Snapshot:
-        kept = document(work.start, step, position, work.rates.present, work.hp) | {"rates": work.rates.state()}
+    def take(step: int, position: Position, clean: bool) -> Snapshot:
+        kept = document(work.start, step, position, work.rates.present, work.hp, clean)
+        kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
         with user_code("the state of the task's hooks"):
             state = work.hooks.state()
         return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept)
@@ -166,7 +170,7 @@ def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling
     checkpointer: Checkpointer
     checkpointer = Checkpointer(
         storage.target,
-        Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps),
+        due,
         take,
         lambda text: telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text)),
         resumed=work.start.step if resumed else None,

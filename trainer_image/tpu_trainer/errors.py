@@ -12,9 +12,13 @@ from tpu_trainer.contract import ExitCode
 
 
 class TrainerError(Exception):
-    """A failure whose cause is known; its text is one line for a person."""
+    """A failure whose cause is known; its text is one line for a person. `step`: after which step, where it knows."""
 
     code: ClassVar[ExitCode]
+
+    def __init__(self, text: str, step: int | None = None) -> None:
+        super().__init__(text)
+        self.step = step
 
 
 class BadSpecError(TrainerError):
@@ -51,6 +55,12 @@ class DivergedError(TrainerError):
     """The replicas no longer run the same program, or no longer hold the same parameters."""
 
     code = ExitCode.Diverged
+
+
+class NotFiniteError(TrainerError):
+    """The loss or its gradients are not finite, and the recipe does not say to go on."""
+
+    code = ExitCode.NotFinite
 
 
 class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss"):`

@@ -29,6 +29,7 @@ from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
 from tpu_trainer.evaluate import evaluate
 from tpu_trainer.evaluation_plan import evaluation_size
+from tpu_trainer.growth import Growth
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.loop import Trained, Work, train
@@ -38,7 +39,7 @@ from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
-from tpu_trainer.spec import RunSpec
+from tpu_trainer.spec import OnNotFinite, RunSpec
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.stream import stream_batches
 from tpu_trainer.task import Batch, Hyperparameters, Task
@@ -47,6 +48,8 @@ from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telemetry.utilisation import Utilisation
 from tpu_trainer.telling import Telling
 from tpu_trainer.throughput import Throughput
+from tpu_trainer.trainable import refuse_lazy
+from tpu_trainer.update import count_on_device
 
 
 def run_replica(
@@ -128,11 +131,15 @@ class _Run:
             restore_model(found.snapshot, task.model)
         self.backend.place(task.model)
         optimizer = build_optimizer(task, hp)
+        if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
+            count_on_device(optimizer, self.backend.device)
+        growth = Growth(task.model, optimizer)
         # Before the optimizer gets its state back, for it takes the rates of the recipe as the optimizer has them now.
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=self.telling.finding)
         for text in unused(task, hooks, optimizer, hp):
             self.telling.finding(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
+            growth.load(found.snapshot.document.get("growth"))
             restore_optimizer(found.snapshot, optimizer)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
@@ -142,7 +149,8 @@ class _Run:
         wanted = self.spec.report.gradient_noise_scale
         if wanted and self.backend.terms == 1:
             self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
-        return Work(task, hooks, hp, optimizer, rates, start, noise_scale=wanted and self.backend.terms > 1)
+        noise_scale = wanted and self.backend.terms > 1
+        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips)
 
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
         backend, hp = self.backend, work.hp
@@ -154,6 +162,7 @@ class _Run:
             model=work.task.model,
             host=self.environment.host_index,
             pace=self.pace,
+            clean=work.start.clean,
         )
         own_batch = hp.global_batch_size // backend.world
         return Instruments(
@@ -179,25 +188,25 @@ class _Run:
         except BaseException:
             instruments.doctor.leave()
             raise
-        rate = instruments.throughput.rate
+        rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:
             safe = "" if isinstance(checkpoints, NoCheckpoints) else _safe(trained.step, checkpoints.last_step)
             progress.stopped(checkpoints.last_step)
-            return _outcome(
-                ExitCode.Preempted, f"stopped on request after {trained.step} steps", trained, {}, rate, safe
-            )
+            ending = f"stopped on request after {trained.step} steps"
+            return _outcome(ExitCode.Preempted, ending, trained, {}, rate, safe + finiteness.summary)
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
         with self.clock.during(Phase.CHECKPOINT):
-            _keep_last(trained, checkpoints)
+            _keep_last(trained, instruments)
         if (cost := checkpoints.cost).commits:
             progress.say(
                 f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; the training stood still for them for "
                 f"{cost.blocked:.1f} s"
             )
         progress.done(checkpoints.last_step)
-        return _outcome(ExitCode.Succeeded, done or f"trained {trained.step} steps", trained, evaluated, rate)
+        ending = done or f"trained {trained.step} steps"
+        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, rate, finiteness.summary)
 
     def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
         hp, start = work.hp, work.start
@@ -226,16 +235,19 @@ def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) 
         seed_generators(hp.seed)
         torch.manual_seed(hp.seed)
         backend.seed(hp.seed)
-        return load_task(entrypoint, hp, share)
+        loaded = load_task(entrypoint, hp, share)
+    refuse_lazy(loaded.task.model)
+    return loaded
 
 
-def _keep_last(trained: Trained, checkpoints: Checkpoints) -> None:
+def _keep_last(trained: Trained, instruments: Instruments) -> None:
     """The result of the whole training is worth a second try, and nothing after it would write it.
 
     Raises:
         StorageError: it could not be written.
     """
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position) is not None:
+    checkpoints, clean = instruments.checkpoints, instruments.doctor.finiteness.clean
+    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, clean) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

@@ -99,13 +99,25 @@ class LearningRate:
     def load(self, kept: Mapping[str, Any] | None) -> None:
         """Goes on with rates that the task had set, in proportion where its optimizer is now built with other ones;
         the recipe's need nothing kept. None: a checkpoint that does not say."""
-        if kept is None or not kept["own"]:
+        if kept is None:
+            return
+        if not kept["own"]:
+            self._load_new_groups(kept["built"])
             return
         self._own, self.ramp = True, None
         groups = self._optimizer.param_groups
         for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
             if rate is not None:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
+
+    def _load_new_groups(self, built: Sequence[float | None]) -> None:
+        """Groups that a hook had added come back with the rate of their last step; here they get the one that they
+        were made with, in proportion to the recipe's."""
+        count = len(self._built)
+        now, then = _numbers(self._built[:1])[0], built[0]
+        for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
+            if rate is not None:
+                group["lr"] = rate * now / then if now and then else rate
 
     def _take_in_new_groups(self) -> None:
         for group in self._optimizer.param_groups[len(self._built) :]:

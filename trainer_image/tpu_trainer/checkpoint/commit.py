@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import google_crc32c
 
@@ -87,17 +88,20 @@ class Mark:
 
 @dataclass(frozen=True)
 class Commit:
-    """step, examples: as in the snapshot. files: by name, all there are."""
+    """step, examples: as in the snapshot. files: by name, all there are. clean: losses and gradients were finite in all
+    the steps that made it; a COMMIT that does not say so counts as clean."""
 
     step: int
     examples: int
     author: Author
     files: Mapping[str, Mark]
+    clean: bool = True
 
     def to_json(self) -> bytes:
         files = {name: asdict(mark) for name, mark in self.files.items()}
-        document = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
-        return json.dumps({**document, "author": asdict(self.author)}, indent=1, sort_keys=True).encode()
+        document: dict[str, Any] = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
+        document |= {"author": asdict(self.author), "clean": self.clean}
+        return json.dumps(document, indent=1, sort_keys=True).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Commit:
@@ -108,7 +112,8 @@ class Commit:
             if version == FORMAT:
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
-                return cls(int(document["step"]), int(document["examples"]), Author(**document["author"]), files)
+                author, clean = Author(**document["author"]), bool(document.get("clean", True))
+                return cls(int(document["step"]), int(document["examples"]), author, files, clean)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError("COMMIT is cut off, or no COMMIT at all") from error
         raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads format {FORMAT}")

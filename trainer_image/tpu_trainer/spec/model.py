@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,15 @@ class CheckpointSpec:
     resume_from: str | None = None
 
 
+class OnNotFinite(StrEnum):
+    """What a step does whose loss or gradients are not finite. Stop: the run ends there, and fails. Skip: the step
+    changes nothing. Warn: the step is made."""
+
+    STOP = "Stop"
+    SKIP = "Skip"
+    WARN = "Warn"
+
+
 @dataclass(frozen=True)
 class ReportSpec:
     """What is written beside the model; `uri` None means the directory the environment names, or nowhere."""
@@ -127,6 +137,7 @@ class RunSpec:
     parameters: Mapping[str, str]
     data_uri: str | None
     torch: TorchSpec = TorchSpec()
+    on_not_finite: OnNotFinite = OnNotFinite.STOP
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     scaling: tuple[ScalingRow, ...] = ()

@@ -17,6 +17,7 @@ from tpu_trainer.spec.model import (
     Batch,
     CheckpointSpec,
     JobRef,
+    OnNotFinite,
     OptimizerSpec,
     ReportSpec,
     RunSpec,
@@ -81,6 +82,7 @@ def parse_run_spec(document: object) -> RunSpec:
         optimizer=_optimizer(root.child("optimizer", _OPTIMIZER)),
         parameters=root.strings("parameters") if root.has("parameters") else {},
         data_uri=root.text("dataUri") if root.has("dataUri") else None,
+        on_not_finite=_policy(root) if root.has("onNotFinite") else OnNotFinite.STOP,
         torch=_torch(root.child("torch", _TORCH)) if root.has("torch") else TorchSpec(),
         checkpoint=_checkpoint(root.child("checkpoint", _CHECKPOINT)) if root.has("checkpoint") else None,
         report=_report(root.child("report", _REPORT)) if root.has("report") else ReportSpec(),
@@ -107,6 +109,7 @@ _ROOT = (
     "schedule",
     "evaluateEverySteps",
     "emaDecay",
+    "onNotFinite",
     "seed",
     "optimizer",
     "parameters",
@@ -153,6 +156,10 @@ def _batch(fields: Fields) -> Batch:
         per_replica=fields.integer("perReplica", minimum=1),
         accumulation=fields.integer("accumulation", minimum=1) if fields.has("accumulation") else 1,
     )
+
+
+def _policy(fields: Fields) -> OnNotFinite:
+    return OnNotFinite(fields.choice("onNotFinite", tuple(OnNotFinite)))
 
 
 def _schedule(fields: Fields) -> ScheduleSpec:
