@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from tpu_trainer import bucket
+from tpu_trainer.average import Average
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Phase
 from tpu_trainer.data import Position, random_seed
@@ -48,6 +49,7 @@ class Work:
     rates: LearningRate
     start: Start
     noise_scale: bool
+    average: Average | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def train(
     epoch = start.position.epoch
 
     with user_code("the start of the training"):
-        hooks.train_begins(optimizer, start.step)
+        hooks.train_begins()
         hooks.epoch_begins(epoch)
     clock.enter(Phase.HOST)
     for step in range(start.step + 1, hp.train_steps + 1):
@@ -120,6 +122,8 @@ def train(
             hooks.update(optimizer)
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         optimizer.zero_grad(set_to_none=True)
+        if work.average is not None:
+            work.average.update()
         with user_code("the end of a step"):
             hooks.after_step(batch, loss, step)
         doctor.before_sync(step, parameters)

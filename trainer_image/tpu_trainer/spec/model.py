@@ -104,7 +104,10 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One training run, fully resolved: nothing in it is left for the trainer to derive."""
+    """One training run, fully resolved: nothing in it is left for the trainer to derive.
+
+    `dataset_size`: the examples that `train_steps` were derived from, None where steps were given.
+    """
 
     job: JobRef
     entrypoint: str
@@ -125,6 +128,7 @@ class RunSpec:
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     scaling: tuple[ScalingRow, ...] = ()
+    dataset_size: int | None = None
 
     @property
     def process_per_device(self) -> bool:
