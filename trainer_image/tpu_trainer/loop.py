@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tpu_trainer import bucket
+from tpu_trainer.average import Average
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.bucket import Wishes
 from tpu_trainer.clock import Phase
@@ -58,6 +59,7 @@ class Work:
     start: Start
     noise_scale: bool
     skips: bool
+    average: Average | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def train(
     epoch = start.position.epoch
 
     with user_code("the start of the training"), work.growth.taken_back():
-        hooks.train_begins(optimizer, start.step)
+        hooks.train_begins()
         hooks.epoch_begins(epoch)
     clock.enter(Phase.HOST)
     for step in range(start.step + 1, hp.train_steps + 1):
@@ -133,6 +135,8 @@ def train(
         update.make(partial(_update, hooks, optimizer), parameters, summed)
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         optimizer.zero_grad(set_to_none=True)
+        if work.average is not None:
+            work.average.update()
         with user_code("the end of a step"):
             hooks.after_step(batch, loss.mean, step)
         doctor.before_sync(step, parameters)

@@ -32,7 +32,7 @@ class Hyperparameters:
 
     `learning_rate` is the one after warm-up; the loop itself applies warm-up and schedule to every parameter group.
     Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
-    `ema_decay` is for tasks that average their weights. `parameters` are the recipe's free-form strings. `silent` names
+    With `ema_decay` the trainer averages the weights. `parameters` are the recipe's free-form strings. `silent` names
     the fields that the recipe leaves out: an entrypoint's own default for a parameter of that name then stands.
     """
 

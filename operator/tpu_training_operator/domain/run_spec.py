@@ -57,6 +57,8 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
+    if spec.recipe.dataset_size is not None:
+        document["datasetSize"] = spec.recipe.dataset_size
     if spec.data is not None:
         document["dataUri"] = spec.data.uri
     if spec.trainer.torch is not None:
