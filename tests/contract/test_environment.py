@@ -17,7 +17,6 @@ from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.resolve import resolve
 from tpu_training_operator.domain.run_spec import run_spec
-from tpu_training_operator.domain.worker_env import CONTAINER_USER
 from tpu_training_operator.domain.worker_pod import worker_pod
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
@@ -146,7 +145,7 @@ def test_what_the_operator_sets_is_refused_from_the_user(changes: Mapping[str, A
 
 
 def test_what_the_user_may_give_stands_once_and_as_given() -> None:
-    given = {name: "given" for name in OVERRIDABLE}
+    given = dict.fromkeys(OVERRIDABLE, "given")
     trainer = {"trainer.env": [{"name": name, "value": value} for name, value in given.items()]}
     job = stored_job(OWN_LOOP | KINDS_OF_JOBS["torch on CPU"] | trainer)
     (container,) = worker_pod(job, resolve(job.spec), _worker(0))["spec"]["containers"]

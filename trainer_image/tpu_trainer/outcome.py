@@ -43,6 +43,7 @@ _TELLING = (
     ExitCode.UserError,
     ExitCode.BadSpec,
     ExitCode.Diverged,
+    ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,
     ExitCode.InternalError,
