@@ -7,7 +7,7 @@ import pytest
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
-from tests.planner.story import described, given_a_running_gang, passes
+from tests.planner.story import WORKERS, described, given_a_running_gang, passes
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.hang import STACKS_WAIT
@@ -249,3 +249,37 @@ def test_the_next_attempt_is_asked_anew() -> None:
     reports(cluster, 10)
     stands_still(cluster, 15 * MINUTE)
     assert described(look(cluster)) == ["ask for stacks"]
+
+
+# A worker that runs on after its peers.
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize(("deadline", "limit"), [({}, 2700), ({"progressDeadlineSeconds": 5000}, 5000)])
+def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int], limit: int) -> None:
+    cluster = given_a_running_gang({"spec.runPolicy": deadline}, listens=listens)
+    for name in WORKERS[:3]:
+        passes(cluster, 60)
+        kubelet.end(cluster, cluster.pods[name])
+    passes(cluster, limit - 1)
+    assert look(cluster).again == timedelta(seconds=1)
+    passes(cluster, 1)
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (failure.failure_class, failure.reason, failure.pod) == ("Hang", "Straggler", WORKERS[3])
+    assert failure.message == (
+        f"3 of 4 workers succeeded, and digits-1-0-3 has not ended within {limit} s since; a larger"
+        " spec.runPolicy.progressDeadlineSeconds allows more"
+    )
+
+
+def test_a_reporting_worker_that_gets_on_after_its_peers_is_no_straggler() -> None:
+    cluster = given_a_running_gang(listens=True)
+    for name in WORKERS[1:]:
+        kubelet.end(cluster, cluster.pods[name])
+    for step in range(10):
+        passes(cluster, 600)
+        kubelet.report(cluster, step + 1, ReportPhase.EVALUATING)
+        one_pass(cluster)
+    assert cluster.status.attempt == 1

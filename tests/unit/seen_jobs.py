@@ -6,8 +6,8 @@ from typing import Any
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_status
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.cli.hosts import host_of
 from tpu_training_operator.cli.job_view import JobView, job_view
+from tpu_training_operator.domain.hosts import host_of
 from tpu_training_operator.domain.resolve import resolve
 
 Object = dict[str, Any]

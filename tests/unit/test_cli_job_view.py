@@ -10,13 +10,13 @@ from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_stat
 from tests.unit.seen_jobs import JOBS, Object, goodput, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.cli.advice import advice
-from tpu_training_operator.cli.hosts import host_of
 from tpu_training_operator.cli.job_report import as_json, report_rows
 from tpu_training_operator.cli.job_rows import Row, headline, live_rows, plain_rows, state_style
 from tpu_training_operator.cli.job_table import table_row
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.screen import screen
 from tpu_training_operator.cli.words import duration
+from tpu_training_operator.domain.hosts import host_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,8 +93,8 @@ digits: Blocked, attempt 1, v5litepod-16
 digits: Failed, attempt 1, v5litepod-16
  why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit
             code 1); UserError does not restart the gang
- failure    UserError (exit code 1): slice 0 host 2 on node-1, attempt 1,
-            4m00s ago
+ failure    UserError (exit code 1): slice 0 host 2 on node-1, attempt 1, 4m00s
+            ago
             FileNotFoundError: [Errno 2] No such file or directory:
             '/data/digits.npz' (digits.py:41)
  time       queue 8m50s, start 40s""",
@@ -179,7 +179,8 @@ LINES = {
     ],
     "failed": [
         "digits: Failed, attempt 1, v5litepod-16",
-        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); UserError does not restart the gang",
+        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); UserError does not restart the"
+        " gang",
         "UserError (exit code 1): slice 0 host 2 on node-1, attempt 1: FileNotFoundError: [Errno 2] No such"
         " file or directory: '/data/digits.npz' (digits.py:41)",
     ],

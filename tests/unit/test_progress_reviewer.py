@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.jobs import job_body
 from tests.unit.pods import pod
-from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, token_of
+from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, begun_job, token_of
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.refused import Refused
@@ -46,12 +46,12 @@ async def test_worker_0_is_known_by_its_pod() -> None:
 
 async def test_the_attempt_is_the_pods_whatever_the_present_one_is() -> None:
     old = pod(attempt=3)
-    cluster = ReviewingCluster([job_body({"status.attempt": 4}), old], {"token": token_of(old)})
+    cluster = ReviewingCluster([begun_job({"status.attempt": 4}), old], {"token": token_of(old)})
     assert (await reviewer(cluster).sender("token", KEY)).attempt == 3
 
 
 async def test_the_number_of_steps_comes_from_the_status() -> None:
-    cluster = ReviewingCluster([job_body({"status.resolved": RESOLVED}), pod()])
+    cluster = ReviewingCluster([begun_job({"status.resolved": RESOLVED}), pod()])
     assert (await reviewer(cluster).sender("token", KEY)).total_steps == 300
 
 
@@ -95,30 +95,43 @@ async def test_a_token_without_a_pod_is_403(user: Object) -> None:
 
 
 WORKER_1, SECOND_SLICE = pod(host=1), pod(slice_index=1)
-RENAMED = changed(pod(), ownerReferences=[{**pod()["metadata"]["ownerReferences"][0], "name": "letters"}])
+OWNER = pod()["metadata"]["ownerReferences"][0]
+RENAMED = changed(pod(), name="letters-1-0-0", ownerReferences=[{**OWNER, "name": "letters"}])
+# Their owner references and labels are copied from worker 0's.
+OTHER_NAME = changed(pod(), name="mine")
+OTHER_JOBS_LABEL = changed(pod(), name="x-1-0-0", labels=pod()["metadata"]["labels"] | {LABEL_JOB_NAME: "x"})
+NEXT_ATTEMPT = pod(attempt=3)
 STRANGERS = {
-    "another worker": ([job_body(), WORKER_1], WORKER_1, "not worker 0"),
-    "another slice": ([job_body(), SECOND_SLICE], SECOND_SLICE, "not worker 0"),
-    "no owner": ([job_body(), changed(pod(), ownerReferences=[])], pod(), "is no worker of a TPUTrainingJob"),
+    "another worker": ([begun_job(), WORKER_1], WORKER_1, "not worker 0"),
+    "another slice": ([begun_job(), SECOND_SLICE], SECOND_SLICE, "not worker 0"),
+    "no owner": ([begun_job(), changed(pod(), ownerReferences=[])], pod(), "is no worker of a TPUTrainingJob"),
     "another kind of owner": (
         [changed(pod(), ownerReferences=[{"kind": "Job", "name": "digits", "uid": "1", "controller": True}])],
         pod(),
         "is no worker of a TPUTrainingJob",
     ),
     "an owner that does not control": (
-        [changed(pod(), ownerReferences=[{**pod()["metadata"]["ownerReferences"][0], "controller": False}])],
+        [changed(pod(), ownerReferences=[{**OWNER, "controller": False}])],
         pod(),
         "is no worker of a TPUTrainingJob",
     ),
     "another job": (
-        [job_body({"metadata.name": "letters"}), RENAMED],
+        [begun_job({"metadata.name": "letters"}), RENAMED],
         RENAMED,
-        "pod digits-1-0-0 belongs to job letters, not digits",
+        "pod letters-1-0-0 belongs to job letters, not digits",
     ),
-    "a namesake of its job": ([job_body({"metadata.uid": "another"}), pod()], pod(), "no worker of job digits as it"),
-    "no labels": ([job_body(), changed(pod(), labels={})], pod(), "no worker of job digits"),
-    "the pod is gone": ([job_body()], pod(), "is gone"),
-    "a namesake of the pod": ([job_body(), changed(pod(), uid="another")], pod(), "is gone"),
+    "a namesake of its job": ([begun_job({"metadata.uid": "another"}), pod()], pod(), "no worker of job digits as it"),
+    "the name of no worker": ([begun_job(), OTHER_NAME], OTHER_NAME, "is no worker"),
+    "a name after another job": ([begun_job(), OTHER_JOBS_LABEL], OTHER_JOBS_LABEL, "is no worker"),
+    "an attempt that has not begun": ([begun_job(), NEXT_ATTEMPT], NEXT_ATTEMPT, "of attempt 3, which has not begun"),
+    "an owner of another API": (
+        [begun_job(), changed(pod(), ownerReferences=[{**OWNER, "apiVersion": "example.com/v1"}])],
+        pod(),
+        "is no worker",
+    ),
+    "no labels": ([begun_job(), changed(pod(), labels={})], pod(), "no worker of job digits"),
+    "the pod is gone": ([begun_job()], pod(), "is gone"),
+    "a namesake of the pod": ([begun_job(), changed(pod(), uid="another")], pod(), "is gone"),
 }
 
 

@@ -29,6 +29,7 @@ class Reason(StrEnum):
 
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     REPLACING_WORKERS = "ReplacingWorkers"
+    WAITING_FOR_DELETED_JOB = "WaitingForDeletedJob"
     PARTLY_PLACED = "PartlyPlaced"
     ALL_WORKERS_READY = "AllWorkersReady"
     ALL_WORKERS_SUCCEEDED = "AllWorkersSucceeded"

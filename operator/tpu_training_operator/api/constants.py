@@ -15,6 +15,7 @@ LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_SLICE_INDEX = f"{GROUP}/slice-index"
 LABEL_HOST_INDEX = f"{GROUP}/host-index"
+WORKER_LABELS = (LABEL_ATTEMPT, LABEL_SLICE_INDEX, LABEL_HOST_INDEX)
 LABEL_SLICE_ID = f"{GROUP}/slice-id"
 
 # GKE's own names, read by its scheduler, autoscaler and TPU device plugin.

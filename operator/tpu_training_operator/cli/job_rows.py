@@ -4,10 +4,10 @@ says in the same way. Pure."""
 from dataclasses import dataclass
 
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, State
-from tpu_training_operator.cli.hosts import Group, Hosts
 from tpu_training_operator.cli.job_view import JobView, until
 from tpu_training_operator.cli.words import ago, duration, several
 from tpu_training_operator.domain.failure_words import failed_where, failed_why, gist
+from tpu_training_operator.domain.hosts import Group, Hosts
 from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.domain.words import count
 

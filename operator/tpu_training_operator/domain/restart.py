@@ -115,13 +115,13 @@ def _restart(here: Situation, status: Status, failure: Failure, *, at_once: bool
         }
     )
     when = f"begins at {format_time(here.now + wait)}" if wait > _AT_ONCE else "follows"
-    message = f"attempt {here.attempt + 1} {when}: {describe(failure)}"
+    message = f"attempt {here.next_attempt} {when}: {describe(failure)}"
     picture = Picture(State.RESTARTING, Kind.IN_PROGRESS, Reason.REPLACING_WORKERS, message)
     return _next_attempt(here, status, picture, Event("Restarting", message, warning=True))
 
 
 def _next_attempt(here: Situation, status: Status, picture: Picture, event: Event) -> Plan:
-    update = {"attempt": here.attempt + 1, "progress": new_attempt(status.progress)}
+    update = {"attempt": here.next_attempt, "progress": new_attempt(status.progress)}
     status = here.mark(
         status.model_copy(update=update), ConditionType.GANG_READY, False, picture.reason, picture.message
     )

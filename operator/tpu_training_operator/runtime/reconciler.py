@@ -24,8 +24,9 @@ from tpu_training_operator.domain.actions import (
     Event,
     Plan,
 )
-from tpu_training_operator.domain.blocked import Obstacle, blocked
-from tpu_training_operator.domain.observed import Observed, controller_uid
+from tpu_training_operator.domain.blocked import Obstacle, blocked, name_taken
+from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import (
@@ -116,9 +117,10 @@ class Reconciler:
         """With what the job's own workers have said; of a namesake's, which is gone or going, nothing is kept."""
         if self._inboxes is None:
             return observed
-        report = self._inboxes.of(key).report
-        if report is not None and all(pod.uid != report.pod_uid for pod in observed.pods):
-            self._inboxes.forget(key)
+        observed = replace(observed, inbox=self._inboxes.of(key))
+        if observed.inbox.report is None or observed.report is not None:
+            return observed
+        self._inboxes.forget(key)
         return replace(observed, inbox=self._inboxes.of(key))
 
     def _forget(self, key: JobKey) -> None:
@@ -168,9 +170,8 @@ class Reconciler:
             await self._cluster.create(body)
         except AlreadyExists:
             existing = await self._cluster.get(resource_of(body), key.namespace, name)
-            if controller_uid(existing) != job["metadata"]["uid"]:
-                message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
-                raise _Refused(Obstacle(Reason.NAME_CONFLICT, message)) from None
+            if obstacle := name_taken(kind, existing, job):
+                raise _Refused(obstacle) from None
         except Forbidden as error:
             raise _Refused(Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")) from error
         except Invalid as error:
@@ -181,7 +182,7 @@ class Reconciler:
             existing = await self._cluster.get(CONFIG_MAPS, key.namespace, name)
         except NotFound:
             return
-        if controller_uid(existing) == job["metadata"]["uid"]:
+        if is_ours(existing, job):
             await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"])
 
     async def _delete(

@@ -14,6 +14,7 @@ from tpu_training_operator.api.constants import KIND, PROGRESS_AUDIENCE
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.runtime.cluster import JOBS, PODS, TOKEN_REVIEWS, ApiError, Cluster, NotFound, Object
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.answers import Answers
@@ -122,8 +123,8 @@ def _digest(token: str) -> str:
 
 def _job_name(pod: Object) -> str | None:
     """The name of the job that controls the pod."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return next((str(owner["name"]) for owner in owners if owner.get("controller") and owner["kind"] == KIND), None)
+    owner = controller(pod)
+    return str(owner["name"]) if owner.get("kind") == KIND else None
 
 
 def _sender(job: Object, pod: Object) -> Sender:
@@ -134,5 +135,8 @@ def _sender(job: Object, pod: Object) -> Sender:
     [worker] = workers
     if worker.worker != WorkerId(worker.worker.attempt, 0, 0):
         raise Refused(403, f"pod {worker.name} is not worker 0; only slice 0 host 0 reports")
-    resolved = Status.model_validate(job.get("status") or {}).resolved
+    status = Status.model_validate(job.get("status") or {})
+    if worker.worker.attempt > status.attempt:
+        raise Refused(403, f"pod {worker.name} is of attempt {worker.worker.attempt}, which has not begun")
+    resolved = status.resolved
     return Sender(name, worker.worker.attempt, worker.uid, resolved.train_steps if resolved else None)
