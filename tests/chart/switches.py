@@ -159,6 +159,9 @@ SWITCHES = (
         (True, False),
     ),
     Switch("workerNetworkPolicy.ingress", [_SCRAPE], _ingress_rules, [_SCRAPE]),
+    Switch(
+        "reservedLabels.enabled", True, _names("ValidatingAdmissionPolicyBinding"), [f"{FULL_NAME}-reserved-labels"]
+    ),
     Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
     Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),
     _metrics("serviceMonitor.enabled", True, shows=_names("ServiceMonitor"), expected=[FULL_NAME]),

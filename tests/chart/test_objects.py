@@ -75,7 +75,11 @@ def test_the_only_secret_is_the_one_of_the_progress_service(variant: list[Object
     places = {(role["kind"], role["metadata"].get("namespace")) for role in touching}
     name = of_kind(variant, "Deployment")[0]["metadata"]["name"]
     assert places <= {("Role", NAMESPACE)}
-    assert grants(touching) <= {("", "secrets", "get", f"{name}-tls"), ("", "secrets", "create", "")}
+    assert grants(touching) <= {("", "secrets", verb, f"{name}-tls") for verb in ("get", "update")}
+    assert {secret["metadata"]["name"] for secret in of_kind(variant, "Secret") if "data" not in secret} <= {
+        f"{name}-tls"
+    }
+    assert [secret for secret in of_kind(variant, "Secret") if "data" in secret] == []
 
 
 def test_objects_carry_the_recommended_labels(variant: list[Object]) -> None:
