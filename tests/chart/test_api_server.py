@@ -146,6 +146,56 @@ def test_an_upgrade_renews_the_definition(cluster: Cluster) -> None:
     assert "ttj" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
 
 
+AUTHORITY = ("secret", f"{FULL_NAME}-tls", f"--namespace={NAMESPACE}")
+FILLED = {"data": {"ca.crt": "Y2VydA==", "ca.key": "a2V5"}, "immutable": True}
+
+
+@pytest.mark.parametrize("then", ["upgrade", "uninstall and install"])
+def test_the_authority_of_the_progress_service_outlives_the_release(cluster: Cluster, then: str) -> None:
+    cluster.helm("install", str(CHART))
+    cluster.kubectl("patch", *AUTHORITY, "--type=merge", f"--patch={json.dumps(FILLED)}")
+    if then == "upgrade":
+        cluster.helm("upgrade", str(CHART), values={"logLevel": "DEBUG"})
+    else:
+        cluster.helm("uninstall")
+        cluster.helm("install", str(CHART))
+    found = json.loads(cluster.kubectl("get", *AUTHORITY, "--output=json"))
+    assert {name: found[name] for name in FILLED} == FILLED
+    cluster.kubectl("delete", *AUTHORITY)
+
+
+def test_a_secret_that_an_operator_has_made_by_itself_is_left_alone(cluster: Cluster) -> None:
+    cluster.kubectl("create", "secret", "generic", AUTHORITY[1], AUTHORITY[2], "--from-literal=ca.crt=cert")
+    cluster.helm("install", str(CHART))
+    found = json.loads(cluster.kubectl("get", *AUTHORITY, "--output=json"))
+    assert (found["data"], found["metadata"].get("labels")) == ({"ca.crt": "Y2VydA=="}, None)
+    cluster.kubectl("delete", *AUTHORITY)
+
+
+def test_where_labels_are_reserved_nobody_else_makes_a_worker(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART), values={"reservedLabels": {"enabled": True}})
+
+    def refusal(user: str, labels: Object) -> str:
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "forged", "namespace": OTHER, "labels": labels},
+            "spec": {"containers": [{"name": "trainer", "image": "registry.example/none:1"}]},
+        }
+        done = cluster.plane.kubectl(
+            *("create", "--dry-run=server", f"--as={user}", "--as-group=system:masters", "--filename=-"),
+            input=yaml.safe_dump(pod),
+            check=False,
+        )
+        return done.stderr
+
+    stolen = {"tpu-operator.dev/slice-id": "8b6b0c5e1f7a4c399d110242ac120002-1-0"}
+    wait_until(
+        lambda: "only the operator sets them" in refusal("mallory", stolen), timeout=60, what="the policy is in force"
+    )
+    assert (refusal("mallory", {"team": "vision"}), refusal(ACCOUNT, stolen)) == ("", "")
+
+
 def test_jobs_outlive_the_chart(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     apply_job(cluster, OTHER)

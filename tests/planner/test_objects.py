@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.jobs import ABSENT, resolved
+from tests.unit.jobs import ABSENT, job_body, resolved
 from tpu_training_operator.api.catalogue import MachineType, generations
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.isolation import Isolation
 from tpu_training_operator.domain.naming import WorkerId, workers
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.worker_pod import worker_pod
@@ -327,6 +328,33 @@ def test_every_parameter_is_a_variable(parameter: str, variable: str) -> None:
 def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_written() -> None:
     found = env({"spec.recipe.parameters": {"pattern": "$(HOME) $$x"}})["TPUJOB_PARAMETER_PATTERN"]
     assert found == "$$(HOME) $$$$x", "the kubelet makes one dollar sign of two"
+
+
+# Who reaches it.
+
+
+def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
+    own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
+    assert Isolation().network_policy(job_body()) == {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": "digits",
+            "namespace": "default",
+            "labels": {
+                "app.kubernetes.io/managed-by": "tpu-training-operator",
+                "app.kubernetes.io/component": "worker",
+                "tpu-operator.dev/job-name": "digits",
+            },
+            "ownerReferences": [OWNER],
+        },
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
+    }
+
+
+def test_whoever_runs_the_operator_lets_others_in() -> None:
+    scrape = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 8431}]}
+    assert Isolation((scrape,)).network_policy(job_body())["spec"]["ingress"][1:] == [scrape]
 
 
 # What the worker that reports has in addition.

@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import Enum, auto
 
 from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain import error_texts as texts
 from tpu_training_operator.domain.last_words import cut, last_words, with_ending
 from tpu_training_operator.domain.observed import WorkerPod
@@ -176,7 +177,9 @@ _NO_RIGHT_TO_CHIPS = (
     "the worker's user may not open the chips; set trainer.securityContext (runAsUser: 0, or the device's group in"
     " supplementalGroups)"
 )
-_SHARED_MEMORY_FULL = "/dev/shm is full; raise trainer.sharedMemory or leave it out, or use fewer loader processes"
+_SHARED_MEMORY_FULL = (
+    f"{SHARED_MEMORY} is full; raise trainer.sharedMemory or leave it out, or use fewer loader processes"
+)
 _LOADER_LOST = (
     "a loader process (Task.workers, num_workers) was killed; if the log says Bus error, raise trainer.sharedMemory"
 )
