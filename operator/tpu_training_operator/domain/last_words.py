@@ -6,6 +6,7 @@ puts the end of the container's log there (`terminationMessagePolicy: FallbackTo
 
 import json
 
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.observed import WorkerPod
 
 LONGEST_MESSAGE = 1000
@@ -18,10 +19,8 @@ def last_words(pod: WorkerPod) -> str:
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    said = str(parsed.get("message", "")) if isinstance(parsed, dict) else text
-    # JSON can spell halves of characters, which no status, event or log can hold.
-    return said.encode(errors="replace").decode()
+        return plain(text)
+    return plain(str(parsed.get("message", "")) if isinstance(parsed, dict) else text)
 
 
 def cut(message: str) -> str:
