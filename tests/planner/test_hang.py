@@ -6,7 +6,7 @@ import pytest
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tests.planner.operators import look, one_pass
+from tests.planner.operators import KEY, look, one_pass
 from tests.planner.story import WORKERS, described, given_a_running_gang, passes
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
@@ -138,6 +138,25 @@ def test_an_operator_that_has_just_begun_to_listen_waits_for_the_whole_limit() -
     cluster.inboxes = cluster.new_inboxes()
     kubelet.report(cluster, 10)
     assert until_taken_for_hung(cluster) == 15 * MINUTE
+
+
+def test_a_worker_that_is_heard_is_judged_by_what_it_says() -> None:
+    """A report of its job that failed through no fault of its own changes nothing."""
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    assert cluster.inboxes is not None
+    for _ in range(4):
+        passes(cluster, 30)
+        cluster.inboxes.could_not_listen(KEY)
+        kubelet.report(cluster, 10)
+    assert described(look(cluster)) == ["ask for stacks"]
+
+
+def test_a_worker_that_could_not_be_heard_has_the_whole_limit_from_then_on() -> None:
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    assert cluster.inboxes is not None
+    passes(cluster, 119)
+    cluster.inboxes.could_not_listen(KEY)
+    assert until_taken_for_hung(cluster) == 2 * MINUTE
 
 
 def test_a_step_that_stands_still_is_no_progress_however_often_it_is_reported() -> None:

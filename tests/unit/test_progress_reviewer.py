@@ -10,11 +10,18 @@ from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingC
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.progress import reviewer as module
 from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import MOST_QUESTIONS, Reviewer
+from tpu_training_operator.runtime.progress.reviewer import (
+    MOST_QUESTIONS,
+    MOST_QUESTIONS_PER_ADDRESS,
+    NoAnswer,
+    Reviewer,
+)
 from tpu_training_operator.runtime.progress.sender import Sender
 
 KEY = JobKey("default", "digits")
+ADDRESS = "10.0.0.1"
 LEADER = Sender("digits", attempt=1, pod_uid="uid-of-digits-1-0-0", total_steps=None)
 
 
@@ -32,7 +39,7 @@ def reviewer(cluster: ReviewingCluster, clock: Clock | None = None) -> Reviewer:
 
 async def refusal(cluster: ReviewingCluster, token: str = "token", key: JobKey = KEY) -> Refused:
     with pytest.raises(Refused) as raised:
-        await reviewer(cluster).sender(token, key)
+        await reviewer(cluster).sender(token, key, ADDRESS)
     return raised.value
 
 
@@ -41,18 +48,18 @@ def changed(body: Object, **metadata: Any) -> Object:
 
 
 async def test_worker_0_is_known_by_its_pod() -> None:
-    assert await reviewer(ReviewingCluster()).sender("token", KEY) == LEADER
+    assert await reviewer(ReviewingCluster()).sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_the_attempt_is_the_pods_whatever_the_present_one_is() -> None:
     old = pod(attempt=3)
     cluster = ReviewingCluster([begun_job({"status.attempt": 4}), old], {"token": token_of(old)})
-    assert (await reviewer(cluster).sender("token", KEY)).attempt == 3
+    assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).attempt == 3
 
 
 async def test_the_number_of_steps_comes_from_the_status() -> None:
     cluster = ReviewingCluster([begun_job({"status.resolved": RESOLVED}), pod()])
-    assert (await reviewer(cluster).sender("token", KEY)).total_steps == 300
+    assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).total_steps == 300
 
 
 @pytest.mark.parametrize(
@@ -165,40 +172,44 @@ async def test_a_job_that_is_gone_is_404() -> None:
     ids=["error", "no answer", "no rights", "no such API"],
 )
 async def test_what_the_api_server_refuses_says_nothing_about_the_worker(error: ApiError) -> None:
-    refused = await refusal(ReviewingCluster(error=error))
-    assert refused.status == 503
-    assert refused.retry_after == 5
-    assert str(error) in str(refused)
+    with pytest.raises(NoAnswer, match=str(error)):
+        await reviewer(ReviewingCluster(error=error)).sender("token", KEY, ADDRESS)
+
+
+async def test_an_api_server_that_is_silent_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SECONDS_TO_ANSWER", 0.01)
+    with pytest.raises(NoAnswer, match="not heard from in time"):
+        await reviewer(ReviewingCluster(gate=asyncio.Event())).sender("token", KEY, ADDRESS)
 
 
 async def test_after_a_failure_the_next_report_is_looked_at_again() -> None:
     cluster = ReviewingCluster(error=Unavailable(500, "InternalError", "etcd is slow"))
     asked = reviewer(cluster)
-    with pytest.raises(Refused):
-        await asked.sender("token", KEY)
+    with pytest.raises(NoAnswer):
+        await asked.sender("token", KEY, ADDRESS)
     cluster.error = None
-    assert await asked.sender("token", KEY) == LEADER
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_a_good_token_and_its_pod_are_looked_at_every_ten_minutes() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 30.0, 599.9):
-        assert await asked.sender("token", KEY) == LEADER
+        assert await asked.sender("token", KEY, ADDRESS) == LEADER
     assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
     clock.now = 600.0
-    assert await asked.sender("token", KEY) == LEADER
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
     assert cluster.asked == {"TokenReview": 2, "Pod": 2, "TPUTrainingJob": 2}
 
 
 async def test_a_token_that_is_withdrawn_counts_for_ten_minutes_at_most() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
-    await asked.sender("token", KEY)
+    await asked.sender("token", KEY, ADDRESS)
     del cluster.tokens["token"]
     clock.now += 600
     with pytest.raises(Refused) as refused:
-        await asked.sender("token", KEY)
+        await asked.sender("token", KEY, ADDRESS)
     assert refused.value.status == 401
 
 
@@ -207,11 +218,11 @@ async def test_a_bad_token_is_not_looked_at_again_for_seconds_and_then_is() -> N
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 1.0, 4.9):
         with pytest.raises(Refused):
-            await asked.sender("token", KEY)
+            await asked.sender("token", KEY, ADDRESS)
     assert cluster.asked["TokenReview"] == 1
     cluster.tokens["token"] = token_of(pod())
     clock.now = 5.0
-    assert await asked.sender("token", KEY) == LEADER
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_many_reports_at_once_are_one_question() -> None:
@@ -219,44 +230,58 @@ async def test_many_reports_at_once_are_one_question() -> None:
     asked = reviewer(cluster)
     assert cluster.gate is not None
     asyncio.get_running_loop().call_soon(cluster.gate.set)
-    senders = await asyncio.gather(*(asked.sender("token", KEY) for _ in range(20)))
+    senders = await asyncio.gather(*(asked.sender("token", KEY, ADDRESS) for _ in range(20)))
     assert senders == [LEADER] * 20
     assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
 
 
-async def test_of_many_workers_that_come_at_once_some_come_again_later() -> None:
+async def rounds(number: int = 20) -> None:
+    """Long enough for everybody who can go on to do so."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_of_many_workers_that_come_at_once_some_wait_for_their_turn() -> None:
     """The reconciler talks to the same API server; what is asked on the workers' behalf must not pile up before it."""
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
-    cluster.tokens = {str(number): token_of(pod()) for number in range(MOST_QUESTIONS + 1)}
+    cluster.tokens = {str(number): token_of(pod()) for number in range(3 * MOST_QUESTIONS)}
     asked = reviewer(cluster)
-    first = [asyncio.create_task(asked.sender(str(number), KEY)) for number in range(MOST_QUESTIONS)]
-    await asyncio.sleep(0)
-    with pytest.raises(Refused, match="too many tokens") as refused:
-        # One that is not refused would wait for ever.
-        await asyncio.wait_for(asked.sender(str(MOST_QUESTIONS), KEY), 5)
-    assert (refused.value.status, refused.value.retry_after) == (503, 5)
-    # Who has left still has a question out.
-    for task in first:
-        task.cancel()
-    await asyncio.wait(first)
-    with pytest.raises(Refused, match="too many tokens"):
-        await asked.sender(str(MOST_QUESTIONS), KEY)
+    waiting = [asyncio.create_task(asked.sender(token, KEY, f"10.0.0.{token}")) for token in cluster.tokens]
+    await rounds()
+    assert cluster.asked["TokenReview"] == MOST_QUESTIONS
     cluster.gate.set()
-    assert await asked.sender("0", KEY) == LEADER
-    assert await asked.sender(str(MOST_QUESTIONS), KEY) == LEADER
+    assert await asyncio.gather(*waiting) == [LEADER] * len(waiting)
 
 
-async def test_what_is_known_or_being_asked_for_costs_no_question() -> None:
+async def test_a_flood_from_one_address_has_a_few_turns_and_the_next_address_has_its_own() -> None:
+    cluster = ReviewingCluster(gate=asyncio.Event())
+    assert cluster.gate is not None
+    asked = reviewer(cluster)
+    flood = [asyncio.create_task(asked.sender(str(number), KEY, "10.0.0.66")) for number in range(1000)]
+    await rounds()
+    assert cluster.asked["TokenReview"] == MOST_QUESTIONS_PER_ADDRESS
+    cluster.gate.set()
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
+    assert cluster.asked["TokenReview"] < 100
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_a_token_is_trusted_while_it_is_looked_at_and_for_as_long_as_the_last_look_was_good() -> None:
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
     asked = reviewer(cluster, clock := Clock())
-    assert not asked.knows("token")
-    first = asyncio.create_task(asked.sender("token", KEY))
+    assert not asked.trusts("token")
+    first = asyncio.create_task(asked.sender("token", KEY, ADDRESS))
     await asyncio.sleep(0)
-    assert asked.knows("token")
+    assert asked.trusts("token")
     cluster.gate.set()
     await first
-    assert asked.knows("token")
     clock.now += 600
-    assert not asked.knows("token")
+    assert asked.trusts("token")
+    del cluster.tokens["token"]
+    with pytest.raises(Refused):
+        await asked.sender("token", KEY, ADDRESS)
+    assert asked.trusts("token"), "for some seconds the answer is known"
+    clock.now += 5
+    assert not asked.trusts("token")

@@ -3,10 +3,9 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, field_validator
 
-from tpu_training_operator.api.conditions import Condition
+from tpu_training_operator.api.conditions import Condition, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 
 MOST_METRICS = 64
@@ -26,10 +25,6 @@ class ReportPhase(StrEnum):
     EVALUATING = "Evaluating"
     CHECKPOINTING = "Checkpointing"
     DONE = "Done"
-
-
-class StatusModel(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
 
 class State(StrEnum):

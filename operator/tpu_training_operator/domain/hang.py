@@ -58,19 +58,24 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
     """None where no limit applies: nobody listens, the gang is not complete, or it is not heard and has no
     `progressDeadlineSeconds`. `reports`: the job's trainer is ours, which always reports.
 
-    The time runs from when this operator began to listen at the earliest: what was said before went to another.
+    The time runs from when this operator began to listen at the earliest: what was said before went to another. For a
+    worker that is not heard it also runs from the last report that failed through no fault of its own; one that is
+    heard is judged by what it says.
     """
     ready = find(status.conditions, ConditionType.GANG_READY)
     if inbox.listening_since is None or ready is None or not ready.is_true:
         return None
     progress = status.progress if status.progress and status.progress.phase else None
     phase = progress.phase if progress else ReportPhase.STARTING if reports else None
-    limit = _limit(phase, status, policy) if policy.progress_deadline_seconds or _is_heard(status, inbox, now) else None
+    is_heard = _is_heard(status, inbox, now)
+    limit = _limit(phase, status, policy) if policy.progress_deadline_seconds or is_heard else None
     if limit is None:
         return None
     since = max(parse_time(ready.last_transition_time), inbox.listening_since)
     if progress and progress.last_advance_time:
         since = max(since, parse_time(progress.last_advance_time))
+    if inbox.unheard is not None and not is_heard:
+        since = max(since, inbox.unheard)
     where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang is ready"
     doing = f" in phase {phase}" if phase else ""
     message = f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}; {_MORE}"

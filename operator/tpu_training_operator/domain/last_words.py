@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.observed import WorkerPod
 
 LONGEST_MESSAGE = 1000
@@ -37,9 +38,8 @@ def trainer_message(pod: WorkerPod) -> Mapping[str, Any] | None:
 def last_words(pod: WorkerPod) -> str:
     """The message in a trainer's termination message, or the message itself where it is plain text."""
     message = trainer_message(pod)
-    said = str(pod.termination.get("message") or "").strip() if message is None else str(message.get("message", ""))
-    # JSON can spell halves of characters, which no status, event or log can hold.
-    return said.encode(errors="replace").decode()
+    said = pod.termination.get("message") if message is None else message.get("message")
+    return plain(str(said or "").strip())
 
 
 def step_reached(pod: WorkerPod) -> int | None:
