@@ -82,15 +82,10 @@ class WorkerPod:
 
     @property
     def runs_trainer(self) -> bool:
-        """It runs `trainer.entrypoint`; a `trainer.command` is given no run spec."""
+        """It runs our trainer, and not a loop of the user's own."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
-        env = (
-            variable
-            for container in containers
-            if container["name"] == constants.CONTAINER_NAME
-            for variable in container.get("env") or ()
-        )
-        return any(variable["name"] == constants.ENV_RUN_SPEC for variable in env)
+        ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
+        return any(container.get("command") == constants.TRAINER_COMMAND for container in ours)
 
     @property
     def exit_code(self) -> int | None:

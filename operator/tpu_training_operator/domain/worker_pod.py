@@ -21,7 +21,6 @@ Object = dict[str, Any]
 _RUN_SPEC_VOLUME = "tpu-training-run"
 _PROGRESS_VOLUME = "tpu-training-progress"
 _SHARED_MEMORY_VOLUME = "tpu-training-shm"
-_ENTRYPOINT_COMMAND = ["python", "-m", "tpu_trainer"]
 # The autoscaler would empty a node that looks idle, and so end the whole gang.
 _ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 # The kubelet has it replaced when four fifths of it are over.
@@ -75,7 +74,7 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "name": constants.CONTAINER_NAME,
         "image": trainer.image,
         "imagePullPolicy": trainer.image_pull_policy,
-        "command": trainer.command or _ENTRYPOINT_COMMAND,
+        "command": trainer.command or constants.TRAINER_COMMAND,
         "args": trainer.args,
         "env": worker_env(job, resolution, worker, reporting),
         "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
