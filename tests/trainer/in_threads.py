@@ -107,9 +107,7 @@ class ThreadBackend:
         return [list(one) for one in self._meeting.exchange(self.rank, torch.tensor(row).tolist())]
 
 
-def in_threads(
-    world: int, run: Callable[[ThreadBackend], Any], keep: type[Exception] | tuple[()] = ()
-) -> list[Any]:
+def in_threads(world: int, run: Callable[[ThreadBackend], Any], keep: type[Exception] | tuple[()] = ()) -> list[Any]:
     """What `run` gives in every replica, or its error of type `keep`; the first other error of a replica is raised."""
     meeting = _Meeting(world)
 

@@ -79,7 +79,11 @@ def kept_in(directory: Path) -> dict[int, bool]:
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
     ("value", "what"),
-    [(math.nan, "the loss is nan"), (math.inf, "the loss is nan"), ("gradients", "the gradients are not finite (loss ")],
+    [
+        (math.nan, "the loss is nan"),
+        (math.inf, "the loss is nan"),
+        ("gradients", "the gradients are not finite (loss "),
+    ],
 )
 def test_a_run_stops_at_the_first_step_that_is_not_finite_and_keeps_its_checkpoints(
     tmp_path: Path, value: float | str, what: str, replicas: int

@@ -6,7 +6,7 @@ Called by `domain.gang` for the ConfigMap of an attempt; the contract tests hold
 from typing import Any
 
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.recipe import Optimizer, Schedule
+from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Schedule
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.checkpointing import interval
 from tpu_training_operator.domain.comparison import Row, comparison
@@ -51,6 +51,9 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
+    # An image of an earlier version knows no such field, and stops at nothing.
+    if spec.recipe.on_not_finite is not OnNotFinite.STOP:
+        document["onNotFinite"] = spec.recipe.on_not_finite.value
     if spec.data is not None:
         document["dataUri"] = spec.data.uri
     if spec.trainer.torch is not None:
