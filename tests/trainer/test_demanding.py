@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.trainer import demanding
-from tests.trainer.gang import Launcher, start_replicas
+from tests.trainer.gang import Launcher, run_spec, start_replicas
 from tests.trainer.whole_runs import run
 
 
@@ -14,8 +14,9 @@ from tests.trainer.whole_runs import run
 def test_a_demanding_task_is_trained_as_by_eager_replicas(launcher: Launcher, kind: str, alike: int) -> None:
     """`alike`: how many eager replicas normalise over the same parts of a batch."""
     recipe = {"trainSteps": 24, "warmupSteps": 5, "onNotFinite": "Skip"}
-    gang = start_replicas(launcher, kind, 2, entrypoint="tests.trainer.demanding:task", **recipe)
-    expected = run(lambda hp, rank: demanding.task(hp), alike, **recipe)
+    gang = start_replicas(launcher, kind, 2, optimizer="adamw", entrypoint="tests.trainer.demanding:task", **recipe)
+    adamw = run_spec(optimizer="adamw")["optimizer"]
+    expected = run(lambda hp, rank: demanding.task(hp), alike, recipe=adamw, **recipe)
     assert set(gang.wait()) == {0}, gang.output()
     assert expected.outcome.message.endswith("; 6 steps skipped, because loss or gradients were not finite")
     message = gang.hosts[0].message()
