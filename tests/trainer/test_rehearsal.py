@@ -22,6 +22,7 @@ from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract import ExitCode
 
 CALLS: list[str] = []
+DRAWN: list[tuple[float, ...]] = []
 
 
 def _small(metrics: Any) -> Task:
@@ -60,13 +61,14 @@ class Module(lightning.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         features, labels = batch
         noise = random.random() + np.random.random() + torch.rand(()).item()
-        return nn.functional.cross_entropy(self.network(features + noise), labels)
+        return nn.functional.cross_entropy(self.network(features + noise + self.seen), labels)
 
     def on_fit_start(self) -> None:
         CALLS.append("on_fit_start")
 
     def on_train_start(self) -> None:
         CALLS.append(f"on_train_start {self.trainer.sanity_checking} {sorted(self.trainer.callback_metrics)}")
+        DRAWN.append((random.random(), np.random.random(), torch.rand(()).item()))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         if self.trainer.sanity_checking:
@@ -139,6 +141,7 @@ def test_of_the_batch_that_is_tried_nothing_remains(tmp_path: Path) -> None:
     untried = started("Module", tmp_path, parameters={"validated": "no"})
     assert untried.outcome.code is ExitCode.Succeeded, untried.outcome.message
     assert tried.losses == untried.losses
+    assert DRAWN[-2] == DRAWN[-1]
 
 
 def test_a_run_that_continues_is_not_tried_again(tmp_path: Path) -> None:
