@@ -55,6 +55,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         schedule=trainer.ScheduleSpec(recipe.schedule.name, scaled.milestones, number(recipe.schedule.factor)),
         evaluate_every_steps=scaled.evaluate_every_steps,
         ema_decay=number(scaled.ema_decay),
+        dataset_size=recipe.dataset_size,
         seed=recipe.seed,
         optimizer=trainer.OptimizerSpec(
             name=recipe.optimizer.name,
@@ -121,6 +122,9 @@ RICHEST = {
     "recipe.optimizer": KINDS_OF_JOBS["every optimizer field"]["recipe.optimizer"],
     "recipe.schedule": {"name": "Step", "milestones": [100], "factor": "0.1"},
     "recipe.evaluateEverySteps": 100,
+    "recipe.trainSteps": ...,
+    "recipe.epochs": 30,
+    "recipe.datasetSize": 1280,
     "recipe.emaDecay": "0.999",
     "recipe.onNotFinite": "Skip",
     "recipe.parameters": {"hidden": "128"},

@@ -73,7 +73,9 @@ class Namespace:
         return self.status(name)
 
     def finish(self, pod: str, exit_code: int = 0, message: Object | None = None, reason: str | None = None) -> None:
-        finish_pod(self.cluster, self.name, pod, exit_code, json.dumps(message) if message else "", reason)
+        # With exit code 0 the trainer leaves last words; those of a failure may be missing.
+        said = message or ({} if exit_code else {"outcome": "Succeeded", "message": ""})
+        finish_pod(self.cluster, self.name, pod, exit_code, json.dumps(said) if said else "", reason)
 
 
 def condition(status: Object, kind: str) -> Object:

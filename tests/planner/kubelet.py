@@ -46,14 +46,14 @@ def make_ready(cluster: ModelCluster, pod: Object) -> None:
         pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True"}]
 
 
-def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str = "") -> None:
-    """The container exits, if it ever ran and has not already."""
+def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str | None = None) -> None:
+    """The container exits, if it ever ran and has not already; `message` is the trainer's where none is given."""
     if pod["status"]["phase"] != "Running" or is_lost(cluster, pod):
         return
     terminated = {
         "exitCode": code,
         "reason": reason or ("Error" if code else "Completed"),
-        "message": message,
+        "message": message if message is not None else "" if code else '{"outcome": "Succeeded", "message": ""}',
         "finishedAt": format_time(cluster.now),
     }
     pod["status"] |= {

@@ -24,6 +24,7 @@ Mishap = Callable[[ModelCluster, Object], None]
 # One code of each kind that the planner treats differently; `tests.unit.test_classifier` has them all.
 ENDINGS: dict[str, Mishap] = {
     **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 69, 71, 75, 137)},
+    "exit without a word": partial(kubelet.end, code=0, message=""),
     "out of memory": partial(kubelet.end, code=137, reason="OOMKilled"),
 }
 STARTS: dict[str, Mishap] = {

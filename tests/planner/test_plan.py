@@ -113,6 +113,25 @@ def test_some_workers_may_finish_before_others() -> None:
     assert look(cluster) == Plan()
 
 
+@pytest.mark.parametrize("silent", [WORKERS[:1], WORKERS])
+def test_a_worker_that_leaves_without_a_word_has_not_finished_the_training(silent: list[str]) -> None:
+    cluster = given_a_running_gang()
+    for name in silent:
+        kubelet.end(cluster, cluster.pods[name], message="")
+    one_pass(cluster)
+    assert cluster.status.state == State.FAILED
+    assert cluster.status.last_failure is not None
+    assert (cluster.status.last_failure.reason, cluster.status.last_failure.pod) == ("ExitedEarly", WORKERS[0])
+
+
+def test_a_loop_of_the_users_own_ends_without_a_word() -> None:
+    cluster = given_a_running_gang({"spec.trainer": {"image": "digits:1", "command": ["python", "train.py"]}})
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod, message="")
+    one_pass(cluster)
+    assert cluster.status.state == State.SUCCEEDED
+
+
 def test_success_shows_what_worker_0_said_last() -> None:
     cluster = given_a_running_gang()
     for name, pod in cluster.pods.items():

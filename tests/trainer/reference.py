@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from tests.trainer import tasks
 from tpu_trainer.data import permutation
 
 
+class Reference(NamedTuple):
+    """`average`: the moving average of the weights, by name, with the decay that was asked for."""
+
+    losses: list[float]
+    average: dict[str, Tensor]
+
+
 def reference_losses(optimizer: str, steps: int, warmup: int, batch: int, seed: int) -> list[float]:
     """The loss of every step of `tasks.small` with the recipe of `gang.run_spec`."""
+    return reference_run(optimizer, steps, warmup, batch, seed).losses
+
+
+def reference_run(optimizer: str, steps: int, warmup: int, batch: int, seed: int, decay: float = 0.0) -> Reference:
     torch.manual_seed(seed)
     model = tasks.Network()
+    average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     rate = {"sgd": 0.3, "adamw": 0.02}[optimizer]
     if optimizer == "sgd":
         rule = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
@@ -30,4 +45,6 @@ def reference_losses(optimizer: str, steps: int, warmup: int, batch: int, seed: 
         loss.backward()
         rule.step()
         losses.append(loss.item())
-    return losses
+        for name, parameter in model.named_parameters():
+            average[name] = decay * average[name] + (1 - decay) * parameter.detach()
+    return Reference(losses, average)

@@ -84,6 +84,31 @@ def one_process_dies(hp: Hyperparameters) -> Task:
     return Task(model=Network(), train=examples(), loss=dying)
 
 
+def one_process_leaves(hp: Hyperparameters) -> Task:
+    """In its third step the second process of a host exits as if all were done."""
+    calls = 0
+
+    def leaving(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3 and os.environ["LOCAL_RANK"] == "1":
+            os._exit(0)
+        return loss(model, batch)
+
+    return Task(model=Network(), train=examples(), loss=leaving)
+
+
+def weighed(hp: Hyperparameters) -> Task:
+    """Its metric is the length of the weights that are evaluated."""
+
+    def metrics(model: nn.Module, batch: tuple[Tensor]) -> dict[str, Tensor]:
+        length = torch.stack([parameter.square().sum() for parameter in model.parameters()]).sum().sqrt()
+        return {"length": length.expand(len(batch[0]))}
+
+    evaluation = TensorDataset(torch.arange(5))
+    return Task(model=Network(), train=examples(), loss=loss, evaluation=evaluation, metrics=metrics)
+
+
 def counted(hp: Hyperparameters) -> Task:
     """Its metrics show how often each example was evaluated: example i counts 2**-(i % 8)."""
     evaluation = TensorDataset(torch.arange(37))

@@ -123,6 +123,12 @@ def test_a_killed_process_ends_its_host_by_name_and_the_other_hosts_as_lost_peer
     assert "ended by SIGKILL" in gang.hosts[1].message()["message"]
 
 
+def test_a_process_that_exits_with_0_in_the_middle_of_the_training_has_not_succeeded(launcher: Launcher) -> None:
+    gang = start_two_per_host(launcher, 1, entrypoint="tests.trainer.tasks:one_process_leaves")
+    assert gang.wait() == [ExitCode.UserError], gang.output()
+    assert "exited with code 0 before the training had ended" in gang.hosts[0].message()["message"]
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [

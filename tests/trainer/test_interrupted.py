@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,6 +42,7 @@ class Gangs:
             hardware="TPU" if self.chips > 1 else "CPU",
             optimizer="adamw",
             trainSteps=STEPS,
+            emaDecay="0.8",
             **changes,
         )
         spec["job"]["attempt"] = attempt
@@ -55,23 +56,39 @@ class Gangs:
 KINDS = (*[Gangs("torch")] * 5, *[Gangs("torch", hosts=2)] * 3, Gangs("xla"), Gangs("xla", chips=2))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Callable[[Gangs], list[float]]:
-    """The losses of the run that nothing disturbs, per kind of gang."""
-    known: dict[Gangs, list[float]] = {}
+class Undisturbed(NamedTuple):
+    """What is left of a run that nothing disturbs."""
 
-    def losses(gangs: Gangs) -> list[float]:
+    losses: list[float]
+    weights: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Callable[[Gangs], Undisturbed]:
+    """Per kind of gang."""
+    known: dict[Gangs, Undisturbed] = {}
+
+    def run(gangs: Gangs) -> Undisturbed:
         if gangs not in known:
-            launcher = Launcher(tmp_path_factory.mktemp("uninterrupted"), bytecode)
+            directory = tmp_path_factory.mktemp("uninterrupted")
+            launcher = Launcher(directory, bytecode)
             try:
-                gang = gangs.start(launcher)
+                gang = gangs.start(launcher, checkpoint={"uri": str(directory / "checkpoints"), "keep": 1})
                 assert set(gang.wait()) == {0}, gang.output()
-                known[gangs] = gang.losses()
+                known[gangs] = Undisturbed(gang.losses(), weights(directory / "checkpoints"))
             finally:
                 launcher.reap()
         return known[gangs]
 
-    return losses
+    return run
+
+
+def weights(directory: Path) -> dict[str, bytes]:
+    """The tensors at the end of the run: the weights, the optimizer's, and the average of the weights."""
+    (last,) = directory.glob(f"step-{STEPS:08d}-*/COMMIT")
+    files = {path.name: path.read_bytes() for path in last.parent.glob("*.safetensors")}
+    assert set(files) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
+    return files
 
 
 def committed(directory: Path) -> int:
@@ -90,13 +107,13 @@ def losses_by_step(gang: Gang) -> dict[int, float]:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_run_killed_or_stopped_anywhere_goes_on_as_if_nothing_had_happened(
-    launcher: Launcher, tmp_path: Path, seed: int, uninterrupted: Callable[[Gangs], list[float]]
+    launcher: Launcher, tmp_path: Path, seed: int, uninterrupted: Callable[[Gangs], Undisturbed]
 ) -> None:
     chosen = random.Random(seed)
     gangs = KINDS[seed % len(KINDS)]
     checkpoints = tmp_path / "checkpoints"
     checkpoint = {"uri": str(checkpoints), "everySteps": chosen.randint(2, 9), "keep": chosen.randint(1, 3)}
-    expected = dict(enumerate(uninterrupted(gangs), start=1))
+    expected = dict(enumerate(uninterrupted(gangs).losses, start=1))
     for attempt in range(1, chosen.randint(1, 2) + 1):
         begun = committed(checkpoints)
         host, call = chosen.randrange(gangs.hosts), chosen.randint(1, STEPS - begun - 1)
@@ -122,3 +139,4 @@ def test_a_run_killed_or_stopped_anywhere_goes_on_as_if_nothing_had_happened(
     gang = gangs.start(launcher, 9, checkpoint=checkpoint)
     assert set(gang.wait()) == {ExitCode.Succeeded}, gang.output()
     assert losses_by_step(gang) == {step: loss for step, loss in expected.items() if step > begun}
+    assert weights(checkpoints) == uninterrupted(gangs).weights

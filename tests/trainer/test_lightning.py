@@ -69,7 +69,7 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
         max_epochs=2,
         accumulate_grad_batches=2,
         check_val_every_n_epoch=2,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=1,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

@@ -58,7 +58,8 @@ class Run:
 
     def begin(self, step: int = 0, epoch: int = 0) -> Run:
         self.done = step
-        self.hooks.train_begins(self.optimizer, step)
+        self.hooks.fit_begins(self.optimizer, step)
+        self.hooks.train_begins()
         self.hooks.epoch_begins(epoch)
         return self
 

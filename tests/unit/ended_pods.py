@@ -3,7 +3,18 @@ classifier and of docs/failures.md."""
 
 import json
 
-from tests.unit.kubelet_statuses import FailedPod, by_kubelet, container, exited, lost, placed, refused, runc, running
+from tests.unit.kubelet_statuses import (
+    FailedPod,
+    by_kubelet,
+    container,
+    exited,
+    lost,
+    of_entrypoint,
+    placed,
+    refused,
+    runc,
+    running,
+)
 from tests.unit.pods import deleted, disrupted, pod, with_status
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/task.py\", line 12, in loss\nKeyError: 'label'"
@@ -25,6 +36,9 @@ FORGOTTEN = {
     "reason": "ContainerStatusUnknown",
     "startedAt": None,
 }
+EARLY = (
+    "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
+)
 OOM = "the worker used more memory than its limit"
 DELETED = "the pod was deleted while the gang was running"
 CRITICAL = "Pod was preempted by Kubelet to accommodate a critical pod."
@@ -259,6 +273,20 @@ START_ERRORS = (
     ),
 )
 EXIT_CODES = (
+    FailedPod(
+        "a task that ends the process in the middle of the training",
+        of_entrypoint(with_status(exited(0, reason="Completed"), phase="Succeeded")),
+        "UserError",
+        "ExitedEarly",
+        EARLY,
+    ),
+    FailedPod(
+        "the same beside a sidecar",
+        of_entrypoint(with_status(exited(0, reason="Completed"), phase="Running")),
+        "UserError",
+        "ExitedEarly",
+        EARLY,
+    ),
     FailedPod("an error of the user's", exited(1, SAID), "UserError", "UserError", TRACEBACK),
     FailedPod("an unusable run spec", exited(78, "no run spec"), "UserError", "BadSpec", "no run spec"),
     FailedPod("a lost peer", exited(69), "Infrastructure", "PeerLost", "the worker exited with code 69"),

@@ -63,6 +63,12 @@ def container(state: Object, name: str = "trainer") -> Object:
     }
 
 
+def of_entrypoint(body: Object) -> Object:
+    """The same, of a worker that runs `trainer.entrypoint`."""
+    env = [{"name": "TPUJOB_RUN_SPEC", "value": "/etc/tpu-training/run.json"}]
+    return {**body, "spec": {**body["spec"], "containers": [{"name": "trainer", "env": env}]}}
+
+
 def of_host(host: int, body: Object) -> Object:
     """The same, of another worker of the gang."""
     return {**body, "metadata": {**pod(host)["metadata"], "creationTimestamp": time_at(-5)}}

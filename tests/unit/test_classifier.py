@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ended_pods import BUSY, ENDED
-from tests.unit.kubelet_statuses import FailedPod, Object, container, exited, held_up, refused, running
+from tests.unit.kubelet_statuses import FailedPod, Object, container, exited, held_up, of_entrypoint, refused, running
 from tests.unit.pods import at, deleted, disrupted, pod, ready, seen, time_at, with_status
 from tests.unit.stuck_pods import NO_CHIP, STUCK
 from tpu_training_operator.api.run_policy import FailureClass
@@ -65,6 +65,9 @@ def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) 
         pytest.param(ready(running()), id="ready"),
         pytest.param(with_status(exited(0), phase="Succeeded"), id="succeeded"),
         pytest.param(deleted(with_status(exited(0), phase="Succeeded")), id="succeeded and deleted"),
+        pytest.param(
+            of_entrypoint(with_status(exited(0, '{"outcome": "Succ'), phase="Succeeded")), id="its last words cut short"
+        ),
         pytest.param(deleted(with_status(exited(0), phase="Running")), id="succeeded beside a sidecar and deleted"),
         pytest.param(disrupted(running(), "EvictionByEvictionAPI"), id="marked and not yet deleted"),
         pytest.param(

@@ -158,7 +158,8 @@ def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling
         kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
         with user_code("the state of the task's hooks"):
             state = work.hooks.state()
-        return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept)
+        average = None if work.average is None else work.average.tensors
+        return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept, average)
 
     checkpointer: Checkpointer
     checkpointer = Checkpointer(

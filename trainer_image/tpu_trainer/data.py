@@ -90,6 +90,18 @@ def seed_generators(value: int) -> None:
     torch.default_generator.manual_seed(value)
 
 
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """What is drawn while the block runs is drawn again after it, by whoever draws next."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
 def random_seed(seed: int, count: int, rank: int) -> int:
     """63 bits for one use of random numbers: the run's seed, the step or batch, the process."""
     mixed = np.random.SeedSequence((seed, count, rank)).generate_state(1, np.uint64)
@@ -181,6 +193,29 @@ def has_length(dataset: object) -> bool:
     """A map-style dataset has a length and indices. An iterable one may know its length, too, but has no indices."""
     indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
     return indexed and hasattr(dataset, "__len__")
+
+
+def size_difference(stated: int | None, dataset: Dataset[Any], steps: int, global_batch: int) -> str | None:
+    """What to say of a data set of another size than the `stated` one, by which `steps` were derived from epochs.
+
+    None where they agree, where no size is stated, and for data without a length.
+
+    Raises:
+        UserCodeError: they differ by more than one in a hundred.
+    """
+    if stated is None or not has_length(dataset):
+        return None
+    found = length_of(dataset, "train")
+    if found == stated:
+        return None
+    said = (
+        f"recipe.datasetSize is {stated}, and the task's train dataset has {found} examples: the {steps} steps of "
+        f"{global_batch} are {steps * global_batch / max(found, 1):.4g} epochs of it, not the "
+        f"{steps * global_batch / stated:.4g} that they would be of {stated}"
+    )
+    if abs(found - stated) * 100 > stated:
+        raise UserCodeError(f"{said}. Set recipe.datasetSize to {found}, or correct the data")
+    return said
 
 
 def length_of(dataset: Dataset[Any], name: str) -> int:

@@ -9,16 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import Share
+from tpu_trainer.data import Share, kept_generators
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.evaluation_plan import evaluation_batches, evaluation_plan, evaluation_size, unfilled_plan
+from tpu_trainer.evaluation_plan import (
+    EvaluationBatch,
+    evaluation_batches,
+    evaluation_plan,
+    evaluation_size,
+    unfilled_plan,
+)
 from tpu_trainer.task import Evaluator, Metrics, Task
 
 
-def evaluate(task: Task, rows: int, share: Share, backend: Backend) -> dict[str, float]:
+def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int | None = None) -> dict[str, float]:
     """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
-    The model's modules are in the modes afterwards that they were in before.
+    The model's modules are in the modes afterwards that they were in before. `batches`: no more than these of each
+    process.
 
     Raises:
         UserCodeError: the metrics raised, or gave what they must not.
@@ -31,9 +38,26 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend) -> dict[str,
         # rank 0's.
         backend.broadcast(list(task.model.buffers()))
         if task.evaluator is not None:
-            return _by_evaluator(task, task.evaluator, size, rows, share, backend)
+            return _by_evaluator(task, task.evaluator, unfilled_plan(size, rows, share)[:batches], share, backend)
         assert task.metrics is not None
-        return _by_example(task, task.metrics, size, rows, share, backend)
+        return _by_example(task, task.metrics, evaluation_plan(size, rows, share)[:batches], backend)
+
+
+def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> None:
+    """Evaluates one batch and forgets it: what is wrong with the evaluation shows before the training, not after it.
+
+    Leaves no trace in the model's buffers nor in the host's random generators.
+
+    Raises:
+        UserCodeError: as `evaluate` does.
+    """
+    with torch.no_grad(), kept_generators():
+        buffers = list(task.model.buffers())
+        before = [buffer.detach().clone() for buffer in buffers]
+        evaluate(task, rows, share, backend, batches=1)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+        backend.sync()
 
 
 @contextmanager
@@ -48,11 +72,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _by_example(task: Task, metrics: Metrics, size: int, rows: int, share: Share, backend: Backend) -> dict[str, float]:
+def _by_example(task: Task, metrics: Metrics, plan: Sequence[EvaluationBatch], backend: Backend) -> dict[str, float]:
     """The mean of every metric. Sums stay on the device and cross between processes once, at the end."""
     names: list[str] = []
     sums: Tensor | None = None
-    for batch, planned in evaluation_batches(task, evaluation_plan(size, rows, share)):
+    for batch, planned in evaluation_batches(task, plan):
         placed, weights = backend.to_device((batch, torch.tensor(planned.counted)))
         with user_code("the task's metrics"):
             values = metrics(task.model, placed)
@@ -67,7 +91,7 @@ def _by_example(task: Task, metrics: Metrics, size: int, rows: int, share: Share
 
 
 def _by_evaluator(
-    task: Task, evaluator: Evaluator, size: int, rows: int, share: Share, backend: Backend
+    task: Task, evaluator: Evaluator, plan: Sequence[EvaluationBatch], share: Share, backend: Backend
 ) -> dict[str, float]:
     """What the evaluator makes of batches of unequal sizes; nothing but `ends` makes collectives."""
     if backend.terms != share.world:
@@ -77,7 +101,7 @@ def _by_evaluator(
         )
     with user_code("the task's evaluator"):
         evaluator.begins()
-    for index, (batch, planned) in enumerate(evaluation_batches(task, unfilled_plan(size, rows, share))):
+    for index, (batch, planned) in enumerate(evaluation_batches(task, plan)):
         placed = backend.to_device(batch)
         with user_code("the task's evaluator"):
             evaluator.batch(placed, index, planned.rows)

@@ -1,11 +1,13 @@
 """What a task may do around the loop's own work. A plain Task does nothing; a LightningModule has its hooks called.
 
-Called by `loop` in the order in which the methods stand here; `lightning` overrides them.
+Called by `replica`, and from `train_begins` on by `loop`, in the order in which the methods stand here; `lightning`
+overrides them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,8 +23,15 @@ class Hooks:
     own_schedule = False
     """The task schedules its learning rate itself (`after_step`); otherwise the recipe's warm-up and schedule hold."""
 
-    def train_begins(self, optimizer: Optimizer, step: int) -> None:
+    def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or those of the checkpoint)."""
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Around an evaluation of one batch before the first step, of which nothing may remain."""
+        yield
+
+    def train_begins(self) -> None: ...
 
     def epoch_begins(self, epoch: int) -> None: ...
 
@@ -55,4 +64,4 @@ class Hooks:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state` gave, before `train_begins`."""
+        """Takes back what `state` gave, before `fit_begins`."""

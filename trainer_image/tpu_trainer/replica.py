@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NoReturn
 
 import torch
+from torch import nn
 
+from tpu_trainer.average import Average
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.beginning import Storage, checkpoints_of, nothing_left, start_of, tell_origin
@@ -19,7 +21,16 @@ from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import GENERATORS, Order, Position, Share, has_length, seed_generators, train_batches
+from tpu_trainer.data import (
+    GENERATORS,
+    Order,
+    Position,
+    Share,
+    has_length,
+    seed_generators,
+    size_difference,
+    train_batches,
+)
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.doctor.hang import watchdog
@@ -27,7 +38,7 @@ from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
-from tpu_trainer.evaluate import evaluate
+from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.evaluation_plan import evaluation_size
 from tpu_trainer.growth import Growth
 from tpu_trainer.hooks import Hooks
@@ -126,6 +137,9 @@ class _Run:
 
     def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
+        size = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
+        if size is not None:
+            self.telling.finding(Finding("DatasetSize", 0, size))
         start = start_of(found, hp, self.spec)
         if found is not None:
             restore_model(found.snapshot, task.model)
@@ -146,11 +160,24 @@ class _Run:
             with user_code("taking back the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
             tell_origin(start, found, storage.target.author, hp, self.telling)
+        average = self._average(task.model, hp, found)
         wanted = self.spec.report.gradient_noise_scale
         if wanted and self.backend.terms == 1:
             self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
         noise_scale = wanted and self.backend.terms > 1
-        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips)
+        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
+
+    def _average(self, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:
+        """The model has its weights to begin with, the checkpoint's if there is one."""
+        if hp.ema_decay is None:
+            return None
+        average = Average(model, hp.ema_decay, self.backend)
+        self.telling.progress.say(f"evaluates the average of the weights, with a decay of {hp.ema_decay:g} per step")
+        if found is not None and not found.snapshot.tensors["ema"]:
+            self.telling.progress.say("the checkpoint has no average of the weights: it begins with the weights")
+        elif found is not None:
+            average.load(found.snapshot.tensors["ema"])
+        return average
 
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
         backend, hp = self.backend, work.hp
@@ -181,6 +208,12 @@ class _Run:
         self.telling.began(work.start.step)
         self._leave_if_asked()
         try:
+            with user_code("the start of the training"), work.growth.taken_back():
+                work.hooks.fit_begins(work.optimizer, work.start.step)
+            # A run that continues has been through it.
+            if work.start.step == 0:
+                with work.hooks.rehearsal():
+                    try_evaluation(work.task, self._evaluation_rows(work, share), share, self.backend)
             with self.backend.feed(self._batches(work, share)) as batches:
                 trained = train(
                     work, batches, self.backend, instruments, self.stop, lambda step: self._evaluate(work, step, share)
@@ -221,10 +254,13 @@ class _Run:
         if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
             raise PreemptedError("stopped on request before the first step")
 
+    def _evaluation_rows(self, work: Work, share: Share) -> int:
+        # As many at once as a training pass has: what fits there fits here.
+        return work.hp.global_batch_size // share.world // work.hp.accumulation_steps
+
     def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
-        # As many rows at once as a training pass has: what fits there fits here.
-        rows = work.hp.global_batch_size // share.world // work.hp.accumulation_steps
-        metrics = evaluate(work.task, rows, share, self.backend)
+        with nullcontext() if work.average is None else work.average.in_model():
+            metrics = evaluate(work.task, self._evaluation_rows(work, share), share, self.backend)
         self.telling.evaluated(step, metrics)
         return metrics
 

@@ -32,7 +32,7 @@ class Hyperparameters:
 
     `learning_rate` is the one after warm-up; the loop itself applies warm-up and schedule to every parameter group.
     Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
-    `ema_decay` is for tasks that average their weights. `parameters` are the recipe's free-form strings. `silent` names
+    With `ema_decay` the trainer averages the weights. `parameters` are the recipe's free-form strings. `silent` names
     the fields that the recipe leaves out: an entrypoint's own default for a parameter of that name then stands.
     """
 
@@ -123,8 +123,8 @@ class Task:
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
         dropped. Or an IterableDataset, read in the order in which it comes.
-    loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions; or (sum, weight), two of them, for
-        a mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
+    loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions; or (sum, weight), two of them,
+        for a mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
     evaluation: map-style, with `metrics` or with `evaluator`. It is gone through once after training, and every
         evaluate_every_steps if the recipe says so, every example counted once.

@@ -49,7 +49,7 @@ class OnNotFinite(StrEnum):
 
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
-        description="sgd, adam and adamw are built by the trainer; any other name is for the task's own optimizer."
+        description="The trainer builds sgd, adam, adamw and rmsprop; for any other the task must build its own."
     )
     learning_rate: PositiveDecimal
     momentum: FractionDecimal | None = None
@@ -117,7 +117,9 @@ class Recipe(ApiModel):
     global_batch_size: Count = Field(description="Examples per step over all replicas of tunedOn.")
     train_steps: LargeCount | None = Field(None, description="Steps on tunedOn; or epochs and datasetSize.")
     epochs: Count | None = None
-    dataset_size: LargeCount | None = None
+    dataset_size: LargeCount | None = Field(
+        None, description="Training examples. The trainer compares it with the data and refuses a difference above 1 %."
+    )
     optimizer: Optimizer
     warmup_steps: CountOrZero | None = Field(
         None,
@@ -129,7 +131,9 @@ class Recipe(ApiModel):
         None, description="Steps on tunedOn between evaluations; left out, there is one at the end."
     )
     ema_decay: FractionDecimal | None = Field(
-        None, description="Decay per step of an average of the weights; handed to the task."
+        None,
+        description="Decay per step of an exponential moving average of the weights, which the trainer keeps,"
+        " evaluates and saves in checkpoints.",
     )
     on_not_finite: OnNotFinite = Field(
         OnNotFinite.STOP,

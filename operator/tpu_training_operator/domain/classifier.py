@@ -25,6 +25,7 @@ from tpu_training_operator.domain.pod_signs import (
     is_disrupted,
     is_held_up,
     kubelet_says,
+    left_early,
     mentions,
     never_ran,
     status_message,
@@ -165,6 +166,9 @@ def _always(_: WorkerPod) -> bool:
 _DELETED = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost sight of the container, as after a restart"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
+_EXITED_EARLY = (
+    "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
+)
 _OUT_OF_MEMORY = "the worker used more memory than its limit"
 
 _PULLS = waits_as(
@@ -233,6 +237,7 @@ _START_ERRORS = (
     Row("StartError", _UNKNOWN, terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
 )
 _EXIT_CODES = (
+    Row("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
     *(
         Row(
             reason,

@@ -83,6 +83,18 @@ class WorkerPod:
         return {}
 
     @property
+    def runs_trainer(self) -> bool:
+        """It runs `trainer.entrypoint`; a `trainer.command` is given no run spec."""
+        containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
+        env = (
+            variable
+            for container in containers
+            if container["name"] == constants.CONTAINER_NAME
+            for variable in container.get("env") or ()
+        )
+        return any(variable["name"] == constants.ENV_RUN_SPEC for variable in env)
+
+    @property
     def exit_code(self) -> int | None:
         return self.termination.get("exitCode")
 

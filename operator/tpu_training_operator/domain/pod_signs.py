@@ -33,9 +33,21 @@ def has_failed(pod: WorkerPod) -> bool:
 
     The exit code counts by itself: a sidecar that still runs keeps the pod's phase at Running.
     """
+    if left_early(pod):
+        return True
     if pod.phase == "Succeeded":
         return False
     return pod.phase == "Failed" or bool(pod.exit_code) or (pod.is_terminating and pod.exit_code != 0)
+
+
+def left_early(pod: WorkerPod) -> bool:
+    """The trainer's process ended with exit code 0 and without the last words that it leaves at its end.
+
+    The task has ended it (os._exit, a library): the training is not done. A loop of the user's own leaves no
+    words. Only an empty message counts: with exit code 0 the kubelet puts nothing else in its place, and a message
+    that it could not read or had to cut is not empty.
+    """
+    return pod.exit_code == 0 and not str(pod.termination.get("message") or "").strip() and pod.runs_trainer
 
 
 def deletion_asked(pod: WorkerPod) -> datetime | None:

@@ -9,6 +9,7 @@ from tpu_training_operator.domain import backends, parameters
 from tpu_training_operator.domain.scaling import ScaledRecipe, scale
 from tpu_training_operator.domain.scaling.numbers import decimal, plain
 from tpu_training_operator.domain.topology import SliceLayout, layout_of
+from tpu_training_operator.domain.unused import unused
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def resolve(spec: Spec) -> Resolution:
         raise InvalidJob(problems)
     recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
     warnings = list(recipe.warnings)
+    if spec.trainer.entrypoint is not None:
+        warnings += unused(spec.recipe, recipe)
     if not layout.shape.verified:
         warnings.append(f"{layout.shape.topology} on {layout.shape.generation} is listed by one source only")
     return Resolution(layout, tuned_on, recipe, tuple(warnings))

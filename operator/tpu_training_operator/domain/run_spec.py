@@ -54,6 +54,8 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     # An image of an earlier version knows no such field, and stops at nothing.
     if spec.recipe.on_not_finite is not OnNotFinite.STOP:
         document["onNotFinite"] = spec.recipe.on_not_finite.value
+    if spec.recipe.dataset_size is not None:
+        document["datasetSize"] = spec.recipe.dataset_size
     if spec.data is not None:
         document["dataUri"] = spec.data.uri
     if spec.trainer.torch is not None:

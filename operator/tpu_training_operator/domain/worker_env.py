@@ -46,7 +46,7 @@ def worker_env(
         # tpu or cpu: the name of the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
     if job.spec.trainer.entrypoint is not None:
-        values["TPUJOB_RUN_SPEC"] = f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}"
+        values[constants.ENV_RUN_SPEC] = f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}"
     if layout.slices > 1:
         values |= {
             "MEGASCALE_COORDINATOR_ADDRESS": leader,

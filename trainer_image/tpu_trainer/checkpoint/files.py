@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import safetensors.torch
 
-from tpu_trainer.checkpoint.snapshot import Snapshot, Tensors
+from tpu_trainer.checkpoint.snapshot import FILES, Snapshot, Tensors
 
 STATE = "state.json"
 _TENSORS = ".safetensors"
@@ -43,5 +43,5 @@ def snapshot_of(read: Callable[[str], bytes]) -> Snapshot:
         state["examples"],
         state["document"],
         state["trees"],
-        {file: tensors(file) for file in ("model", "optimizer", "hooks")},
+        {file: tensors(file) for file in FILES},
     )

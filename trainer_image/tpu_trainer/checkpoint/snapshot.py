@@ -31,12 +31,16 @@ STORABLE = frozenset(
 """The types that safetensors holds."""
 
 
+FILES = ("model", "optimizer", "hooks", "ema")
+"""What a checkpoint's tensors belong to; "ema" are the averaged weights of a run that averages them."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """step: steps of the present recipe that are done. examples: seen by the job so far, over all its slices.
 
     document: what the run keeps beside its tensors, as JSON. trees: the optimizer's and the hooks' state as `tree`
-    leaves it. tensors: on the host and nobody else's, by the file they belong to: "model", "optimizer", "hooks".
+    leaves it. tensors: on the host and nobody else's, by the file they belong to, one of FILES.
     """
 
     step: int
@@ -53,6 +57,7 @@ def take_snapshot(
     step: int,
     examples: int,
     document: Mapping[str, Any],
+    average: Tensors | None = None,
 ) -> Snapshot:
     """Copies everything, so that training can go on at once. Of the optimizer its state, not its parameter groups:
     rates are the recipe's, and that may be a new one.
@@ -64,7 +69,12 @@ def take_snapshot(
     """
     state, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
     hooks, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
-    live = {"model": _unique_tensors(model), "optimizer": of_optimizer, "hooks": of_hooks}
+    live: dict[str, Tensors] = {
+        "model": _unique_tensors(model),
+        "optimizer": of_optimizer,
+        "hooks": of_hooks,
+        "ema": average or {},
+    }
     for file, tensors in live.items():
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)

@@ -21,6 +21,11 @@ def stop_file(folder: Path) -> Path:
     return folder / "stop"
 
 
+def outcome_file(folder: Path, local_rank: int) -> Path:
+    """Exists once that replica has ended in an orderly way."""
+    return folder / f"outcome-{local_rank:04d}.json"
+
+
 def run_one(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
     """Runs replica `environment.local_rank`. A failed one ends its process, so that the supervisor stops the rest."""
 
@@ -35,7 +40,7 @@ def run_one(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None
 
 
 def write_outcome(outcome: Outcome, folder: Path, local_rank: int) -> None:
-    path = folder / f"outcome-{local_rank:04d}.json"
+    path = outcome_file(folder, local_rank)
     # Renamed into place: a sibling's failure may end this process between two writes.
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(asdict(outcome)), encoding="utf-8")

@@ -16,7 +16,7 @@ import torch
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import BadSpecError
-from tpu_trainer.host.one_process import run_one, write_outcome
+from tpu_trainer.host.one_process import outcome_file, run_one, write_outcome
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
 
@@ -43,7 +43,15 @@ def launch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> bool:
         wait([process.sentinel for process in running])
         ended = {process for process in running if not process.is_alive()}
         running -= ended
-        if died or not any(process.exitcode for process in ended):
+        # One that leaves in the middle of the training, with whatever code, leaves no outcome.
+        silent = [
+            local_rank
+            for local_rank, process in enumerate(processes)
+            if process in ended and process.exitcode == 0 and not outcome_file(folder, local_rank).exists()
+        ]
+        for local_rank in silent:
+            write_outcome(_LEFT_EARLY, folder, local_rank)
+        if died or not (silent or any(process.exitcode for process in ended)):
             continue
         died = True
         for local_rank, process in enumerate(processes):
@@ -85,6 +93,13 @@ def _lay_out_slice(environment: WorkerEnvironment, count: int) -> None:
             )
         except ValueError as error:
             raise BadSpecError(f"trainer.torch.device: TorchTPU cannot lay out the slice: {error}") from error
+
+
+_LEFT_EARLY = Outcome(
+    ExitCode.UserError,
+    "a replica's process exited with code 0 before the training had ended: something in the task ended the process "
+    "(os._exit)",
+)
 
 
 def _killed(number: int) -> Outcome:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.lightning.metrics import give_back, snapshots
 from tpu_trainer.lightning.optimizers import Schedules, configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.task import Batch, Hyperparameters
@@ -72,13 +74,28 @@ class LightningHooks(Hooks):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
         return loss * weight, weight
 
-    def train_begins(self, optimizer: Optimizer, step: int) -> None:
+    def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step
         epoch, _ = self._begun
         self._view.current_epoch = epoch
         if self._schedules is not None:
             self._schedules.fast_forward(optimizer, step, epoch)
         self._session.call("on_fit_start")
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        session, view = self._session, self._view
+        metrics = snapshots(session.module)
+        logged, in_training = dict(view.callback_metrics), list(session.log.metrics)
+        view.sanity_checking = True
+        yield
+        view.sanity_checking = False
+        give_back(metrics)
+        view.callback_metrics.clear()
+        view.callback_metrics.update(logged)
+        session.log.metrics[:] = in_training
+
+    def train_begins(self) -> None:
         self._session.call("on_train_start")
 
     def epoch_begins(self, epoch: int) -> None:

@@ -66,6 +66,31 @@ def put(metric: Metric, values: dict[str, Any]) -> None:
     metric._computed = None
 
 
+Snapshot = tuple[Metric, int, dict[str, Any]]
+"""A metric, how often it had been updated, and its states then."""
+
+
+def snapshots(module: nn.Module) -> list[Snapshot]:
+    """Of all metrics of the module. Copies, since updates are made in place."""
+    return [
+        (metric, metric._update_count, {name: _copy(value) for name, value in states(metric).items()})
+        for metric in metrics_of(module)
+    ]
+
+
+def give_back(taken: Sequence[Snapshot]) -> None:
+    """Makes the metrics what they were when they were taken."""
+    for metric, count, values in taken:
+        put(metric, values)
+        metric._update_count = count
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return list(value) if isinstance(value, list) else value
+
+
 def described(metrics: Sequence[Metric]) -> Iterator[str]:
     """One text per state, equal in all processes if and only if their states can be put together.
 

@@ -19,21 +19,18 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.lightning.metrics import (
     Metric,
+    Snapshot,
     described,
     is_metric,
-    metrics_of,
     put,
     reduced,
+    snapshots,
     states,
 )
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.task import Batch
 
 _FUNCTIONS = {"mean": "mean", "sum": "sum", torch.mean: "mean", torch.sum: "sum"}
-
-
-_Snapshot = tuple[Metric, int, dict[str, Any]]
-"""A metric, how often it had been updated when the evaluation began, and its states then."""
 
 
 @dataclass
@@ -52,23 +49,20 @@ class Validation:
         self._session = session
         self._values: dict[str, _Logged] = {}
         self._objects: dict[str, Metric] = {}
-        self._before: list[_Snapshot] = []
+        self._before: list[Snapshot] = []
         self._rows = 0
         self._total_rows = 0
 
     def begins(self) -> None:
         session = self._session
         self._values, self._objects, self._total_rows = {}, {}, 0
-        session.view.training, session.view.validating = False, True
+        session.view.training, session.view.validating = False, not session.view.sanity_checking
         session.log.collector = self
         session.call("on_validation_model_eval")
         session.call("on_validation_start")
         session.call("on_validation_epoch_start")
-        # After the hooks: these are where modules reset their metrics. Copies, since updates are made in place.
-        self._before = [
-            (metric, metric._update_count, {name: _copy(value) for name, value in states(metric).items()})
-            for metric in metrics_of(session.module)
-        ]
+        # After the hooks: these are where modules reset their metrics.
+        self._before = snapshots(session.module)
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
         session, self._rows = self._session, rows
@@ -119,7 +113,7 @@ class Validation:
             session.finish()
         return result
 
-    def _put_together(self, updated: Sequence[_Snapshot], backend: Backend) -> list[tuple[Metric, dict[str, Any]]]:
+    def _put_together(self, updated: Sequence[Snapshot], backend: Backend) -> list[tuple[Metric, dict[str, Any]]]:
         """Gives every metric updated here its states over all processes; returns the states of this process."""
         metrics = [metric for metric, _, _ in updated]
         self._agree([*self._described(), *described(metrics)], backend)
@@ -175,10 +169,6 @@ class Validation:
                 "validation_step: the processes do not all log the same names in the same order; process "
                 f"{backend.rank} logs {', '.join(texts) or 'nothing'}. self.log must not depend on the rank or the data"
             )
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _number(name: str, value: Any) -> float:

@@ -119,6 +119,7 @@ class RunSpec:
     """One training run, fully resolved: nothing in it is left for the trainer to derive.
 
     `recipe`: what the user wrote, field by field; only compared, to tell whether two jobs train the same.
+    `dataset_size`: the examples that `train_steps` were derived from, None where steps were given.
     """
 
     job: JobRef
@@ -142,6 +143,7 @@ class RunSpec:
     report: ReportSpec = ReportSpec()
     scaling: tuple[ScalingRow, ...] = ()
     recipe: Mapping[str, str] = field(default_factory=dict)
+    dataset_size: int | None = None
 
     @property
     def process_per_device(self) -> bool:
