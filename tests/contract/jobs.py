@@ -111,6 +111,8 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "recipe.scaling": {"betas": True, "weightDecay": True, "ema": True},
     },
     "seed": {"recipe.seed": 2**31 - 1},
+    "steps that are not finite are skipped": {"recipe.onNotFinite": "Skip"},
+    "steps that are not finite are made": {"recipe.onNotFinite": "Warn"},
 }
 
 _WHOLE = st.integers(0, 999).map(str)

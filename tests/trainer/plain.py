@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from tpu_trainer.data import permutation
+
+if TYPE_CHECKING:
+    from torch.utils.data import TensorDataset
 
 BATCH, SEED = 16, 3
 

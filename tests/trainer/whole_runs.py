@@ -66,7 +66,7 @@ class Ran:
 
 
 def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None, **spec: Any) -> Ran:
-    """`spec`: changes to `run_spec`. The recipe is SGD without momentum or decay, 40 steps of 16, unless they say so."""
+    """`spec`: changes to `run_spec`; `recipe` is its optimizer. It is plain SGD, 40 steps of 16, unless they say so."""
     plain = {"name": "sgd", "learningRate": "0.1"}
     batch = spec.pop("batch", {"global": 16, "perReplica": 16 // replicas})
     optimizer = spec.pop("recipe", plain)
@@ -103,7 +103,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
     here = threading.local()
     with (
         mock.patch.object(replica, "load_task", lambda *given: here.load(*given)),
-        mock.patch.object(replica, "open_backend", lambda *given: here.backend),
+        mock.patch.object(replica, "open_backend", side_effect=lambda *given: here.backend),
         mock.patch.object(replica, "Progress", lambda *given, **named: here.progress(*given, **named)),
     ):
         outcomes = in_threads(replicas, one, keep=Ended)

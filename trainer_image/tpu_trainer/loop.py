@@ -90,7 +90,7 @@ def train(
     clock, doctor, checkpoints = instruments.clock, instruments.doctor, instruments.checkpoints
     model = task.model.train()
     trainable = Trainable(model, optimizer)
-    update = update_of(work.skips, model, optimizer, backend, doctor.set_aside)
+    update = update_of(work.skips, model, optimizer, work.average, backend, doctor.set_aside)
     signals = Signals(backend, start.step)
     # Made once, as data on the device: a flag built inside the step would be a constant of the compiled
     # graph, and the replica that is told to stop would run a graph of its own.
@@ -132,11 +132,9 @@ def train(
             summed = bucket.exchange(parameters, loss, wishes, backend, squares=work.noise_scale)
         square = bucket.square([p.grad for p in parameters if p.grad is not None]) if work.noise_scale else None
         work.rates.set(step - 1)
-        update.make(partial(_update, hooks, optimizer), parameters, summed)
+        update.make(partial(_update, work), parameters, summed)
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         optimizer.zero_grad(set_to_none=True)
-        if work.average is not None:
-            work.average.update()
         with user_code("the end of a step"):
             hooks.after_step(batch, loss.mean, step)
         doctor.before_sync(step, parameters)
@@ -191,7 +189,9 @@ def _one_pass(work: Work, model: nn.Module, step: int, batch: Batch) -> Loss:
     return loss.detached()
 
 
-def _update(hooks: Hooks, optimizer: Optimizer) -> None:
+def _update(work: Work) -> None:
     with user_code("the optimizer's step"):
-        hooks.before_update(optimizer)
-        hooks.update(optimizer)
+        work.hooks.before_update(work.optimizer)
+        work.hooks.update(work.optimizer)
+    if work.average is not None:
+        work.average.update()

@@ -22,6 +22,8 @@ from tpu_trainer.errors import UserCodeError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from tpu_trainer.average import Average
+
 
 class Update:
     """Makes every step's update; this one makes all of them."""
@@ -37,19 +39,22 @@ class Update:
 class SkippingUpdate(Update):
     """Leaves out the steps that are not `bucket.sound`. All replicas do alike, for they have the same sums.
 
-    What stays as it was: parameters, the optimizer's state as far as it is tensors on the parameters' device
-    (`count_on_device` brings torch's step counts there), and the model's buffers, which the forward pass has changed.
+    What stays as it was: parameters and their average, the optimizer's state as far as it is tensors on the parameters'
+    device (`count_on_device` brings torch's step counts there), and the model's buffers, which the forward pass has
+    changed.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
+        average: Average | None,
         backend: Backend,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`aside`: around what belongs to no step."""
-        self._model, self._optimizer, self._backend, self._aside = model, optimizer, backend, aside
+        self._model, self._optimizer, self._average = model, optimizer, average
+        self._backend, self._aside = backend, aside
         self._begun: list[tuple[Tensor, Tensor]] = []
         self._known: set[nn.Parameter] = set()
 
@@ -96,16 +101,19 @@ class SkippingUpdate(Update):
         for tensor in _tensors(list(self._optimizer.state.values())):
             if tensor.device.type == self._backend.device.type:
                 yield tensor
+        if self._average is not None:
+            yield from self._average.tensors.values()
 
 
 def update_of(
     skips: bool,
     model: nn.Module,
     optimizer: Optimizer,
+    average: Average | None,
     backend: Backend,
     aside: Callable[[], AbstractContextManager[None]],
 ) -> Update:
-    return SkippingUpdate(model, optimizer, backend, aside) if skips else Update()
+    return SkippingUpdate(model, optimizer, average, backend, aside) if skips else Update()
 
 
 def count_on_device(optimizer: Optimizer, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.output import Checkpoint
-from tpu_training_operator.api.recipe import Optimizer, Recipe, Schedule
+from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.checkpointing import folder, interval
 from tpu_training_operator.domain.comparison import Row, comparison
@@ -57,6 +57,9 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
+    # An image of an earlier version knows no such field, and stops at nothing.
+    if spec.recipe.on_not_finite is not OnNotFinite.STOP:
+        document["onNotFinite"] = spec.recipe.on_not_finite.value
     if spec.recipe.dataset_size is not None:
         document["datasetSize"] = spec.recipe.dataset_size
     if spec.data is not None:

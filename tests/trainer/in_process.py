@@ -1,0 +1,57 @@
+"""A whole run of one replica inside the test's own process, on the torch backend: no process to wait for.
+
+What a signal, an exit code or another host does needs `gang`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.replica import run_replica
+from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.stop import SharedStop
+
+
+@dataclass(frozen=True)
+class Run:
+    """`records`: the lines of the progress file."""
+
+    outcome: Outcome
+    records: list[dict[str, Any]]
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for record in self.records for loss in record["losses"]]
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.records[-1]["warnings"]
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        return [record["evaluation"] for record in self.records if "evaluation" in record]
+
+
+def run(document: dict[str, Any], directory: Path) -> Run:
+    """`document`: a run spec for one host; `directory`: for the progress file."""
+    progress = directory / "progress.jsonl"
+    progress.unlink(missing_ok=True)
+    environment = WorkerEnvironment(
+        run_spec=directory / "run.json",
+        host_index=0,
+        num_hosts=1,
+        master_addr="",
+        master_port=0,
+        progress_file=progress,
+    )
+    outcome = run_replica(parse_run_spec(document), environment, SharedStop(directory / "stop"), _hung)
+    return Run(outcome, [json.loads(line) for line in progress.read_text().splitlines()])
+
+
+def _hung(outcome: Outcome) -> NoReturn:
+    raise AssertionError(outcome.message)
