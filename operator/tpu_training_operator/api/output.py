@@ -18,8 +18,8 @@ class Checkpoint(ApiModel):
     keep: Count = Field(3, description="How many of the newest checkpoints stay.")
     resume_from: StorageUri | None = Field(
         None,
-        description="Where training begins while this job has no checkpoint of its own: the folder of another job, whose"
-        " newest checkpoint is taken, or one checkpoint (.../step-...). Left out, the job begins at step 0.",
+        description="Where training begins while this job has no checkpoint of its own: the folder of another job,"
+        " whose newest checkpoint is taken, or one checkpoint (.../step-...). Left out, the job begins at step 0.",
     )
 
 
