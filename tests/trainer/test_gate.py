@@ -28,8 +28,8 @@ def environment(index: int = 0, of: int = 2, port: int = 0) -> WorkerEnvironment
 
 
 @pytest.fixture
-def kept() -> Iterator[Kept]:
-    yield serve(environment(), GANG, count=2)
+def kept() -> Kept:
+    return serve(environment(), GANG, count=2)
 
 
 @pytest.fixture

@@ -15,7 +15,11 @@ def answering(status: int, message: str, headers: dict[str, str] | None = None) 
     body = json.dumps({"error": {"code": status, "message": message}}).encode()
 
     class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def handle_one_request(self) -> None:
+            self.raw_requestline = self.rfile.readline()
+            if not self.raw_requestline or not self.parse_request():
+                self.close_connection = True
+                return
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
@@ -23,8 +27,6 @@ def answering(status: int, message: str, headers: dict[str, str] | None = None) 
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-
-        do_POST = do_PUT = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None: ...
 

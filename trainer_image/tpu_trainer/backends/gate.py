@@ -1,9 +1,9 @@
 """The gate in front of the gang's store: nobody gets to the store who does not know the gang's key.
 
-TCPStore has no authentication, and keeps whatever it is sent. So it listens on loopback only. The gate listens where the
-other hosts look for it, and joins a connection to the store once both sides have proved that they know the key (HMAC of
-fresh random numbers). TCPStore's client cannot do that, so on the other side stands a porter: a port on loopback whose
-connections it takes through the gate.
+TCPStore has no authentication, and keeps whatever it is sent. So it listens on loopback only. The gate listens where
+the other hosts look for the store, and joins a connection to it once both sides have proved that they know the key
+(HMAC of fresh random numbers). TCPStore's client cannot do that, so on the other side stands a porter: a port on
+loopback whose connections it takes through the gate.
 
 It keeps strangers out and does not encrypt: whoever can read or change packets between the hosts is not kept out.
 One thread with one event loop serves all connections of a process. Used by `rendezvous`.
