@@ -98,7 +98,7 @@ class Operator:
         inboxes, reporting = None, None
         if options.service is not None:
             inboxes, reporting = await self._listen(options.service, cluster, metrics)
-        reconciler = Reconciler(cluster, _now, inboxes=inboxes, reporting=reporting, observer=metrics.jobs)
+        reconciler = Reconciler(cluster, cluster.clock.now, inboxes=inboxes, reporting=reporting, observer=metrics.jobs)
         self._controller = Controller(reconciler, list_keys, observer=metrics.work)
         self._health = Health(self._controller, cluster)
         if options.metrics_port is not None:
@@ -116,7 +116,7 @@ class Operator:
             log.error("workers cannot report, the progress service is off: %s", error)
             return None, None
         # Not before: its age is how long anybody could have been heard.
-        inboxes = Inboxes(_now, self._options.qps)
+        inboxes = Inboxes(cluster.clock.now, self._options.qps)
         port = self._options.progress_port
         tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
 
@@ -125,7 +125,7 @@ class Operator:
                 self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, _now, time.monotonic, metrics.reports)
+        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics.reports)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 
