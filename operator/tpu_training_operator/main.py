@@ -104,7 +104,7 @@ class Operator:
             inboxes, reporting = await self._listen(options.service, cluster, metrics)
         reconciler = Reconciler(
             cluster,
-            _now,
+            cluster.clock.now,
             inboxes=inboxes,
             reporting=reporting,
             isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
@@ -127,7 +127,7 @@ class Operator:
             log.error("workers cannot report, the progress service is off: %s", error)
             return None, None
         # Not before: its age is how long anybody could have been heard.
-        inboxes = Inboxes(_now, self._options.qps)
+        inboxes = Inboxes(cluster.clock.now, self._options.qps)
         port = self._options.progress_port
         tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
 
@@ -136,7 +136,7 @@ class Operator:
                 self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, _now, time.monotonic, metrics.reports)
+        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics.reports)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 

@@ -17,6 +17,7 @@ from tpu_training_operator.domain.actions import (
     DeletePod,
     Plan,
 )
+from tpu_training_operator.runtime.cluster import Object
 
 WORKERS = ["digits-1-0-0", "digits-1-0-1", "digits-1-0-2", "digits-1-0-3"]
 
@@ -99,4 +100,14 @@ def until_running(cluster: ModelCluster) -> list[str]:
         one_pass(cluster)
         all_are_ready(cluster)
     assert cluster.status.state == State.RUNNING
-    return sorted(cluster.pods)
+    return gang(cluster)
+
+
+def gang(cluster: ModelCluster) -> list[str]:
+    """The names of the pods of the present attempt."""
+    return sorted(pod["metadata"]["name"] for pod in present(cluster))
+
+
+def present(cluster: ModelCluster) -> list[Object]:
+    """The pods of the present attempt; that of the worker that failed last stays beside them."""
+    return [pod for name, pod in cluster.pods.items() if name.startswith(f"digits-{cluster.status.attempt}-")]

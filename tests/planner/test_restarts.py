@@ -18,10 +18,12 @@ from tests.planner.story import (
     until_running,
 )
 from tests.unit.kstatus import kstatus
-from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import DeletePod
-from tpu_training_operator.domain.observed import format_time, parse_time
+from tpu_training_operator.domain.blocked import Obstacle, blocked
+from tpu_training_operator.domain.observed import Observed, format_time, parse_time
+from tpu_training_operator.runtime.reconciler import status_body
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -200,10 +202,59 @@ def test_leftovers_are_deleted_before_anything_is_created() -> None:
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     cluster.now += timedelta(minutes=10)
-    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
+    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[1]]
     assert described(one_pass(cluster)) == []
     kubelet.sweep(cluster)
     assert "create Pod digits-2-0-0" in described(one_pass(cluster))
+
+
+def test_the_worker_that_failed_last_is_kept_for_its_log_until_another_fails() -> None:
+    cluster = given_a_running_gang()
+    for failed in ("digits-1-0-1", "digits-2-0-3"):
+        fails(cluster, failed)
+        one_pass(cluster)
+        gang = until_running(cluster)
+        assert sorted(cluster.pods) == sorted([failed, *gang])
+        assert cluster.status.state is State.RUNNING
+    for name in gang:
+        kubelet.end(cluster, cluster.pods[name])
+    for _ in range(3):
+        one_pass(cluster)
+    assert "digits-2-0-3" in cluster.pods, "logs are for people to delete"
+
+
+def test_a_worker_that_was_deleted_or_still_runs_is_not_kept() -> None:
+    cluster = given_a_running_gang()
+    kubelet.delete_by_hand(cluster, cluster.pods[WORKERS[1]])
+    one_pass(cluster)
+    assert until_running(cluster) == sorted(cluster.pods)
+
+
+def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None:
+    """A quota on the number of objects counts pods that have ended, too."""
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    job, pods = cluster.read()
+    refused = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
+    assert refused is not None
+    cluster.write_status({**job, "status": status_body(refused)})
+    assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
+    assert until_running(cluster) == sorted(cluster.pods)
+
+
+def test_a_suspended_job_keeps_no_worker_at_all() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    cluster.edit_run_policy(suspend=True)
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
 def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
@@ -211,7 +262,7 @@ def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, DeletePod)}
-    assert wanted == {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    assert wanted == {name: cluster.pods[name]["metadata"]["uid"] for name in WORKERS if name != WORKERS[1]}
 
 
 def test_the_host_list_of_the_attempt_before_goes() -> None:

@@ -20,13 +20,15 @@ _NO_POD = "no pod yet"
 
 @dataclass(frozen=True)
 class Host:
-    """One worker's pod. `why`: what it lacks to be ready; None when it is, or has finished."""
+    """One worker's pod. `why`: what it lacks to be ready; None when it is, or has finished. `has_ended`: it has
+    finished or failed."""
 
     worker: WorkerId
     owner: str | None
     node: str | None
     why: str | None
     has_finished: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of one attempt; `earlier`: pods of attempts before it that are still there."""
+    """The hosts of one attempt; `earlier`: pods of attempts before it that still run."""
 
     total: int
     ready: int
@@ -56,7 +58,7 @@ def host_of(pod: Mapping[str, Any]) -> Host | None:
         return None
     has_finished = found.phase == "Succeeded"
     why = None if found.is_ready or has_finished else waits_for(found)
-    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished)
+    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended)
 
 
 def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
@@ -80,7 +82,7 @@ def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: i
         total=slices * hosts_per_slice,
         ready=ready,
         finished=finished,
-        earlier=sum(worker.attempt != attempt for worker in by_worker),
+        earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
         others=tuple(sorted(groups, key=lambda group: -len(group.places))),
     )
 

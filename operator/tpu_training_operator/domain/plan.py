@@ -160,7 +160,7 @@ def _starting(here: Situation, attempt: int) -> Picture:
 
 def _suspend(here: Situation) -> Plan:
     """Every worker is told to stop, saves what it has done and goes; nothing is charged for it."""
-    pods = [*here.leftovers, *here.pods]
+    pods = [*here.observed.before_attempt(here.attempt), *here.pods]
     message = "suspended by spec.runPolicy.suspend; no workers are kept"
     picture = Picture(State.SUSPENDED, Kind.SETTLED, Reason.SUSPENDED, message)
     if pods:

@@ -45,8 +45,17 @@ class Situation:
 
     @cached_property
     def leftovers(self) -> list[WorkerPod]:
-        """The workers of earlier attempts."""
-        return self.observed.before_attempt(self.attempt)
+        """The workers of earlier attempts, but for the one whose log is kept."""
+        return [pod for pod in self.observed.before_attempt(self.attempt) if not self._is_kept(pod)]
+
+    def _is_kept(self, pod: WorkerPod) -> bool:
+        """Whether it is the worker that failed last. What has ended holds no chips, and its log says why it failed. A
+        quota may count it all the same, so it goes where a quota refuses a worker."""
+        failure = self.status.last_failure
+        if failure is None or pod.name != failure.pod or not pod.has_ended or pod.is_terminating:
+            return False
+        stalled = find(self.status.conditions, ConditionType.STALLED)
+        return stalled is None or stalled.reason != Reason.FORBIDDEN
 
     @cached_property
     def missing(self) -> list[WorkerId]:

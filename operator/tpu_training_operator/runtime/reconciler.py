@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -238,8 +239,16 @@ class Reconciler:
 
 
 def status_body(status: Status) -> Object:
-    """The status as it stands in the object: absent instead of null."""
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    """The status as it stands in the object: what is empty is absent."""
+    body: Object = _without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json"))
+    return body
+
+
+def _without_empty(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_empty(part) for key, part in value.items()}
+    return {key: part for key, part in kept.items() if part not in ({}, [])}
 
 
 def _without_words(before: Status, after: Status) -> str:
