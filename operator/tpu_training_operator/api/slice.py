@@ -168,8 +168,8 @@ MULTISLICE_RULES = (
 )
 
 
-# All machines that make up slices of several hosts have so many chips. One host of a small slice may have more or fewer,
-# which no bound in the thousands depends on: there are 256 slices at most.
+# Chips of every machine that slices of several hosts are made of. The one host of a small slice may have more or fewer,
+# which does not matter: 256 of those are far below the bound.
 _CHIPS_PER_HOST = 4
 
 
