@@ -121,6 +121,17 @@ tell("found", [path.name for path in scratch.iterdir()])
         assert [run.told("found", host) for host in range(2)] == [[], []]
 
 
+def test_shared_memory_is_this_machines(runs: Runs) -> None:
+    changes = {"trainer.sharedMemory": "1Gi", "trainer.env": [{"name": "CACHE", "value": "/dev/shm/cache"}]}
+    (environ,) = environments(runs.start("", changes), hosts=1)
+    assert environ["CACHE"] == "/dev/shm/cache"
+
+
+def test_a_host_alone_needs_no_name(runs: Runs) -> None:
+    (environ,) = environments(runs.start(""), hosts=1)
+    assert (environ["MASTER_ADDR"], environ["TPU_WORKER_HOSTNAMES"]) == ("localhost", "localhost")
+
+
 def test_worker_0_alone_reports_progress(runs: Runs) -> None:
     run = runs.start("", hosts=2)
     environs = environments(run, hosts=2)

@@ -7,7 +7,7 @@ raised in a pass without actions, so that nothing is done that the status does n
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -136,7 +136,7 @@ class Reconciler:
         if self._inboxes is not None:
             self._inboxes.forget(key)
 
-    async def _carry_out(self, stage: tuple[Action, ...], job: Object, key: JobKey) -> None:
+    async def _carry_out(self, stage: Sequence[Action], job: Object, key: JobKey) -> None:
         limit = asyncio.Semaphore(self._side_by_side)
         refused = False
 
@@ -263,7 +263,7 @@ def _without_words(before: Status, after: Status) -> str:
     return f"{text}: {failure.pod} failed with {failure.failure_class} ({failure.reason}{code})"
 
 
-def _summary(stage: tuple[Action, ...]) -> str:
+def _summary(stage: Sequence[Action]) -> str:
     counts = Counter(map(_verb, stage))
     return ", ".join(f"{what} x {count}" for what, count in counts.items())
 
