@@ -112,6 +112,14 @@ def test_code_that_is_not_there_is_missed_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_suspended_job_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_body({"spec.runPolicy.suspend": True})))
+    assert told(tpujob("run", "-f", path), path) == (
+        "spec.runPolicy.suspend: the job is suspended and would never start; set this to false to run it"
+    )
+
+
 def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_text("def task(hp): ...\n")
     path = tmp_path / "job.yaml"

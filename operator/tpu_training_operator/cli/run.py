@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
+from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
@@ -36,7 +37,7 @@ def run(filename: Path, output_dir: Path | None) -> None:
     """Train a job on this machine, without a cluster."""
     file = load(filename, override={"hardware": Hardware.CPU.value})
     python_path = [Path.cwd(), Path.cwd() if str(filename) == "-" else filename.resolve().parent]
-    problem = find_problem(file.job.spec.trainer, python_path)
+    problem = _suspended(file) or find_problem(file.job.spec.trainer, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
     # With the process in it: two runs may begin in one second.
@@ -80,6 +81,12 @@ async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outco
                     loop.remove_signal_handler(number)
 
 
+def _suspended(file: JobFile) -> Problem | None:
+    if not file.job.spec.run_policy.suspend:
+        return None
+    return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
+
+
 def _left_out(file: JobFile) -> list[str]:
     """What needs a cluster and has no place on this machine."""
     trainer = file.job.spec.trainer
@@ -121,7 +128,11 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
         click.echo(f"Cancelled after {outcome.seconds:.0f} s")
     elif status.state is State.SUCCEEDED:
         click.echo(f"Succeeded in {outcome.seconds:.0f} s, {_count(status.attempt, 'attempt')}")
-        for name, value in (status.progress.metrics if status.progress else {}).items():
+        metrics = status.progress.metrics if status.progress else {}
+        if outcome.losses and [*outcome.losses.values()][-1] is None:
+            # What is no finite number is no metric of the status.
+            metrics = {"loss": "nan", **metrics}
+        for name, value in metrics.items():
             click.echo(f"  {name:<10} {value}")
     else:
         click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
