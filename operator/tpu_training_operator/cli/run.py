@@ -9,6 +9,7 @@ import signal
 import sys
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.local.run import Outcome, run_job
@@ -46,7 +48,11 @@ def run(filename: Path, output_dir: Path | None) -> None:
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path))
     result = directory / "result.json"
-    result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+    try:
+        result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        # The training is over and its end is worth telling, full disk or not.
+        click.echo(f"{program_name()}: {result}: {(error.strerror or str(error)).lower()}", err=True)
     _print_end(outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
 
@@ -54,6 +60,9 @@ def run(filename: Path, output_dir: Path | None) -> None:
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # One that exists may still be somebody else's, or on a disk that is read-only or full.
+        with TemporaryFile(dir=directory) as file:
+            file.write(b"x")
     except OSError as error:
         raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
 
