@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from tpu_training_operator.api.status import MOST_METRICS, Progress, ReportPhase
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.last_words import step_reached, trainer_message
 from tpu_training_operator.domain.number_text import number_text
 from tpu_training_operator.domain.observed import WorkerPod
@@ -49,5 +50,5 @@ def _metrics(given: Any) -> dict[str, str]:
     """The numbers among them, as many as the status has room for."""
     if not isinstance(given, dict):
         return {}
-    texts = ((name, number_text(value)) for name, value in given.items())
+    texts = ((plain(name), number_text(value)) for name, value in given.items())
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))

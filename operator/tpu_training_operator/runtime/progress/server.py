@@ -143,8 +143,11 @@ class ProgressService:
 
 
 @asynccontextmanager
-async def serve(service: ProgressService, port: int, tls: ssl.SSLContext) -> AsyncIterator[None]:
-    """Listen on all addresses until the end of the block; then requests under way have a moment to end."""
+async def serve(
+    service: ProgressService, port: int, tls: ssl.SSLContext, host: str | None = None
+) -> AsyncIterator[int]:
+    """Listen on `host` (None: all addresses) until the end of the block; then requests under way have a moment to end.
+    Yields the port, which is any free one for 0."""
     runner = web.AppRunner(
         service.application(),
         access_log=None,
@@ -165,9 +168,9 @@ async def serve(service: ProgressService, port: int, tls: ssl.SSLContext) -> Asy
         return TlsConnection(connections, tls, server())
 
     try:
-        listening = await asyncio.get_running_loop().create_server(protocol, None, port)
+        listening = await asyncio.get_running_loop().create_server(protocol, host, port)
         try:
-            yield
+            yield listening.sockets[0].getsockname()[1]
         finally:
             listening.close()
     finally:
