@@ -41,9 +41,8 @@ def final_words(leader: WorkerPod) -> str:
     """What the trainer says of its success, in one line: ": trained 300 steps, loss 0.1"; empty where it says none."""
     message = trainer_message(leader) or {}
     words = message.get("message") if message.get("outcome") == "Succeeded" else None
-    if not isinstance(words, str) or not words.strip():
-        return ""
-    return f": {words.strip().splitlines()[0][:_LONGEST_WORDS]}"
+    line = next(iter(plain(words).strip().splitlines()), "") if isinstance(words, str) else ""
+    return f": {line[:_LONGEST_WORDS]}" if line else ""
 
 
 def _metrics(given: Any) -> dict[str, str]:
