@@ -87,6 +87,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
     "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},
+    "checkpoints of another job": {"checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
     "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
     "checkpoints by step and time": {
         "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},

@@ -134,14 +134,17 @@ def test_checkpoints_and_parameters_reach_a_loop_of_the_users_own(runs: Runs, tm
         "recipe.parameters": {"drop-out": "0.1", "text": "$(HOME) costs $$5"},
     }
     (environ,) = environments(runs.start("", changes), hosts=1)
-    assert environ["TPUJOB_CHECKPOINT_URI"] == str(tmp_path / "checkpoints")
+    assert environ["TPUJOB_CHECKPOINT_URI"].startswith(f"{tmp_path}/checkpoints/default/")
     assert environ["TPUJOB_PARAMETER_DROP_OUT"] == "0.1"
     assert environ["TPUJOB_PARAMETER_TEXT"] == "$(HOME) costs $$5"
 
 
-def test_a_loop_of_the_users_own_has_no_run_spec(runs: Runs) -> None:
-    (environ,) = environments(runs.start(""), hosts=1)
-    assert "TPUJOB_RUN_SPEC" not in environ
+def test_a_loop_of_the_users_own_finds_the_whole_recipe_as_it_was_resolved(runs: Runs) -> None:
+    run = runs.start('tell("recipe", json.load(open(os.environ["TPUJOB_RUN_SPEC"])))')
+    assert run.wait() == 0, run.stdout + run.stderr
+    recipe = run.told("recipe")
+    assert "entrypoint" not in recipe
+    assert {"optimizer", "batch", "schedule", "seed", "trainSteps"} <= recipe.keys()
 
 
 STAND_IN_FOR_THE_TRAINER = """

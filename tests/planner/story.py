@@ -85,6 +85,12 @@ def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[s
     return (condition.status, condition.reason) if condition else ("", "")
 
 
+def ready_message(cluster: ModelCluster) -> str:
+    ready = find(cluster.status.conditions, ConditionType.READY)
+    assert ready is not None
+    return ready.message
+
+
 def until_running(cluster: ModelCluster) -> list[str]:
     """Everything goes well from here until the gang runs; returns the names of its pods."""
     for _ in range(10):

@@ -89,6 +89,18 @@ def test_the_new_gang_is_made_while_the_old_worker_is_waited_for_and_no_hint_is_
     assert look(cluster) == Plan(again=GRACE)
 
 
+def test_a_worker_that_saves_on_a_live_node_with_a_taint_is_waited_for() -> None:
+    cluster = given_a_running_gang()
+    kubelet.taint_node(cluster, cluster.pods[WORKERS[1]])
+    one_pass(cluster)
+    for _ in range(2):
+        assert one_pass(cluster).again == UNHEARD
+        cluster.now += UNHEARD
+    assert sorted(cluster.pods) == WORKERS, "its grace period is not over"
+    kubelet.sweep(cluster)
+    assert "create Pod digits-2-0-1" in described(look(cluster))
+
+
 def test_a_worker_that_stops_in_time_is_not_deleted_by_force() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=False)
     cluster.now += GRACE + SILENCE

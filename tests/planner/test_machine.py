@@ -51,6 +51,7 @@ class Gang(Surroundings):
                 "Unknown": st.integers(0, 2),
                 "Hang": st.integers(0, 2),
                 "OutOfMemory": st.just(1),
+                "NotFinite": st.integers(0, 1),
             }
         ),
     )
@@ -199,8 +200,9 @@ class Gang(Surroundings):
             fired("DeadlineExceeded")
             assert after.goodput is not None
             assert active(after.goodput) >= 200
-        if "RestartLimitReached" in reasons and not is_finished(before):
-            fired("RestartLimitReached")
+        for reason in {"RestartLimitReached", "NotRetryable"} & reasons:
+            if not is_finished(before):
+                fired(reason)
         if after.attempt > before.attempt:
             kinds = {"PartlyPlaced": "a release", "Resumed": "a resumption"}
             for reason in kinds.keys() & reasons:

@@ -54,7 +54,7 @@ class Storage:
             world=backend.world,
             global_batch=spec.batch.total,
             name=f"{spec.job.namespace}/{spec.job.name}",
-            recipe=spec.recipe,
+            recipe=_written(spec),
         )
         named = spec.checkpoint.resume_from
         target = writing.Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
@@ -92,6 +92,13 @@ class Storage:
         if found is not None or self.elsewhere is None:
             return found, False
         return choose_elsewhere(self.elsewhere, author, say), True
+
+
+def _written(spec: RunSpec) -> dict[str, str]:
+    """What the user wrote, by field path. The run spec has the parameters and the data as written, once."""
+    parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
+    data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
+    return {**spec.recipe, **parameters, **data}
 
 
 def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec) -> Start:

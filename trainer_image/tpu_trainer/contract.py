@@ -30,6 +30,7 @@ class ExitCode(IntEnum):
     StorageFailed = 74
     Preempted = 75
     Diverged = 76
+    StorageDenied = 77
     BadSpec = 78
 
 

@@ -46,9 +46,15 @@ class PreemptedError(TrainerError):
 
 
 class StorageError(TrainerError):
-    """Checkpoints could not be read or written: no such bucket, no permission, no space, no connection."""
+    """Checkpoints could not be read or written, for a reason that may pass: no connection, no space."""
 
     code = ExitCode.StorageFailed
+
+
+class StorageDeniedError(StorageError):
+    """The same, but asking again will not help: rights, credentials or the bucket itself are missing."""
+
+    code = ExitCode.StorageDenied
 
 
 class DivergedError(TrainerError):

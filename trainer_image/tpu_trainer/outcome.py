@@ -45,6 +45,7 @@ _TELLING = (
     ExitCode.BadSpec,
     ExitCode.NotFinite,
     ExitCode.Diverged,
+    ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,
     ExitCode.InternalError,

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
 from tpu_training_operator.cli.entrypoint import find_problem
@@ -95,9 +96,11 @@ def _left_out(file: JobFile) -> list[str]:
 def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
     status = outcome.status
     progress = status.progress
+    ready = find(status.conditions, ConditionType.READY)
     return {
         "job": file.job.name,
         "state": "Cancelled" if outcome.cancelled else status.state,
+        "message": ready.message if ready else "",
         "attempts": status.attempt,
         "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
         "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},

@@ -10,9 +10,12 @@ from tpu_training_operator.api.status import Status
 
 @dataclass(frozen=True)
 class Create:
-    """Create `body`. Done already, if an object of that name exists and the job controls it."""
+    """Create `body`. Done already, if an object of that name exists and the job controls it.
+
+    `optional`: where the cluster refuses it, the gang is made without it, and an event says so."""
 
     body: dict[str, Any]
+    optional: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
+from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.local.container_env import container_env
 from tpu_training_operator.local.references import expand
 from tpu_training_operator.local.store import Store
@@ -156,8 +157,13 @@ class Kubelet:
 
 def _mount(pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
     """Write the pod's volumes below `directory`; returns where each mount path is. Other kinds of volumes than
-    ConfigMap and emptyDir need a cluster and are left out."""
+    ConfigMap and emptyDir need a cluster and are left out; shared memory is this machine's own."""
     volumes: dict[str, Path] = {}
+    mounts = [
+        mount
+        for mount in pod["spec"]["containers"][0].get("volumeMounts", ())
+        if mount["mountPath"].rstrip("/") != SHARED_MEMORY
+    ]
     for volume in pod["spec"].get("volumes", ()):
         place = directory / "volumes" / volume["name"]
         if "configMap" in volume:
@@ -173,7 +179,6 @@ def _mount(pod: Object, config_maps: dict[str, dict[str, str]], directory: Path)
         for name, text in files.items():
             (place / name).write_text(text, encoding="utf-8")
         volumes[volume["name"]] = place
-    mounts = pod["spec"]["containers"][0].get("volumeMounts", ())
     return {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts if mount["name"] in volumes}
 
 

@@ -79,6 +79,12 @@ class KubernetesCluster:
         path = resource_of(body).path(body["metadata"].get("namespace"))
         return await self._request("POST", path, body, query={"fieldManager": MANAGER})
 
+    async def update(self, body: Object) -> Object:
+        """Replace the object; Conflict unless metadata.resourceVersion is the current one."""
+        metadata = body["metadata"]
+        path = f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}"
+        return await self._request("PUT", path, body, query={"fieldManager": MANAGER})
+
     async def update_status(self, body: Object) -> Object:
         metadata = body["metadata"]
         path = f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}/status"

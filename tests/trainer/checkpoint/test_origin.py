@@ -104,4 +104,4 @@ def test_checkpoints_where_version_0_1_0_kept_them_are_not_passed_over_in_silenc
     commit(DirectoryStore(tmp_path), 10, OF_0_1_0)
     folder, (warning,) = chosen(DirectoryStore(tmp_path / ME.name))
     assert folder is None
-    assert warning.startswith(f"begins at step 0: version 0.1.0 kept checkpoints directly in {tmp_path}")
+    assert warning.startswith(f"begins at step 0: there are checkpoints directly in {tmp_path}, where")

@@ -64,8 +64,8 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
         )
     elif _lie_above(store, author):
         warn(
-            f"begins at step 0: version 0.1.0 kept checkpoints directly in {_above(store, author)}, and there are some; "
-            f"{_SETTING} can name it"
+            f"begins at step 0: there are checkpoints directly in {_above(store, author)}, where version 0.1.0 kept "
+            f"them; {_SETTING} can name it"
         )
     return None
 

@@ -16,6 +16,10 @@ class JobRef:
     uid: str
     attempt: int
 
+    @property
+    def gang(self) -> str:
+        return f"{self.uid}/{self.attempt}"
+
 
 @dataclass(frozen=True)
 class Slice:
