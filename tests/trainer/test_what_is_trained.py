@@ -57,7 +57,7 @@ class Changing(Hooks):
     def __init__(self, model: nn.Module, change: Before, by_epoch: bool = False) -> None:
         self._model, self._change, self._by_epoch = model, change, by_epoch
 
-    def train_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def fit_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         self._optimizer = optimizer
 
     def epoch_begins(self, epoch: int) -> None:
