@@ -10,7 +10,7 @@ from tests.trainer.gang import Launcher, run_spec, start_replicas
 from tests.trainer.whole_runs import run
 
 
-@pytest.mark.parametrize(("kind", "alike"), [("torch", 2), ("xla", 2), ("chips", 2), ("xla-spmd", 1)])
+@pytest.mark.parametrize(("kind", "alike"), [("xla", 2), ("chips", 2), ("xla-spmd", 1)])
 def test_a_demanding_task_is_trained_as_by_eager_replicas(launcher: Launcher, kind: str, alike: int) -> None:
     """`alike`: how many eager replicas normalise over the same parts of a batch."""
     recipe = {"trainSteps": 24, "warmupSteps": 5, "onNotFinite": "Skip"}
