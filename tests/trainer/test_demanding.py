@@ -10,7 +10,7 @@ from tests.trainer.gang import Launcher, run_spec, start_replicas
 from tests.trainer.whole_runs import run
 
 
-@pytest.mark.parametrize(("kind", "alike"), [("torch", 2), ("xla", 2), ("chips", 2), ("xla-spmd", 1)])
+@pytest.mark.parametrize(("kind", "alike"), [("xla", 2), ("chips", 2), ("xla-spmd", 1)])
 def test_a_demanding_task_is_trained_as_by_eager_replicas(launcher: Launcher, kind: str, alike: int) -> None:
     """`alike`: how many eager replicas normalise over the same parts of a batch."""
     recipe = {"trainSteps": 24, "warmupSteps": 5, "onNotFinite": "Skip"}
@@ -23,4 +23,5 @@ def test_a_demanding_task_is_trained_as_by_eager_replicas(launcher: Launcher, ki
     assert message["message"].endswith("; 6 steps skipped, because loss or gradients were not finite")
     losses = [None if bad else loss for loss in expected.losses for bad in [loss == float("inf")]]
     assert gang.losses() == [None if loss is None else pytest.approx(loss, abs=1e-4) for loss in losses]
-    assert message["metrics"]["output"] == pytest.approx(expected.outcome.metrics["output"], rel=1e-3)
+    for name, found in (("mean", expected.outcome.metrics["mean"]), ("batches", 18)):
+        assert message["metrics"][name] == pytest.approx(found, rel=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 from tests.trainer import plain
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Task
+from tpu_trainer.checkpoint.checkpointer import Due
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.hooks import Hooks
@@ -57,7 +59,7 @@ class Changing(Hooks):
     def __init__(self, model: nn.Module, change: Before, by_epoch: bool = False) -> None:
         self._model, self._change, self._by_epoch = model, change, by_epoch
 
-    def train_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def fit_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         self._optimizer = optimizer
 
     def epoch_begins(self, epoch: int) -> None:
@@ -121,7 +123,7 @@ def _replaced(task: Task, **changes: Any) -> Task:
     return Task(**{**vars(task), **changes})
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize(
     ("make", "change", "all_of"),
     [
@@ -349,6 +351,47 @@ def test_replicas_that_differ_at_the_end_do_not_succeed() -> None:
     outcome = run(diverging_at(37), 2).outcome
     assert (outcome.code, outcome.step) == (ExitCode.Diverged, 40)
     assert "after step 40 the parameters of replica 1 are not those of replica 0, first in" in outcome.message
+
+
+def test_a_checkpoint_that_the_writers_clock_asks_for_is_compared_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = count(1)
+    monkeypatch.setattr(Due, "by_time", lambda due, seconds: next(steps) in (7, 18))
+    checkpoint = {"uri": str(tmp_path), "keep": 3, "everyMinutes": 5}
+    assert run(diverging_at(16), 2, checkpoint=checkpoint).outcome.code is ExitCode.Diverged
+    assert {path.parent.name for path in tmp_path.rglob("COMMIT")} == {"step-00000007-5f0c-1"}
+
+
+def test_a_weight_in_two_places_and_groups_with_rates_of_their_own_are_trained_as_in_plain_pytorch() -> None:
+    class Shared(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = nn.Linear(6, 6)
+            self.again.weight = self.back.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.again(torch.tanh(self.back(x)))))
+
+    def taking_turns(model: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """As the two halves of a GAN: each is trained in its own steps."""
+        model.back.requires_grad_(step % 2 == 0)
+        model.head.requires_grad_(step % 2 == 1)
+
+    def groups(model: nn.Module) -> torch.optim.Optimizer:
+        back = [*model.back.parameters(), model.again.bias]
+        return AdamW([{"params": list(model.head.parameters()), "lr": 0.01}, {"params": back, "weight_decay": 0.0}])
+
+    expected, _ = plain.trained(Shared, examples(), loss, groups, before=taking_turns)
+
+    def task(hp: Any, rank: int) -> Loaded:
+        found = loaded(Shared, AdamW, taking_turns)
+        model = found.task.model
+        return found._replace(task=_replaced(found.task, optimizer=lambda parameters, hp: groups(model)))
+
+    ran = run(task, 2)
+    ran.assert_replicas_equal()
+    assert plain.distance(ran.models[0], expected) < CLOSE
 
 
 def test_a_checkpoint_of_replicas_that_differ_is_not_committed(tmp_path: Path) -> None:
