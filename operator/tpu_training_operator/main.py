@@ -8,6 +8,7 @@ The only importer of kopf.
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.isolation import Isolation
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import JOBS, ApiError, Object, Unavailable
 from tpu_training_operator.runtime.controller import Controller
@@ -62,6 +64,8 @@ class Options:
     metrics_port: int | None
     progress_port: int
     service: ServiceName | None
+    isolate_workers: bool = True
+    worker_ingress: tuple[Object, ...] = ()
 
 
 class Operator:
@@ -98,7 +102,14 @@ class Operator:
         inboxes, reporting = None, None
         if options.service is not None:
             inboxes, reporting = await self._listen(options.service, cluster, metrics)
-        reconciler = Reconciler(cluster, _now, inboxes=inboxes, reporting=reporting, observer=metrics.jobs)
+        reconciler = Reconciler(
+            cluster,
+            cluster.clock.now,
+            inboxes=inboxes,
+            reporting=reporting,
+            isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
+            observer=metrics.jobs,
+        )
         self._controller = Controller(reconciler, list_keys, observer=metrics.work)
         self._health = Health(self._controller, cluster)
         if options.metrics_port is not None:
@@ -116,7 +127,7 @@ class Operator:
             log.error("workers cannot report, the progress service is off: %s", error)
             return None, None
         # Not before: its age is how long anybody could have been heard.
-        inboxes = Inboxes(_now, self._options.qps)
+        inboxes = Inboxes(cluster.clock.now, self._options.qps)
         port = self._options.progress_port
         tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
 
@@ -125,7 +136,7 @@ class Operator:
                 self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, _now, time.monotonic, metrics.reports)
+        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics.reports)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 
@@ -226,6 +237,19 @@ class _ServiceType(click.ParamType[ServiceName]):
             self.fail(str(error), param, ctx)
 
 
+class _IngressRuleType(click.ParamType[Object]):
+    name = "JSON"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Object:
+        try:
+            rule = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
+        if not isinstance(rule, dict) or not rule.keys() <= {"from", "ports"}:
+            self.fail(f"{value!r} is no ingress rule of a NetworkPolicy: an object with from and ports", param, ctx)
+        return rule
+
+
 @click.command()
 @click.option("--namespace", "-n", "namespaces", multiple=True, help="Serve this namespace; repeatable. Default: all.")
 @click.option("--health-port", default=8080, show_default=True, help="Port of /healthz.")
@@ -236,6 +260,18 @@ class _ServiceType(click.ParamType[ServiceName]):
     "service",
     type=_ServiceType(),
     help="The Service through which workers reach the progress service. Default: workers do not report.",
+)
+@click.option(
+    "--isolate-workers/--no-isolate-workers",
+    default=True,
+    show_default=True,
+    help="Make a NetworkPolicy for each job: its workers are reached by each other only.",
+)
+@click.option(
+    "--worker-ingress",
+    type=_IngressRuleType(),
+    multiple=True,
+    help="A further ingress rule of these policies, as for a Prometheus that reads libtpu's metrics; repeatable.",
 )
 @click.option("--qps", default=50.0, show_default=True, help="API requests per second, on average.")
 @click.option("--burst", default=200, show_default=True, help="API requests at once.")

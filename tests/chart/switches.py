@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chart.helm import FULL_NAME, Object, container, named, nested, of_kind, pod
+from tpu_training_operator.main import main
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 IMAGE = "ghcr.io/example/tpu-training-operator"
@@ -49,6 +50,13 @@ def _egress(field: str) -> Callable[[list[Object]], Any]:
     return lambda objects: named(objects, "NetworkPolicy")["spec"]["egress"][0][field]
 
 
+def _ingress_rules(objects: list[Object]) -> list[Object]:
+    """As the operator reads its own arguments."""
+    with main.make_context("tpu-training-operator", list(container(objects)["args"])) as context:
+        return list(context.params["worker_ingress"])
+
+
+_SCRAPE = {"from": [{"namespaceSelector": {"matchLabels": {"team": 'a "b" c'}}}], "ports": [{"port": 8431}]}
 _AFFINITY = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -143,6 +151,16 @@ SWITCHES = (
         _egress("ports"),
         [{"protocol": "TCP", "port": 443}],
         {"networkPolicy": _POLICY | {"apiServerPorts": [443]}},
+    ),
+    Switch(
+        "workerNetworkPolicy.enabled",
+        False,
+        lambda o: ("--no-isolate-workers" in _arguments(o), "networking.k8s.io" in str(of_kind(o, "ClusterRole"))),
+        (True, False),
+    ),
+    Switch("workerNetworkPolicy.ingress", [_SCRAPE], _ingress_rules, [_SCRAPE]),
+    Switch(
+        "reservedLabels.enabled", True, _names("ValidatingAdmissionPolicyBinding"), [f"{FULL_NAME}-reserved-labels"]
     ),
     Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
     Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),

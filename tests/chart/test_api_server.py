@@ -27,7 +27,7 @@ from tests.chart.helm import (
 )
 from tests.chart.switches import NAMESPACES, VARIANTS
 from tests.cluster.api import answers_ok
-from tests.cluster.control_plane import IS_ESTABLISHED, ControlPlane
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
@@ -82,8 +82,7 @@ def monitoring(control_plane: ControlPlane) -> None:
     kinds += [(*MONITORING[1].split("/"), "PodMonitoring")]
     definitions = [definition(*kind) for kind in kinds]
     control_plane.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(definitions))
-    names = [f"crd/{one['metadata']['name']}" for one in definitions]
-    control_plane.kubectl("wait", IS_ESTABLISHED, *names)
+    control_plane.wait_established(*(one["metadata"]["name"] for one in definitions))
 
 
 @pytest.fixture
@@ -145,6 +144,56 @@ def test_an_upgrade_renews_the_definition(cluster: Cluster) -> None:
     cluster.kubectl("patch", DEFINITION, "--type=json", "--patch", '[{"op":"remove","path":"/spec/names/shortNames"}]')
     cluster.helm("upgrade", str(CHART), "--force-conflicts")
     assert "ttj" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
+
+
+AUTHORITY = ("secret", f"{FULL_NAME}-tls", f"--namespace={NAMESPACE}")
+FILLED = {"data": {"ca.crt": "Y2VydA==", "ca.key": "a2V5"}, "immutable": True}
+
+
+@pytest.mark.parametrize("then", ["upgrade", "uninstall and install"])
+def test_the_authority_of_the_progress_service_outlives_the_release(cluster: Cluster, then: str) -> None:
+    cluster.helm("install", str(CHART))
+    cluster.kubectl("patch", *AUTHORITY, "--type=merge", f"--patch={json.dumps(FILLED)}")
+    if then == "upgrade":
+        cluster.helm("upgrade", str(CHART), values={"logLevel": "DEBUG"})
+    else:
+        cluster.helm("uninstall")
+        cluster.helm("install", str(CHART))
+    found = json.loads(cluster.kubectl("get", *AUTHORITY, "--output=json"))
+    assert {name: found[name] for name in FILLED} == FILLED
+    cluster.kubectl("delete", *AUTHORITY)
+
+
+def test_a_secret_that_an_operator_has_made_by_itself_is_left_alone(cluster: Cluster) -> None:
+    cluster.kubectl("create", "secret", "generic", AUTHORITY[1], AUTHORITY[2], "--from-literal=ca.crt=cert")
+    cluster.helm("install", str(CHART))
+    found = json.loads(cluster.kubectl("get", *AUTHORITY, "--output=json"))
+    assert (found["data"], found["metadata"].get("labels")) == ({"ca.crt": "Y2VydA=="}, None)
+    cluster.kubectl("delete", *AUTHORITY)
+
+
+def test_where_labels_are_reserved_nobody_else_makes_a_worker(cluster: Cluster) -> None:
+    cluster.helm("install", str(CHART), values={"reservedLabels": {"enabled": True}})
+
+    def refusal(user: str, labels: Object) -> str:
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "forged", "namespace": OTHER, "labels": labels},
+            "spec": {"containers": [{"name": "trainer", "image": "registry.example/none:1"}]},
+        }
+        done = cluster.plane.kubectl(
+            *("create", "--dry-run=server", f"--as={user}", "--as-group=system:masters", "--filename=-"),
+            input=yaml.safe_dump(pod),
+            check=False,
+        )
+        return done.stderr
+
+    stolen = {"tpu-operator.dev/slice-id": "8b6b0c5e1f7a4c399d110242ac120002-1-0"}
+    wait_until(
+        lambda: "only the operator sets them" in refusal("mallory", stolen), timeout=60, what="the policy is in force"
+    )
+    assert (refusal("mallory", {"team": "vision"}), refusal(ACCOUNT, stolen)) == ("", "")
 
 
 def test_jobs_outlive_the_chart(cluster: Cluster) -> None:
@@ -297,7 +346,7 @@ def definition(group: str, version: str, kind: str) -> Object:
 
 
 def apply_job(cluster: Cluster, namespace: str) -> None:
-    cluster.kubectl("wait", IS_ESTABLISHED, DEFINITION)
+    cluster.plane.wait_established(DEFINITION.removeprefix("crd/"))
     example = REPOSITORY / "examples" / "digits.yaml"
     cluster.kubectl("apply", f"--filename={example}", f"--namespace={namespace}")
 

@@ -1,5 +1,6 @@
 """What the chart renders, whatever its values: restricted pods, minimal rights, one definition of the job."""
 
+import re
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ NEEDED = [
     for role in yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / file).read_text())
 ]
 PROGRESS = f"{FULL_NAME}-progress"
+Grant = tuple[str, str, str, str]
 NAMESPACED_ONLY = {
     "watchNamespaces": NAMESPACES,
     "crds": {"enabled": False},
@@ -75,7 +77,11 @@ def test_the_only_secret_is_the_one_of_the_progress_service(variant: list[Object
     places = {(role["kind"], role["metadata"].get("namespace")) for role in touching}
     name = of_kind(variant, "Deployment")[0]["metadata"]["name"]
     assert places <= {("Role", NAMESPACE)}
-    assert grants(touching) <= {("", "secrets", "get", f"{name}-tls"), ("", "secrets", "create", "")}
+    assert grants(touching) <= {("", "secrets", verb, f"{name}-tls") for verb in ("get", "update")}
+    assert {secret["metadata"]["name"] for secret in of_kind(variant, "Secret") if "data" not in secret} <= {
+        f"{name}-tls"
+    }
+    assert [secret for secret in of_kind(variant, "Secret") if "data" in secret] == []
 
 
 def test_objects_carry_the_recommended_labels(variant: list[Object]) -> None:
@@ -146,6 +152,27 @@ def test_a_name_that_no_service_may_have_is_refused_in_words(helm: Helm) -> None
 def test_the_operator_may_do_what_it_needs_and_no_more(helm: Helm) -> None:
     roles = of_kind(helm.template({"rbac": {"userRoles": False}}), "Role", "ClusterRole")
     assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED)}
+
+
+def documented_rights() -> set[Grant]:
+    """Those in the tables of SECURITY.md; a name in the text stands for the release's own."""
+    page = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
+    lines = page.partition("## Rights of the operator")[2].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    found = set()
+    for group, resource, verbs, _ in rows:
+        if group == "API group":
+            continue
+        names = re.findall(r"`([^`]+)`", resource)
+        name = names[1].replace("<release>", FULL_NAME) if len(names) > 1 else ""
+        plain = "" if group == "core" else group.strip("`")
+        found |= {(plain, names[0], verb, name) for verb in verbs.split(", ")}
+    return found
+
+
+def test_its_rights_are_those_that_the_security_page_lists(helm: Helm) -> None:
+    roles = of_kind(helm.template({"rbac": {"userRoles": False}}), "Role", "ClusterRole")
+    assert grants(roles) == documented_rights()
 
 
 def test_its_rights_are_bound_to_it(defaults: list[Object]) -> None:
@@ -230,9 +257,6 @@ def test_workers_of_namespaces_that_are_not_served_are_not_let_in(helm: Helm) ->
 
 def test_the_network_policy_lets_nothing_in_where_nothing_is_served(helm: Helm) -> None:
     assert ingress(helm, progress={"enabled": False}, metrics={"enabled": False}) == {}
-
-
-Grant = tuple[str, str, str, str]
 
 
 def grants(roles: list[Object]) -> set[Grant]:

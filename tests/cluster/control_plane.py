@@ -28,8 +28,7 @@ START_SECONDS = 60.0
 STOP_GRACE_SECONDS = 1.0
 TOKEN_SECONDS = 24 * 3600
 
-# For `kubectl wait`, whose --for=condition fails on a definition so new that it has no conditions yet.
-IS_ESTABLISHED = '--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True'
+ESTABLISHED_SECONDS = 60.0
 
 CONTROLLER_MANAGER, SCHEDULER = "kube-controller-manager", "kube-scheduler"
 
@@ -126,6 +125,19 @@ class ControlPlane:
         if check and done.returncode != 0:
             raise KubectlError(f"kubectl {' '.join(args)}: {done.stderr.strip()}")
         return done
+
+    def wait_established(self, *definitions: str) -> None:
+        """Until the API server serves these custom resources, named like jobs.example.org.
+
+        `kubectl wait` fails on a definition that is too new to have conditions.
+        """
+        for name in definitions:
+            wait_until(lambda name=name: self._is_established(name), timeout=ESTABLISHED_SECONDS, what=f"{name} served")
+
+    def _is_established(self, definition: str) -> bool:
+        found = self.api.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition}")
+        conditions = found.get("status", {}).get("conditions") or ()
+        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
         """A kubeconfig that acts as the service account, with a token from the TokenRequest API."""

@@ -6,6 +6,7 @@ A test module inherits `ClusterContract` and gives the fixtures `cluster` (a run
 
 import uuid
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.contract.objects import (
     version,
     with_status,
 )
+from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,
@@ -247,6 +249,21 @@ class DeletionContract:
         await delete(cluster, created)
         again = await cluster.get(PODS, namespace, "worker")
         assert again["metadata"]["deletionTimestamp"] == marked["metadata"]["deletionTimestamp"]
+
+    @pytest.mark.parametrize("grace", [None, 120], ids=["default", "given"])
+    async def test_the_deletion_of_a_pod_is_dated_to_the_end_of_its_grace_period(
+        self, cluster: Cluster, namespace: str, grace: int | None
+    ) -> None:
+        worker = pod(namespace, "worker")
+        worker["spec"] |= {"nodeName": "a-node-whose-kubelet-is-silent"}
+        worker["spec"] |= {} if grace is None else {"terminationGracePeriodSeconds": grace}
+        created = await cluster.create(worker)
+        await delete(cluster, created)
+        metadata = (await cluster.get(PODS, namespace, "worker"))["metadata"]
+        assert metadata["deletionGracePeriodSeconds"] == (grace or 30)
+        # Of the API server's whole seconds, and the time that the requests took.
+        lasts = parse_time(metadata["deletionTimestamp"]) - parse_time(metadata["creationTimestamp"])
+        assert timedelta(seconds=(grace or 30) - 1) <= lasts <= timedelta(seconds=(grace or 30) + 60)
 
 
 class GarbageContract:

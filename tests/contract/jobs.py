@@ -87,6 +87,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
     "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},
+    "checkpoints of another job": {"checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
     "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
     "checkpoints by step and time": {
         "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},
@@ -110,6 +111,8 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "recipe.scaling": {"betas": True, "weightDecay": True, "ema": True},
     },
     "seed": {"recipe.seed": 2**31 - 1},
+    "steps that are not finite are skipped": {"recipe.onNotFinite": "Skip"},
+    "steps that are not finite are made": {"recipe.onNotFinite": "Warn"},
 }
 
 _WHOLE = st.integers(0, 999).map(str)

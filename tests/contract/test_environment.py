@@ -17,7 +17,6 @@ from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.resolve import resolve
 from tpu_training_operator.domain.run_spec import run_spec
-from tpu_training_operator.domain.worker_env import CONTAINER_USER
 from tpu_training_operator.domain.worker_pod import worker_pod
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
@@ -36,6 +35,7 @@ ALWAYS = {
     "TPUJOB_LEARNING_RATE",
     "TPUJOB_NUM_HOSTS",
     "TPUJOB_PER_REPLICA_BATCH_SIZE",
+    "TPUJOB_RUN_SPEC",
     "TPUJOB_SLICE_INDEX",
     "TPUJOB_TERMINATION_LOG",
     "TPUJOB_TRAIN_STEPS",
@@ -45,9 +45,13 @@ ALWAYS = {
     "USER",
 }
 XLA = {"PJRT_DEVICE"}
-ENTRYPOINT = {"TPUJOB_RUN_SPEC"}
+TORCHRUN = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NPROC_PER_NODE"}
+ONE_PROCESS = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+# Where the user gives one of these, that is what counts.
+OVERRIDABLE = {"HOME", "USER", "PET_NPROC_PER_NODE", *ONE_PROCESS}
 DATA = {"TPUJOB_DATA_URI"}
 CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
+RESUME = {"TPUJOB_CHECKPOINT_RESUME_FROM"}
 PARAMETERS = {"TPUJOB_PARAMETER_HIDDEN", "TPUJOB_PARAMETER_DROP_OUT"}
 PROGRESS = {
     "TPUJOB_PROGRESS_URL",
@@ -65,16 +69,19 @@ MULTISLICE = {
 }
 
 TABLE = {
-    "torch_xla": ({}, ALWAYS | XLA | ENTRYPOINT),
-    "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS | ENTRYPOINT),
+    "torch_xla": ({}, ALWAYS | XLA),
+    "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS),
     "a loop of the user's own": (OWN_LOOP, ALWAYS | XLA),
-    "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | ENTRYPOINT | DATA),
-    "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | ENTRYPOINT | CHECKPOINT),
+    "its own loop on torch": (OWN_LOOP | KINDS_OF_JOBS["torch on CPU"], ALWAYS | TORCHRUN | ONE_PROCESS),
+    "its own loop on GPUs": (OWN_LOOP | KINDS_OF_JOBS["torch on GPUs"], ALWAYS | TORCHRUN),
+    "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | DATA),
+    "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | CHECKPOINT),
+    "checkpoints of another job": (KINDS_OF_JOBS["checkpoints of another job"], ALWAYS | XLA | CHECKPOINT | RESUME),
     "parameters": (
         {"recipe.parameters": {"hidden": "128", "drop-out": "0.1"}},
-        ALWAYS | XLA | ENTRYPOINT | PARAMETERS,
+        ALWAYS | XLA | PARAMETERS,
     ),
-    "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | ENTRYPOINT | MULTISLICE),
+    "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | MULTISLICE),
 }
 
 
@@ -134,7 +141,15 @@ def test_what_torch_xla_sets_is_refused_from_the_user() -> None:
 def test_what_the_operator_sets_is_refused_from_the_user(changes: Mapping[str, Any], names: set[str]) -> None:
     (first, *_) = worker_environments(stored_job(changes), REPORTING)
     free = {name for name in first if name not in RESERVED_ENV and not name.startswith(ENV_PREFIX)}
-    assert free == set(CONTAINER_USER) == {"HOME", "USER"}
+    assert free == names & OVERRIDABLE
+
+
+def test_what_the_user_may_give_stands_once_and_as_given() -> None:
+    given = dict.fromkeys(OVERRIDABLE, "given")
+    trainer = {"trainer.env": [{"name": name, "value": value} for name, value in given.items()]}
+    job = stored_job(OWN_LOOP | KINDS_OF_JOBS["torch on CPU"] | trainer)
+    (container,) = worker_pod(job, resolve(job.spec), _worker(0))["spec"]["containers"]
+    assert [entry for entry in container["env"] if entry["name"] in given] == trainer["trainer.env"]
 
 
 @kinds_of_jobs
@@ -152,7 +167,7 @@ def test_every_worker_finds_its_place_in_the_gang(changes: Mapping[str, Any]) ->
 def test_all_workers_meet_at_host_0_of_slice_0() -> None:
     environments = [read_environment(environ) for environ in worker_environments(stored_job({"slice.count": 2}))]
     assert {(environment.master_addr, environment.master_port) for environment in environments} == {
-        ("digits-2-0-0.digits", 12355)
+        ("2-0.digits", 12355)
     }
 
 
@@ -161,7 +176,7 @@ def test_a_worker_stands_at_its_id_in_the_host_names_of_its_own_slice() -> None:
         environ["TPU_WORKER_HOSTNAMES"].split(",")[int(environ["TPU_WORKER_ID"])]
         for environ in worker_environments(stored_job({"slice.count": 2}))
     ]
-    assert places == [f"digits-2-{index}-{host}.digits" for index in range(2) for host in range(4)]
+    assert places == [f"2-{index}.digits" for index in range(8)]
 
 
 @kinds_of_jobs
@@ -182,6 +197,22 @@ def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping
     }.items() <= told.items()
     assert told.get("DATA_URI") == spec.get("dataUri")
     assert told.get("CHECKPOINT_URI") == spec.get("checkpoint", {}).get("uri")
+    assert told.get("CHECKPOINT_RESUME_FROM") == spec.get("checkpoint", {}).get("resumeFrom")
+
+
+@pytest.mark.parametrize("kind", ["torch on CPU", "torch on GPUs", "torch on TPU"])
+def test_torchrun_needs_no_arguments_to_join_all_hosts_of_a_loop_of_the_users_own(kind: str) -> None:
+    environs = worker_environments(stored_job(OWN_LOOP | KINDS_OF_JOBS[kind]))
+    processes = KINDS_OF_JOBS[kind].get("trainer.torch", {}).get("processesPerHost", 1)
+    for index, environ in enumerate(environs):
+        told = {name: environ[name] for name in TORCHRUN}
+        assert told == {
+            "PET_NNODES": str(len(environs)),
+            "PET_NODE_RANK": str(index),
+            "PET_NPROC_PER_NODE": str(processes),
+            "PET_MASTER_ADDR": "$(MASTER_ADDR)",
+            "PET_MASTER_PORT": "$(MASTER_PORT)",
+        }
 
 
 def test_torch_xla_is_told_the_hardware_it_runs_on() -> None:
@@ -205,10 +236,9 @@ def test_the_run_spec_is_mounted_where_the_variable_says() -> None:
     resolution = resolve(job.spec)
     for index, environ in enumerate(worker_environments(job)):
         pod = worker_pod(job, resolution, _worker(index))
-        (volume,) = pod["spec"]["volumes"]
-        (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
+        (volume,) = [volume for volume in pod["spec"]["volumes"] if "configMap" in volume]
+        (mount,) = [m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
         (item,) = volume["configMap"]["items"]
-        assert mount["name"] == volume["name"]
         assert environ["TPUJOB_RUN_SPEC"] == f"{mount['mountPath']}/{item['path']}"
 
 
@@ -229,6 +259,5 @@ def test_torch_tpu_finds_node_0_and_its_own_rank(changes: dict[str, Any]) -> Non
     job = stored_job(changes)
     for environ in worker_environments(job):
         nodes, rank = environ["TPU_WORKER_HOSTNAMES"].split(","), int(environ["JOB_COMPLETION_INDEX"])
-        slice_index = environ["TPUJOB_SLICE_INDEX"]
-        assert nodes[0].split(".")[0].endswith(f"-{slice_index}-0")
-        assert nodes[rank].split(".")[0].endswith(f"-{slice_index}-{rank}")
+        assert nodes[0] == f"{ATTEMPT}-{4 * int(environ['TPUJOB_SLICE_INDEX'])}.digits"
+        assert nodes[rank] == f"{ATTEMPT}-{environ['TPUJOB_HOST_INDEX']}.digits"

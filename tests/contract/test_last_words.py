@@ -12,6 +12,7 @@ from tpu_trainer.contract import ExitCode
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.termination import termination_message, write_termination
 from tpu_training_operator.api.status import Progress
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.last_words import last_words
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.outcome import final_progress
@@ -58,11 +59,11 @@ def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
 )
 def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, float], rate: float | None) -> None:
     pod = pod_after(Outcome(ExitCode.UserError, message, step, metrics, rate))
-    assert last_words(pod) == message
+    assert last_words(pod) == plain(message)
     progress = final_progress(pod, TOTAL, None)
     if step is None:
         assert progress is None
         return
     assert progress.step == step
-    assert progress.metrics == {name: f"{value:.6g}" for name, value in metrics.items() if math.isfinite(value)}
+    assert progress.metrics == {plain(name): f"{value:.6g}" for name, value in metrics.items() if math.isfinite(value)}
     assert (progress.examples_per_second is None) == (rate is None)

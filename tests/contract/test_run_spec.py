@@ -15,7 +15,7 @@ from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
 from tpu_trainer import spec as trainer
 from tpu_trainer.errors import BadSpecError
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.output import Checkpoint, Report
+from tpu_training_operator.api.output import Report
 from tpu_training_operator.api.trainer import TorchRuntime
 from tpu_training_operator.domain.comparison import comparison
 from tpu_training_operator.domain.gang import config_map
@@ -68,13 +68,32 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         ),
         parameters=recipe.parameters or {},
         data_uri=job.spec.data.uri if job.spec.data else None,
+        on_not_finite=trainer.OnNotFinite(recipe.on_not_finite),
         torch=_torch(job.spec.trainer.torch),
-        checkpoint=_checkpoint(job.spec.checkpoint),
+        checkpoint=_checkpoint(job),
         report=_report(job.spec.report),
         scaling=tuple(
             trainer.ScalingRow(row.name, row.tuned_on, row.runs_on, row.rule) for row in comparison(recipe, resolution)
         ),
+        recipe=dict(_leaves("recipe", job.spec.recipe.model_dump(by_alias=True, mode="json", **NOT_COMPARED))),
     )
+
+
+NOT_COMPARED: dict[str, Any] = {
+    "exclude_defaults": True,
+    "exclude": {"parameters", "evaluate_every_steps", "gradient_noise_scale"},
+}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    match value:
+        case dict():
+            for name, below in value.items():
+                yield from _leaves(f"{path}.{name}", below)
+        case str():
+            yield path, value
+        case _:
+            yield path, json.dumps(value)
 
 
 def _torch(given: TorchRuntime | None) -> trainer.TorchSpec:
@@ -83,11 +102,13 @@ def _torch(given: TorchRuntime | None) -> trainer.TorchSpec:
     return trainer.TorchSpec(given.device, given.collectives, given.processes_per_host)
 
 
-def _checkpoint(given: Checkpoint | None) -> trainer.CheckpointSpec | None:
+def _checkpoint(job: TPUTrainingJob) -> trainer.CheckpointSpec | None:
+    given = job.spec.checkpoint
     if given is None:
         return None
     minutes = 10 if given.every_steps is None and given.every_minutes is None else given.every_minutes
-    return trainer.CheckpointSpec(given.uri, given.every_steps, minutes, given.keep)
+    folder = f"{given.uri}/{job.namespace}/{job.name}"
+    return trainer.CheckpointSpec(folder, given.every_steps, minutes, given.keep, given.resume_from)
 
 
 def _report(given: Report | None) -> trainer.ReportSpec:
@@ -125,12 +146,18 @@ RICHEST = {
     "recipe.epochs": 30,
     "recipe.datasetSize": 1280,
     "recipe.emaDecay": "0.999",
+    "recipe.onNotFinite": "Skip",
     "recipe.parameters": {"hidden": "128"},
     "data": {"uri": "gs://bucket/digits"},
     "slice.hardware": "CPU",
     "trainer.backend": "Torch",
     "trainer.torch": {},
-    "checkpoint": {"uri": "gs://bucket/digits", "everySteps": 500, "everyMinutes": 10},
+    "checkpoint": {
+        "uri": "gs://bucket/digits",
+        "everySteps": 500,
+        "everyMinutes": 10,
+        "resumeFrom": "gs://bucket/digits/default/first",
+    },
     "report": {"uri": "gs://bucket/digits"},
 }
 

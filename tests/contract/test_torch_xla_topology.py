@@ -103,7 +103,7 @@ def test_torch_xla_sees_the_slice_that_was_resolved(generation: Generation, shap
 
     for worker in looked_at:
         env = pod_env(job, resolution, worker, data) | device_plugin(shape)
-        host = env["TPU_WORKER_HOSTNAMES"].split(",")[worker.host] if len(hosts) > 1 else "localhost"
+        host = env["TPU_WORKER_HOSTNAMES"].split(",")[worker.host]
         for local_rank in range(processes):
             process = process_env(env, local_rank, processes)
             addresses = process["TPU_PROCESS_ADDRESSES"].split(",")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import IS_ESTABLISHED, ControlPlane
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import start_kwok
 from tests.cluster.namespaces import fresh_namespace
 
@@ -28,4 +28,4 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
 def job_definition(control_plane: ControlPlane) -> None:
     """The TPUTrainingJob is served."""
     control_plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds" / "tputrainingjobs.yaml"))
-    control_plane.kubectl("wait", IS_ESTABLISHED, "crd/tputrainingjobs.tpu-operator.dev")
+    control_plane.wait_established("tputrainingjobs.tpu-operator.dev")

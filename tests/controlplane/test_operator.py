@@ -1,5 +1,6 @@
 """The operator as its own process against a real API server: what a user applies, sees, breaks and deletes."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -61,6 +62,15 @@ def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: Operator
     assert columns[:6] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300"]
     reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
     assert {"AttemptStarted", "Succeeded"} <= set(reasons)
+
+
+def test_a_job_has_a_network_policy_that_goes_with_it(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits())
+    space.wait_for_state("Running")
+    policy = json.loads(space.kubectl("get", "networkpolicy", "digits", "--output=json"))
+    own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
+    assert policy["spec"] == {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == space.job()["metadata"]["uid"]
 
 
 def test_the_operator_leaves_no_mark_on_what_the_user_wrote(space: Namespace, operator: OperatorProcess) -> None:

@@ -65,7 +65,12 @@ async def operator(
         }
         for scope in ("Cluster", "")
     ]
-    control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(bindings))
+    empty = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "tpu-training-operator-tls", "namespace": namespace},
+    }
+    control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([*bindings, empty]))
     credentials = credentials_of(control_plane.service_account_kubeconfig(namespace, ACCOUNT), monkeypatch)
     async with connect(credentials, REQUESTS_PER_SECOND, BURST) as connected:
         yield connected

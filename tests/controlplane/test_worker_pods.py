@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import SimulatedSlice, add_tpu_nodes, remove_nodes
 from tests.cluster.namespaces import fresh_namespace
@@ -23,6 +25,7 @@ Object = dict[str, Any]
 FIRST = WorkerId(1, 0, 0)
 FOUR_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)
 REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
+TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "latest",
@@ -30,9 +33,11 @@ RESTRICTED = {
 OWN_LOOP = {"image": "registry.example/digits:1", "command": ["python", "train.py"]}
 
 
-def objects(namespace: str, *avoid: str, trainer: Object | None = None) -> tuple[Object, Object]:
+def objects(
+    namespace: str, *avoid: str, trainer: Object | None = None, on: Object | None = None
+) -> tuple[Object, Object]:
     """The ConfigMap and the first pod of a job on four TPU hosts."""
-    body = digits(slice={"acceleratorType": "v5litepod-16", "hardware": "TPU"})
+    body = digits(slice={"acceleratorType": "v5litepod-16", "hardware": "TPU", **(on or {})})
     body["spec"]["trainer"] = trainer or body["spec"]["trainer"]
     body["metadata"] |= {"namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
     job = parse_job(body)
@@ -54,6 +59,84 @@ def test_a_restricted_namespace_admits_a_worker_that_reports(
     (volume,) = (v for v in stored["spec"]["volumes"] if v["name"] == "tpu-training-progress")
     # What the API server has not understood, it would have left out.
     assert volume["projected"] == next(v for v in body["spec"]["volumes"] if v["name"] == volume["name"])["projected"]
+
+
+def admitted(control_plane: ControlPlane, level: str, trainer: Object) -> str:
+    """What Pod Security of this level refuses in the first worker; empty where it takes the pod."""
+    labels = RESTRICTED | {"pod-security.kubernetes.io/enforce": level}
+    with fresh_namespace(control_plane.api, labels) as namespace:
+        (_, pod) = objects(namespace, trainer=OWN_LOOP | trainer)
+        try:
+            control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+        except ApiError as error:
+            return str(error)
+    return ""
+
+
+AS_ROOT = {"runAsUser": 0}
+LOCKS = AS_ROOT | {"capabilities": {"add": ["IPC_LOCK", "SYS_RESOURCE"]}}
+READS_ALL = AS_ROOT | {"capabilities": {"add": ["DAC_OVERRIDE"]}}
+GROUPS = {"runAsUser": 1000, "runAsGroup": 0, "fsGroup": 0, "supplementalGroups": [0, 44]}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "refused_by"),
+    [
+        ({"sharedMemory": "16Gi"}, {}),
+        ({"securityContext": GROUPS}, {}),
+        ({"securityContext": AS_ROOT}, {"restricted": "runAsUser=0"}),
+        ({"securityContext": READS_ALL}, {"restricted": "unrestricted capabilities"}),
+        (
+            {"securityContext": LOCKS},
+            {"restricted": "unrestricted capabilities", "baseline": "non-default capabilities"},
+        ),
+        ({"hostNetwork": True}, {"restricted": "host namespaces", "baseline": "host namespaces"}),
+    ],
+    ids=["shared memory", "groups", "root", "root that reads all", "root that locks memory", "the node's network"],
+)
+def test_pod_security_decides_on_what_a_job_may_ask_for(
+    control_plane: ControlPlane, trainer: Object, refused_by: dict[str, str]
+) -> None:
+    for level in ("restricted", "baseline", "privileged"):
+        answer = admitted(control_plane, level, trainer)
+        assert refused_by.get(level, "") in answer
+        assert bool(answer) == (level in refused_by), answer
+
+
+RESERVATION_LABELS = {
+    "a pool that the autoscaler made": {
+        "cloud.google.com/reservation-name": "r",
+        "cloud.google.com/reservation-affinity": "specific",
+    },
+    "a pool that a person made": {"cloud.google.com/reservation-name": "r"},
+}
+TAINT = {"key": "cloud.google.com/reservation-name", "value": "r", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize("labels", RESERVATION_LABELS.values(), ids=RESERVATION_LABELS.keys())
+def test_a_worker_finds_the_nodes_of_its_reservation(
+    control_plane: ControlPlane, namespace: str, labels: dict[str, str]
+) -> None:
+    pool = add_tpu_nodes(control_plane, FOUR_HOSTS)
+    try:
+        (_, pod) = objects(namespace, on={"provisioning": {"reservation": "r"}})
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        control_plane.api.call("POST", path, pod)
+        name = pod["metadata"]["name"]
+
+        def found() -> Object:
+            return control_plane.api.call("GET", f"{path}/{name}")
+
+        def waits() -> bool:
+            return any(c["reason"] == "Unschedulable" for c in found()["status"].get("conditions", []))
+
+        wait_until(waits, timeout=60, what="no node of the reservation is there yet")
+        patch = json.dumps({"metadata": {"labels": labels}, "spec": {"taints": [TPU_TAINT, TAINT]}})
+        control_plane.kubectl("patch", "node", pool.nodes[1], "--type=merge", f"--patch={patch}")
+        wait_until(lambda: found()["spec"].get("nodeName"), timeout=60, what="the pod has a node")
+        assert found()["spec"]["nodeName"] == pool.nodes[1]
+    finally:
+        remove_nodes(control_plane, pool)
 
 
 def test_the_scheduler_places_no_pod_on_a_node_that_it_is_to_avoid(control_plane: ControlPlane, namespace: str) -> None:

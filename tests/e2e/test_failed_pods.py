@@ -63,7 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "OutOfMemory",
         "OOMKilled",
     ),
-    "as-root": ({}, {"securityContext": {"runAsNonRoot": True}}, "UserError", "CreateContainerConfigError"),
+    "as-root": ({}, {"securityContext": {"runAsNonRoot": True}}, "UserError", "RootImage"),
     "no-secret": (
         {"envFrom": [{"secretRef": {"name": "none"}}]},
         {},

@@ -40,6 +40,7 @@ def test_an_operator_that_is_killed_again_and_again_restarts_each_gang_once(
         killing = beside.submit(kill_operator_after, cluster, lives)
         kill_workers(training, hosts)
         killing.result()
+        training.wait_attempt(WORKER_KILLS + 1)
         training.kubectl("exec", f"{NAME}-{WORKER_KILLS + 1}-0-0", "--", "touch", str(OPEN))
         status = training.wait_ended()
     for attempt in range(2, WORKER_KILLS + 2):

@@ -84,6 +84,12 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
     }
 
 
+def test_a_loss_that_ended_as_no_number_is_told(runs: Runs) -> None:
+    run = runs.start(REPORT + "report(300, [0.5, None]); last_words(outcome='Succeeded', step=300, metrics={})")
+    succeeded(run)
+    assert re.search(r"^  loss +nan$", run.stdout, re.MULTILINE)
+
+
 def test_a_loop_that_reports_nothing_succeeds_without_metrics(runs: Runs) -> None:
     result = succeeded(runs.start("print('done')"))
     assert (result["state"], result["metrics"], result["lossCurve"]) == ("Succeeded", {}, [])
@@ -242,7 +248,7 @@ def test_plain_output_tells_the_course_of_the_run(runs: Runs) -> None:
     lines = run.stdout.splitlines()
     course = [
         f"warning: {WARNINGS[0]}",
-        "step 3/300  evaluated:  accuracy 0.5",
+        "step 3/300  evaluated:  accuracy 0.5  perplexity nan",
         "step 300/300  loss 0.25  900 examples/s",
         "step 300/300  evaluated:  accuracy 0.75  perplexity 1.5",
         "  accuracy   0.75",

@@ -121,6 +121,17 @@ tell("found", [path.name for path in scratch.iterdir()])
         assert [run.told("found", host) for host in range(2)] == [[], []]
 
 
+def test_shared_memory_is_this_machines(runs: Runs) -> None:
+    changes = {"trainer.sharedMemory": "1Gi", "trainer.env": [{"name": "CACHE", "value": "/dev/shm/cache"}]}
+    (environ,) = environments(runs.start("", changes), hosts=1)
+    assert environ["CACHE"] == "/dev/shm/cache"
+
+
+def test_a_host_alone_needs_no_name(runs: Runs) -> None:
+    (environ,) = environments(runs.start(""), hosts=1)
+    assert (environ["MASTER_ADDR"], environ["TPU_WORKER_HOSTNAMES"]) == ("localhost", "localhost")
+
+
 def test_worker_0_alone_reports_progress(runs: Runs) -> None:
     run = runs.start("", hosts=2)
     environs = environments(run, hosts=2)
@@ -134,14 +145,17 @@ def test_checkpoints_and_parameters_reach_a_loop_of_the_users_own(runs: Runs, tm
         "recipe.parameters": {"drop-out": "0.1", "text": "$(HOME) costs $$5"},
     }
     (environ,) = environments(runs.start("", changes), hosts=1)
-    assert environ["TPUJOB_CHECKPOINT_URI"] == str(tmp_path / "checkpoints")
+    assert environ["TPUJOB_CHECKPOINT_URI"].startswith(f"{tmp_path}/checkpoints/default/")
     assert environ["TPUJOB_PARAMETER_DROP_OUT"] == "0.1"
     assert environ["TPUJOB_PARAMETER_TEXT"] == "$(HOME) costs $$5"
 
 
-def test_a_loop_of_the_users_own_has_no_run_spec(runs: Runs) -> None:
-    (environ,) = environments(runs.start(""), hosts=1)
-    assert "TPUJOB_RUN_SPEC" not in environ
+def test_a_loop_of_the_users_own_finds_the_whole_recipe_as_it_was_resolved(runs: Runs) -> None:
+    run = runs.start('tell("recipe", json.load(open(os.environ["TPUJOB_RUN_SPEC"])))')
+    assert run.wait() == 0, run.stdout + run.stderr
+    recipe = run.told("recipe")
+    assert "entrypoint" not in recipe
+    assert {"optimizer", "batch", "schedule", "seed", "trainSteps"} <= recipe.keys()
 
 
 STAND_IN_FOR_THE_TRAINER = """

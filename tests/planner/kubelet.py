@@ -115,6 +115,15 @@ def lose_node(cluster: ModelCluster, pod: Object) -> None:
 def give_up(cluster: ModelCluster, pod: Object) -> None:
     """The control plane deletes a pod whose node has been silent for long; only the node could let it go."""
     if is_lost(cluster, pod) and not _has_ended(pod):
+        if ready := [condition for condition in pod["status"]["conditions"] if condition["type"] == "Ready"]:
+            ready[0]["status"] = "False"
+        _disrupt(cluster, pod, NODE_LOST, "Taint manager: deleting due to NoExecute taint")
+        delete_by_hand(cluster, pod)
+
+
+def taint_node(cluster: ModelCluster, pod: Object) -> None:
+    """Somebody wants the node to himself: a pod that runs there gets its grace period."""
+    if not is_lost(cluster, pod) and not _has_ended(pod):
         _disrupt(cluster, pod, NODE_LOST, "Taint manager: deleting due to NoExecute taint")
         delete_by_hand(cluster, pod)
 

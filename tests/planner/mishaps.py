@@ -23,7 +23,7 @@ Mishap = Callable[[ModelCluster, Object], None]
 
 # One code of each kind that the planner treats differently; `tests.unit.test_classifier` has them all.
 ENDINGS: dict[str, Mishap] = {
-    **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 69, 71, 75, 137)},
+    **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 65, 69, 71, 75, 77, 137)},
     "exit without a word": partial(kubelet.end, code=0, message=""),
     "out of memory": partial(kubelet.end, code=137, reason="OOMKilled"),
 }
@@ -38,6 +38,7 @@ LOSSES: dict[str, Mishap] = {
     "vanished": kubelet.vanish,
     "node shut down": kubelet.shut_down,
     "node lost": kubelet.lose_node,
+    "node tainted": kubelet.taint_node,
     "node known to be lost": kubelet.lose_node_for_good,
 }
 
@@ -53,7 +54,16 @@ TROUBLES: dict[str, tuple[ApiError, bool]] = {
 
 # What must have happened besides: that a run never gets anywhere would look like one in which nothing breaks.
 ENDS = [
-    *("Succeeded", "Failed", "DeadlineExceeded", "RestartLimitReached", "a release", "a resumption", "a refill"),
+    *(
+        "Succeeded",
+        "Failed",
+        "DeadlineExceeded",
+        "RestartLimitReached",
+        "NotRetryable",
+        "a release",
+        "a resumption",
+        "a refill",
+    ),
     *("a restart for a hang", "stacks asked for", "a deletion by force", "a node avoided", "a job whose time is over"),
     *("a crash amid a pass", "a stale pass", "a stale pass that conflicts", "the clock set back", "a job deleted"),
     *("a job applied again", "a blocked job", "chips busy", "nodes back"),

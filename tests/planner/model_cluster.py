@@ -12,7 +12,8 @@ from typing import Any
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.observed import controller_uid, format_time
+from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import AlreadyExists, Conflict, NotFound, Object
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -128,7 +129,7 @@ class ModelCluster:
         self.others = {name: body for name, body in self.others.items() if not self.is_orphan(body)}
 
     def is_orphan(self, body: Object) -> bool:
-        owner = controller_uid(body)
+        owner = controller(body).get("uid")
         return owner is not None and (self.job_is_gone or owner != self.uid)
 
     def _new_version(self) -> None:

@@ -17,6 +17,7 @@ from tpu_training_operator.domain.actions import (
     DeletePod,
     Plan,
 )
+from tpu_training_operator.runtime.cluster import Object
 
 WORKERS = ["digits-1-0-0", "digits-1-0-1", "digits-1-0-2", "digits-1-0-3"]
 
@@ -85,6 +86,12 @@ def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[s
     return (condition.status, condition.reason) if condition else ("", "")
 
 
+def ready_message(cluster: ModelCluster) -> str:
+    ready = find(cluster.status.conditions, ConditionType.READY)
+    assert ready is not None
+    return ready.message
+
+
 def until_running(cluster: ModelCluster) -> list[str]:
     """Everything goes well from here until the gang runs; returns the names of its pods."""
     for _ in range(10):
@@ -93,4 +100,14 @@ def until_running(cluster: ModelCluster) -> list[str]:
         one_pass(cluster)
         all_are_ready(cluster)
     assert cluster.status.state == State.RUNNING
-    return sorted(cluster.pods)
+    return gang(cluster)
+
+
+def gang(cluster: ModelCluster) -> list[str]:
+    """The names of the pods of the present attempt."""
+    return sorted(pod["metadata"]["name"] for pod in present(cluster))
+
+
+def present(cluster: ModelCluster) -> list[Object]:
+    """The pods of the present attempt; that of the worker that failed last stays beside them."""
+    return [pod for name, pod in cluster.pods.items() if name.startswith(f"digits-{cluster.status.attempt}-")]

@@ -6,7 +6,7 @@ from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
 from tests.planner.scheduler import avoided, place_all
-from tests.planner.story import all_are_ready, all_finish, described, given_a_job, passes
+from tests.planner.story import all_are_ready, all_finish, described, given_a_job, passes, present
 from tpu_training_operator.domain.actions import Plan
 
 BAD = "node-1"
@@ -29,7 +29,7 @@ def it_runs(cluster: ModelCluster, nodes: list[str]) -> None:
 
 def chips_fail(cluster: ModelCluster, node: str) -> None:
     """And the next attempt is made, as far as it finds nodes."""
-    pod = next(pod for pod in cluster.pods.values() if pod["spec"]["nodeName"] == node)
+    pod = next(pod for pod in present(cluster) if pod["spec"]["nodeName"] == node)
     kubelet.find_chips_busy(cluster, pod)
     for _ in range(3):
         one_pass(cluster)
@@ -53,14 +53,14 @@ def test_after_one_fault_the_node_is_used_again() -> None:
     chips_fail(cluster, BAD)
     assert [fault.node for fault in cluster.status.device_faults] == [BAD]
     assert cluster.status.avoided_nodes == []
-    assert {frozenset(avoided(pod)) for pod in cluster.pods.values()} == {frozenset()}
+    assert {frozenset(avoided(pod)) for pod in present(cluster)} == {frozenset()}
 
 
 def test_after_two_faults_no_worker_is_placed_there() -> None:
     cluster = given_two_faults()
     assert cluster.status.avoided_nodes == [BAD]
-    assert len(cluster.pods) == 4
-    assert all(avoided(pod) == {BAD} for pod in cluster.pods.values())
+    assert len(present(cluster)) == 4
+    assert all(avoided(pod) == {BAD} for pod in present(cluster))
 
 
 def test_one_fault_each_on_two_nodes_speaks_against_neither() -> None:
@@ -91,7 +91,7 @@ def test_other_failures_speak_against_no_node(how: str) -> None:
 def test_a_gang_that_finds_another_node_runs_without_the_bad_one() -> None:
     cluster = given_two_faults()
     it_runs(cluster, [*NODES, "node-4"])
-    assert {pod["spec"]["nodeName"] for pod in cluster.pods.values()} == {"node-0", "node-2", "node-3", "node-4"}
+    assert {pod["spec"]["nodeName"] for pod in present(cluster)} == {"node-0", "node-2", "node-3", "node-4"}
 
 
 @pytest.mark.parametrize("nodes", [NODES, []], ids=["a part of it finds nodes", "it finds no node at all"])

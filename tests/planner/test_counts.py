@@ -113,7 +113,7 @@ def test_a_failure_that_ends_the_job_is_a_failure_and_no_restart(life: Life) -> 
     assert counted(life.metrics, "tpujob_failures_total", "class") == {"UserError": 1}
     assert counted(life.metrics, "tpujob_restarts_total", "class") == {}
     assert counted(life.metrics, "tpujob_budgets_exhausted_total", "class") == {"UserError": 1}
-    assert counted(life.metrics, "tpujob_finished_total", "reason") == {"RestartLimitReached": 1}
+    assert counted(life.metrics, "tpujob_finished_total", "reason") == {"NotRetryable": 1}
 
 
 def test_the_time_that_was_counted_is_the_job_s_life(life: Life) -> None:

@@ -8,7 +8,7 @@ from tests.planner import kubelet
 from tests.planner.laws import life
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, passes
+from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, given_a_running_gang, passes
 from tpu_training_operator.api.status import Activity, Goodput, ReportPhase
 from tpu_training_operator.domain.observed import format_time, parse_time
 
@@ -131,20 +131,53 @@ def test_a_gang_that_is_preempted_has_saved_what_it_did() -> None:
     assert split(cluster) == {"queue": 30, "start": 20, "productive": 60}
 
 
-@pytest.mark.parametrize(("checkpoint", "kept"), [(True, "productive"), (False, "wasted")])
-def test_a_suspension_is_no_loss_for_a_job_with_checkpoints(checkpoint: bool, kept: str) -> None:
+def saves_at_step(cluster: ModelCluster, step: int) -> None:
+    kubelet.report(cluster, 60, ReportPhase.CHECKPOINTING, checkpoint_step=step)
+
+
+SAVES = {
+    "everything": (60, {"productive": 60}),
+    "a part": (45, {"productive": 45, "wasted": 15}),
+    "nothing": (None, {"wasted": 60}),
+}
+
+
+@pytest.mark.parametrize("saves", SAVES)
+@pytest.mark.parametrize("resumed", ["while its workers stop", "later"])
+def test_after_a_suspension_that_is_kept_which_the_worker_says_is_safe(saves: str, resumed: str) -> None:
+    """Its last report comes right before its pod goes."""
+    step, expected = SAVES[saves]
     cluster = given_a_gang_that_trains()
-    if checkpoint:
-        cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
+    cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
     passes(cluster, 60)
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
-    kubelet.sweep(cluster)
+    one_pass(cluster)
+    if step is not None:
+        saves_at_step(cluster, step)
+    if resumed == "later":
+        kubelet.sweep(cluster)
+        one_pass(cluster)
     passes(cluster, 5000)
     cluster.edit_run_policy(suspend=False)
     one_pass(cluster)
-    assert split(cluster) == {"queue": 30, "start": 20, kept: 60, "suspended": 5000}
+    assert split(cluster) == {"queue": 30, "start": 20, **expected, "suspended": 5000}
     assert accounts(cluster).activity is Activity.QUEUE
+    assert accounts(cluster).unsaved_seconds == 0
+
+
+@pytest.mark.parametrize(("checkpoint", "kept"), [(True, "productive"), (False, "wasted")])
+def test_a_suspended_trainer_that_nobody_hears_saves_if_it_has_a_place_to(checkpoint: bool, kept: str) -> None:
+    cluster = given_a_running_gang({"spec.checkpoint": {"uri": "gs://bucket/digits"}} if checkpoint else None)
+    passes(cluster, 60)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    goodput = accounts(cluster)
+    assert getattr(goodput, f"{kept}_seconds") >= 60
+    assert goodput.productive_seconds * goodput.wasted_seconds == 0
 
 
 def test_the_pause_of_a_gang_that_gave_back_its_nodes_is_waiting_too() -> None:

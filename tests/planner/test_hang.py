@@ -6,8 +6,8 @@ import pytest
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tests.planner.operators import look, one_pass
-from tests.planner.story import described, given_a_running_gang, passes
+from tests.planner.operators import KEY, look, one_pass
+from tests.planner.story import WORKERS, described, given_a_running_gang, passes
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.hang import STACKS_WAIT
@@ -140,6 +140,25 @@ def test_an_operator_that_has_just_begun_to_listen_waits_for_the_whole_limit() -
     assert until_taken_for_hung(cluster) == 15 * MINUTE
 
 
+def test_a_worker_that_is_heard_is_judged_by_what_it_says() -> None:
+    """A report of its job that failed through no fault of its own changes nothing."""
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    assert cluster.inboxes is not None
+    for _ in range(4):
+        passes(cluster, 30)
+        cluster.inboxes.could_not_listen(KEY)
+        kubelet.report(cluster, 10)
+    assert described(look(cluster)) == ["ask for stacks"]
+
+
+def test_a_worker_that_could_not_be_heard_has_the_whole_limit_from_then_on() -> None:
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    assert cluster.inboxes is not None
+    passes(cluster, 119)
+    cluster.inboxes.could_not_listen(KEY)
+    assert until_taken_for_hung(cluster) == 2 * MINUTE
+
+
 def test_a_step_that_stands_still_is_no_progress_however_often_it_is_reported() -> None:
     cluster = given_a_gang_that_reported()
     for _ in range(14):
@@ -249,3 +268,37 @@ def test_the_next_attempt_is_asked_anew() -> None:
     reports(cluster, 10)
     stands_still(cluster, 15 * MINUTE)
     assert described(look(cluster)) == ["ask for stacks"]
+
+
+# A worker that runs on after its peers.
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize(("deadline", "limit"), [({}, 2700), ({"progressDeadlineSeconds": 5000}, 5000)])
+def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int], limit: int) -> None:
+    cluster = given_a_running_gang({"spec.runPolicy": deadline}, listens=listens)
+    for name in WORKERS[:3]:
+        passes(cluster, 60)
+        kubelet.end(cluster, cluster.pods[name])
+    passes(cluster, limit - 1)
+    assert look(cluster).again == timedelta(seconds=1)
+    passes(cluster, 1)
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (failure.failure_class, failure.reason, failure.pod) == ("Hang", "Straggler", WORKERS[3])
+    assert failure.message == (
+        f"3 of 4 workers succeeded, and digits-1-0-3 has not ended within {limit} s since; a larger"
+        " spec.runPolicy.progressDeadlineSeconds allows more"
+    )
+
+
+def test_a_reporting_worker_that_gets_on_after_its_peers_is_no_straggler() -> None:
+    cluster = given_a_running_gang(listens=True)
+    for name in WORKERS[1:]:
+        kubelet.end(cluster, cluster.pods[name])
+    for step in range(10):
+        passes(cluster, 600)
+        kubelet.report(cluster, step + 1, ReportPhase.EVALUATING)
+        one_pass(cluster)
+    assert cluster.status.attempt == 1

@@ -15,6 +15,8 @@ from tpu_training_operator.domain.actions import Plan
 SILENCE = timedelta(seconds=30)
 # That a pod has gone may never be said.
 UNHEARD = timedelta(seconds=15)
+# Where a worker has failed by itself, it is this one, and its pod is kept for its log.
+FAILED = WORKERS[0]
 
 
 def given_a_gang_with_a_node_that_is_lost(*, known: bool) -> ModelCluster:
@@ -35,7 +37,7 @@ def given_leftovers_of_which_one_does_not_go(*, known: bool) -> ModelCluster:
     cluster = given_a_gang_with_a_node_that_is_lost(known=known)
     one_pass(cluster)
     kubelet.sweep(cluster)
-    assert list(cluster.pods) == [WORKERS[1]]
+    assert set(cluster.pods) - {FAILED} == {WORKERS[1]}
     return cluster
 
 
@@ -87,6 +89,18 @@ def test_the_new_gang_is_made_while_the_old_worker_is_waited_for_and_no_hint_is_
     cluster = given_leftovers_of_which_one_does_not_go(known=True)
     one_pass(cluster)
     assert look(cluster) == Plan(again=GRACE)
+
+
+def test_a_worker_that_saves_on_a_live_node_with_a_taint_is_waited_for() -> None:
+    cluster = given_a_running_gang()
+    kubelet.taint_node(cluster, cluster.pods[WORKERS[1]])
+    one_pass(cluster)
+    for _ in range(2):
+        assert one_pass(cluster).again == UNHEARD
+        cluster.now += UNHEARD
+    assert sorted(cluster.pods) == WORKERS, "its grace period is not over"
+    kubelet.sweep(cluster)
+    assert "create Pod digits-2-0-1" in described(look(cluster))
 
 
 def test_a_worker_that_stops_in_time_is_not_deleted_by_force() -> None:

@@ -51,6 +51,7 @@ class Gang(Surroundings):
                 "Unknown": st.integers(0, 2),
                 "Hang": st.integers(0, 2),
                 "OutOfMemory": st.just(1),
+                "NotFinite": st.integers(0, 1),
             }
         ),
     )
@@ -115,7 +116,11 @@ class Gang(Surroundings):
         cluster, before = self.cluster, self.cluster.status
         foreign = {name: pod for name, pod in cluster.pods.items() if cluster.is_orphan(pod)}
         deadlines = {name: pod["metadata"].get("deletionTimestamp") for name, pod in cluster.pods.items()}
-        leftovers = [pod for pod in self.own_pods() if attempt_of(pod) != before.attempt and not is_lost(pod)]
+        leftovers = [
+            pod
+            for pod in self.own_pods()
+            if attempt_of(pod) != before.attempt and not is_lost(pod) and not is_kept(pod, before)
+        ]
         ended = {name for name, pod in cluster.pods.items() if pod["status"]["phase"] in ("Succeeded", "Failed")}
         was_there = not cluster.job_is_gone
         operator = self.operators[which]
@@ -199,8 +204,9 @@ class Gang(Surroundings):
             fired("DeadlineExceeded")
             assert after.goodput is not None
             assert active(after.goodput) >= 200
-        if "RestartLimitReached" in reasons and not is_finished(before):
-            fired("RestartLimitReached")
+        for reason in {"RestartLimitReached", "NotRetryable"} & reasons:
+            if not is_finished(before):
+                fired(reason)
         if after.attempt > before.attempt:
             kinds = {"PartlyPlaced": "a release", "Resumed": "a resumption"}
             for reason in kinds.keys() & reasons:
@@ -216,7 +222,12 @@ class Gang(Surroundings):
 
     @invariant()
     def workers_are_of_one_attempt_but_for_those_on_lost_nodes(self) -> None:
-        counted = (pod for pod in self.own_pods() if pod["metadata"]["uid"] not in self.late and not is_lost(pod))
+        status = self.cluster.status
+        counted = (
+            pod
+            for pod in self.own_pods()
+            if pod["metadata"]["uid"] not in self.late and not is_lost(pod) and not is_kept(pod, status)
+        )
         assert len({attempt_of(pod) for pod in counted}) <= 1
 
     @invariant()
@@ -246,7 +257,7 @@ class Gang(Surroundings):
         assert running == [], "workers of a job that has ended"
         if status.state is State.SUCCEEDED:
             # Fewer than there were, where somebody has deleted some by hand.
-            assert {attempt_of(pod) for pod in self.own_pods()} <= {status.attempt}
+            assert {attempt_of(pod) for pod in self.own_pods() if not is_kept(pod, status)} <= {status.attempt}
         if status.state is State.SUSPENDED:
             assert self.own_pods() == []
 
@@ -276,6 +287,12 @@ def attempt_of(pod: Object) -> int:
 def is_lost(pod: Object) -> bool:
     """Its node is, and it is not waited for: the next attempt may begin beside it."""
     return "deletionTimestamp" in pod["metadata"] and is_on_lost_node(WorkerPod(pod))
+
+
+def is_kept(pod: Object, status: Status) -> bool:
+    """It has failed, and its log is there for people."""
+    failure, has_ended = status.last_failure, pod["status"]["phase"] in ("Succeeded", "Failed")
+    return failure is not None and failure.pod == pod["metadata"]["name"] and has_ended
 
 
 def named(done: Pass, prefix: str, suffix: str = "") -> list[str]:

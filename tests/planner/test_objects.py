@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.jobs import ABSENT, resolved
+from tests.unit.jobs import ABSENT, job_body, resolved
+from tpu_training_operator.api.catalogue import MachineType, generations
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.domain.gang import config_map
+from tpu_training_operator.domain.isolation import Isolation
 from tpu_training_operator.domain.naming import WorkerId, workers
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.worker_pod import worker_pod
@@ -41,7 +43,7 @@ OWNER = {
 }
 
 ENV = {
-    "MASTER_ADDR": "digits-3-0-0.digits",
+    "MASTER_ADDR": "3-0.digits",
     "MASTER_PORT": "12355",
     "TPU_WORKER_ID": "2",
     "JOB_COMPLETION_INDEX": "2",
@@ -78,6 +80,7 @@ def test_its_metadata() -> None:
             "tpu-operator.dev/host-index": "2",
             "tpu-operator.dev/slice-id": "8b6b0c5e1f7a4c399d110242ac120002-3-0",
         },
+        "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
         "ownerReferences": [OWNER],
     }
 
@@ -97,8 +100,14 @@ def test_its_container_but_for_the_environment() -> None:
         "name": "trainer",
         "image": "ghcr.io/example/digits:1",
         "command": ["python", "-m", "tpu_trainer"],
-        "resources": {"requests": {"google.com/tpu": "4"}, "limits": {"google.com/tpu": "4"}},
-        "volumeMounts": [{"name": "tpu-training-run", "mountPath": "/etc/tpu-training", "readOnly": True}],
+        "resources": {
+            "requests": {"google.com/tpu": "4", "cpu": "84", "memory": "144G"},
+            "limits": {"google.com/tpu": "4"},
+        },
+        "volumeMounts": [
+            {"name": "tpu-training-shm", "mountPath": "/dev/shm"},
+            {"name": "tpu-training-run", "mountPath": "/etc/tpu-training", "readOnly": True},
+        ],
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -109,14 +118,17 @@ def test_its_spec_but_for_the_container_and_the_placement() -> None:
     placement = {"containers", "nodeSelector", "affinity", "tolerations"}
     items = [{"key": "run.json", "path": "run.json"}]
     assert {key: value for key, value in pod()["spec"].items() if key not in placement} == {
-        "hostname": "digits-3-0-2",
+        "hostname": "3-2",
         "subdomain": "digits",
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 30,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "volumes": [{"name": "tpu-training-run", "configMap": {"name": "digits-3", "items": items}}],
+        "volumes": [
+            {"name": "tpu-training-shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "tpu-training-run", "configMap": {"name": "digits-3", "items": items}},
+        ],
     }
 
 
@@ -157,6 +169,62 @@ def test_it_tolerates_tpu_nodes_and_a_lost_node_for_half_a_minute() -> None:
 ON_CPU = {"spec.slice.hardware": "CPU"}
 
 
+def capacity(provisioning: Object) -> tuple[Object, Object, Object]:
+    """What a pod on such capacity has besides: node labels, taints that it tolerates, alternatives of its affinity."""
+    plain, found = pod()["spec"], pod({"spec.slice.provisioning": provisioning})["spec"]
+    tolerated = {t["key"]: t["value"] for t in found["tolerations"] if t not in plain["tolerations"]}
+    terms = found["affinity"].get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    return additions(plain["nodeSelector"], found["nodeSelector"]), tolerated, terms.get("nodeSelectorTerms", [])
+
+
+@pytest.mark.parametrize("way", ["spot", "flex-start", "queued"])
+def test_nodes_of_a_capacity_are_found_by_their_label_and_tolerated_with_it(way: str) -> None:
+    field = {"flex-start": "flexStart"}.get(way, way)
+    label = {f"cloud.google.com/gke-{way}": "true"}
+    assert capacity({field: True}) == (label, label, [])
+
+
+SPECIFIC = [
+    {"matchExpressions": [{"key": "cloud.google.com/reservation-affinity", "operator": "In", "values": ["specific"]}]},
+    {"matchExpressions": [{"key": "cloud.google.com/reservation-affinity", "operator": "DoesNotExist"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ("r-1", {"name": "r-1"}),
+        ("projects/p/reservations/r", {"name": "r", "project": "p"}),
+        ("r/reservationBlocks/b", {"name": "r", "blocks": "b"}),
+        (
+            "projects/p-1/reservations/r/reservationBlocks/b/reservationSubBlocks/s",
+            {"name": "r", "project": "p-1", "blocks": "b", "subblocks": "s"},
+        ),
+    ],
+)
+def test_a_reservations_nodes_are_found_whether_the_autoscaler_or_a_person_made_them(
+    given: str, labels: dict[str, str]
+) -> None:
+    asked, tolerated, alternatives = capacity({"reservation": given})
+    assert asked == {f"cloud.google.com/reservation-{name}": value for name, value in labels.items()}
+    assert tolerated == {"cloud.google.com/reservation-name": labels["name"]}
+    assert alternatives == SPECIFIC
+
+
+def test_a_node_is_avoided_in_every_alternative() -> None:
+    job = resolved({"spec.slice.provisioning": {"reservation": "r"}})
+    careful = worker_pod(*job, WorkerId(3, 0, 2), avoid=["node-a"])["spec"]["affinity"]["nodeAffinity"]
+    fields = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]}
+    terms = careful["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [term | fields for term in SPECIFIC]
+
+
+def test_a_rehearsal_asks_for_no_capacity() -> None:
+    spec = pod(ON_CPU | {"spec.slice.provisioning": {"reservation": "r"}})["spec"]
+    assert not {"nodeSelector", "affinity"} & spec.keys()
+    assert [t for t in spec["tolerations"] if "google" in t["key"]] == []
+
+
 def test_a_rehearsal_is_the_same_pod_without_tpus() -> None:
     tpu, cpu = pod(), pod(ON_CPU)
     assert env(ON_CPU) == ENV | {"PJRT_DEVICE": "CPU"}
@@ -177,8 +245,22 @@ def test_without_torch_xla_there_is_no_pjrt_device() -> None:
     assert env(ON_CPU | {"spec.trainer.backend": "Torch"}) == ENV
 
 
+ONE_HOST = {"spec.slice.acceleratorType": "v5litepod-4"}
+
+
 def test_a_slice_of_one_host_needs_no_company() -> None:
-    assert "affinity" not in pod({"spec.slice.acceleratorType": "v5litepod-4"}, host=0)["spec"]
+    assert "affinity" not in pod(ONE_HOST, host=0)["spec"]
+
+
+def test_a_slice_of_one_host_needs_no_dns() -> None:
+    found = env(ONE_HOST, host=0)
+    assert (found["TPU_WORKER_HOSTNAMES"], found["MASTER_ADDR"]) == ("localhost", "localhost")
+    assert "hosts-0" not in config_map(*resolved(ONE_HOST), 3)["data"]
+
+
+def test_single_hosts_of_a_rehearsal_meet_through_dns() -> None:
+    found = env(ONE_HOST | ON_CPU | {"spec.slice.count": 2}, slice_index=1, host=0)
+    assert (found["TPU_WORKER_HOSTNAMES"], found["MASTER_ADDR"]) == ("localhost", "3-0.digits")
 
 
 @pytest.mark.parametrize(("machine_type", "chips"), [("ct5lp-hightpu-4t", "4"), ("ct5lp-hightpu-8t", "8")])
@@ -192,12 +274,12 @@ def test_the_chips_of_a_host_tell_two_machine_types_of_one_shape_apart(machine_t
 def test_in_a_multislice_job_every_slice_knows_the_others() -> None:
     several = env({"spec.slice.count": 2}, slice_index=1, host=1)
     assert {name: value for name, value in several.items() if name.startswith("MEGASCALE_")} == {
-        "MEGASCALE_COORDINATOR_ADDRESS": "digits-3-0-0.digits",
+        "MEGASCALE_COORDINATOR_ADDRESS": "3-0.digits",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_PORT": "8080",
         "MEGASCALE_SLICE_ID": "1",
     }
-    assert several["MASTER_ADDR"] == "digits-3-0-0.digits"
+    assert several["MASTER_ADDR"] == "3-0.digits"
     assert (several["TPU_WORKER_ID"], several["TPUJOB_HOST_INDEX"], several["TPUJOB_NUM_HOSTS"]) == ("1", "5", "8")
     assert several["TPUJOB_SLICE_INDEX"] == "1"
 
@@ -226,7 +308,8 @@ def test_the_data_is_named_in_the_environment() -> None:
 
 
 def test_the_checkpoints_are_named_in_the_environment() -> None:
-    assert env({"spec.checkpoint": {"uri": "/mnt/digits"}})["TPUJOB_CHECKPOINT_URI"] == "/mnt/digits"
+    told = env({"spec.checkpoint": {"uri": "/mnt/digits/"}})["TPUJOB_CHECKPOINT_URI"]
+    assert told == "/mnt/digits/default/digits"
 
 
 @pytest.mark.parametrize(
@@ -245,6 +328,33 @@ def test_every_parameter_is_a_variable(parameter: str, variable: str) -> None:
 def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_written() -> None:
     found = env({"spec.recipe.parameters": {"pattern": "$(HOME) $$x"}})["TPUJOB_PARAMETER_PATTERN"]
     assert found == "$$(HOME) $$$$x", "the kubelet makes one dollar sign of two"
+
+
+# Who reaches it.
+
+
+def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
+    own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
+    assert Isolation().network_policy(job_body()) == {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": "digits",
+            "namespace": "default",
+            "labels": {
+                "app.kubernetes.io/managed-by": "tpu-training-operator",
+                "app.kubernetes.io/component": "worker",
+                "tpu-operator.dev/job-name": "digits",
+            },
+            "ownerReferences": [OWNER],
+        },
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
+    }
+
+
+def test_whoever_runs_the_operator_lets_others_in() -> None:
+    scrape = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 8431}]}
+    assert Isolation((scrape,)).network_policy(job_body())["spec"]["ingress"][1:] == [scrape]
 
 
 # What the worker that reports has in addition.
@@ -328,17 +438,146 @@ def test_a_node_is_avoided_by_a_rehearsal_and_by_a_single_host_too() -> None:
         assert list(careful["spec"]["affinity"]) == ["nodeAffinity"]
 
 
+# Resources.
+
+
+def requests(changes: Object) -> dict[str, Any]:
+    found: dict[str, Any] = container(changes, host=0)["resources"]["requests"]
+    return {name: amount for name, amount in found.items() if name != "google.com/tpu"}
+
+
+NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"spec.trainer.resources": {"requests": {"cpu": 1}}}, {"cpu": 1, "memory": "144G"}),
+        ({"spec.trainer.resources": {"limits": {"memory": "64Gi"}}}, {"cpu": "84"}),
+        ({"spec.trainer.resources": {"requests": {"ephemeral-storage": "1Ti"}}}, {"ephemeral-storage": "1Ti"}),
+        # No source tells the virtual CPUs of this one.
+        (NO_TYPE | {"spec.slice.generation": "tpu7x", "spec.slice.topology": "1x1x1"}, {"memory": "180G"}),
+        (
+            NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "4x4", "spec.slice.chipsPerHost": 4},
+            {},
+        ),
+    ],
+)
+def test_what_the_user_leaves_open_is_requested_by_the_machine(changes: Object, expected: Object) -> None:
+    machines = {"cpu": "84", "memory": "144G"} if "ephemeral-storage" in expected else {}
+    assert requests(changes) == machines | expected
+
+
+def kept_by_gke(memory_gb: int, cpus: int) -> tuple[float, float]:
+    """Memory in GB and CPUs that GKE reserves on a node (documented for all machine types)."""
+    steps = [(4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (10**6, 0.02)]
+    memory, left = 0.1, float(memory_gb)
+    for size, share in steps:
+        memory, left = memory + share * min(size, left), left - min(size, left)
+    return memory, 0.06 + 0.01 + 0.005 * 2 + 0.0025 * (cpus - 4)
+
+
+MACHINES = {
+    shape.machine_type.name: shape.machine_type
+    for generation in generations().values()
+    for shape in generation.shapes
+    if shape.machine_type
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
+def test_what_is_requested_leaves_room_for_gke_and_the_nodes_own_pods(machine: MachineType) -> None:
+    daemons_gb, daemons_cpus = 4, 2
+    assert machine.memory_gb is not None
+    memory, cpus = kept_by_gke(machine.memory_gb, machine.cpus or 4)
+    assert machine.memory_gb * 3 // 4 <= machine.memory_gb - memory - daemons_gb
+    assert machine.cpus is None or machine.cpus * 3 // 4 <= machine.cpus - cpus - daemons_cpus
+
+
+# Shared memory.
+
+
+def shared_memory(changes: Object) -> list[Object]:
+    mounts = [mount for mount in container(changes)["volumeMounts"] if mount["mountPath"].startswith("/dev/shm")]
+    return [v["emptyDir"] for m in mounts for v in pod(changes)["spec"]["volumes"] if v["name"] == m["name"]]
+
+
+def test_the_size_of_shared_memory_can_be_set() -> None:
+    assert shared_memory({"spec.trainer.sharedMemory": "16Gi"}) == [{"medium": "Memory", "sizeLimit": "16Gi"}]
+
+
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
+def test_a_volume_of_the_users_takes_its_place(path: str) -> None:
+    own = {"medium": "Memory", "sizeLimit": "1Gi"}
+    changes = {
+        "spec.trainer.volumes": [{"name": "mine", "emptyDir": own}],
+        "spec.trainer.volumeMounts": [{"name": "mine", "mountPath": path}],
+    }
+    assert shared_memory(changes) == [own]
+    assert "tpu-training-shm" not in json.dumps(pod(changes))
+
+
+# Security.
+
+SECURITY = "spec.trainer.securityContext"
+DROPPED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+SECCOMP = {"seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "of_pod", "added"),
+    [
+        ({}, {"runAsNonRoot": True}, []),
+        ({"runAsUser": 1000}, {"runAsNonRoot": True, "runAsUser": 1000}, []),
+        ({"runAsUser": 0}, {"runAsNonRoot": False, "runAsUser": 0}, []),
+        ({"runAsGroup": 0}, {"runAsNonRoot": True, "runAsGroup": 0}, []),
+        (
+            {"fsGroup": 2000, "supplementalGroups": [1, 2]},
+            {
+                "runAsNonRoot": True,
+                "fsGroup": 2000,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "supplementalGroups": [1, 2],
+            },
+            [],
+        ),
+        (
+            {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK", "SYS_RESOURCE"]}},
+            {"runAsNonRoot": False, "runAsUser": 0},
+            ["IPC_LOCK", "SYS_RESOURCE"],
+        ),
+    ],
+)
+def test_the_user_is_the_images_and_not_root_unless_the_job_says_so(
+    given: Object, of_pod: Object, added: list[str]
+) -> None:
+    changes = {SECURITY: given}
+    assert pod(changes)["spec"]["securityContext"] == of_pod | SECCOMP
+    capabilities = {"drop": ["ALL"]} | ({"add": added} if added else {})
+    assert container(changes)["securityContext"] == DROPPED | {"capabilities": capabilities}
+
+
+def test_a_worker_on_the_nodes_own_network_keeps_its_ports_for_itself() -> None:
+    changes = {"spec.trainer.hostNetwork": True, "spec.slice.count": 2}
+    spec = pod(changes)["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    ports = [(port["containerPort"], port["hostPort"]) for port in container(changes)["ports"]]
+    assert ports == [(12355, 12355), (8080, 8080)]
+    assert not {"hostNetwork", "dnsPolicy"} & pod()["spec"].keys()
+    assert "ports" not in container()
+
+
 # What is the user's.
 
 
-def test_a_loop_of_ones_own_gets_the_numbers_but_no_run_spec() -> None:
+def test_a_loop_of_ones_own_gets_the_numbers_and_the_run_spec_without_an_entrypoint() -> None:
     changes = OWN_LOOP | {"spec.trainer.args": ["--fast"]}
     own = container(changes)
     assert (own["command"], own["args"]) == (["python", "train.py"], ["--fast"])
-    assert env(changes) == {k: v for k, v in ENV.items() if k != "TPUJOB_RUN_SPEC"} | {"PJRT_DEVICE": "TPU"}
-    assert "volumeMounts" not in own
-    assert "volumes" not in pod(changes)["spec"]
-    assert "run.json" not in config_map(*resolved(changes), 3)["data"]
+    assert env(changes) == ENV | {"PJRT_DEVICE": "TPU"}
+    assert [mount["mountPath"] for mount in own["volumeMounts"]] == ["/dev/shm", "/etc/tpu-training"]
+    assert [volume["name"] for volume in pod(changes)["spec"]["volumes"]] == ["tpu-training-shm", "tpu-training-run"]
+    assert "entrypoint" not in json.loads(config_map(*resolved(changes), 3)["data"]["run.json"])
 
 
 def test_the_users_variables_come_last_and_as_they_were_written() -> None:
@@ -392,13 +631,16 @@ def test_the_users_pod_fields_pass_through() -> None:
     assert (spec["imagePullSecrets"], spec["serviceAccountName"]) == ([{"name": "registry"}], "trainer")
     assert (spec["priorityClassName"], spec["terminationGracePeriodSeconds"]) == ("high", 0)
     assert spec["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-    assert found["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    assert found["metadata"]["annotations"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "gke-gcsfuse/volumes": "true",
+    }
     assert found["metadata"]["labels"]["team"] == "vision"
     assert found["metadata"]["labels"]["tpu-operator.dev/attempt"] == "3", "the operator's own labels win"
 
 
 def test_no_pod_lists_the_hosts() -> None:
-    assert "digits-3-0-3" not in json.dumps(pod(host=1))
+    assert "3-3.digits" not in json.dumps(pod(host=1))
 
 
 def test_what_is_written_for_a_gang_grows_as_its_hosts_do() -> None:

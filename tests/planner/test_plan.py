@@ -8,6 +8,7 @@ from tests.planner import kubelet
 from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
+    all_finish,
     described,
     fails,
     given_a_begun_attempt,
@@ -110,7 +111,8 @@ def test_a_gang_that_finished_before_anybody_looked_has_succeeded_too() -> None:
 def test_some_workers_may_finish_before_others() -> None:
     cluster = given_a_running_gang()
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
-    assert look(cluster) == Plan()
+    decided = look(cluster)
+    assert (decided.stages, decided.status) == ((), None)
 
 
 @pytest.mark.parametrize("silent", [WORKERS[:1], WORKERS])
@@ -174,6 +176,48 @@ def test_a_finished_job_stays_finished_whatever_is_edited(suspend: bool) -> None
 
 
 # Suspension.
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_training_that_is_complete_before_it_was_stopped_has_succeeded(resumes: bool) -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    all_finish(cluster)
+    if resumes:
+        cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.SUCCEEDED, 1)
+    assert not is_true(cluster.status.conditions, ConditionType.SUSPENDED)
+    assert sorted(cluster.pods) == WORKERS
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_a_training_of_which_a_part_is_complete_is_suspended() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    for name in WORKERS[:3]:
+        kubelet.end(cluster, cluster.pods[name])
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
+
+
+def test_what_a_person_waits_for_is_told_by_events() -> None:
+    cluster = given_a_running_gang({"spec.slice.acceleratorType": "v5litepod-4"})
+    for suspend in (True, False):
+        cluster.edit_run_policy(suspend=suspend)
+        one_pass(cluster)
+    told = [(event["reason"], event["note"]) for event in cluster.events]
+    assert told == [
+        ("AttemptStarted", "attempt 1: waiting for 1 worker on v5litepod-4 to become ready"),
+        ("Running", "attempt 1: the worker is ready"),
+        ("Suspended", "waiting for 1 worker to stop"),
+        ("Resumed", "spec.runPolicy.suspend is off"),
+        ("AttemptStarted", "attempt 2: waiting for 1 worker on v5litepod-4 to become ready"),
+    ]
 
 
 def test_a_job_born_suspended_starts_nothing() -> None:
@@ -263,6 +307,21 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
     assert look(cluster) == Plan()
 
 
+def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:
+    """In the foreground: the job goes when its pods are gone."""
+    cluster = given_a_running_gang()
+    cluster.job["metadata"]["deletionTimestamp"] = format_time(cluster.now)
+    kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])
+    for pod in cluster.pods.values():
+        kubelet.delete_by_hand(cluster, pod)
+    kubelet.sweep(cluster)
+    waits = one_pass(cluster).again
+    assert waits == timedelta(seconds=60)
+    cluster.now += waits
+    assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]} by force"]
+    assert cluster.pods == {}
+
+
 def test_nothing_is_done_on_a_view_that_another_operator_has_overtaken() -> None:
     cluster = given_a_running_gang()
     long_ago, _ = cluster.read()
@@ -283,8 +342,8 @@ def test_a_gang_goes_on_whose_status_was_lost() -> None:
     del cluster.job["status"]
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.state) == (2, State.STARTING)
-    one_pass(cluster)
-    assert cluster.status.state == State.RUNNING
+    until_running(cluster)
+    del workers[WORKERS[1]]
     assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()} == workers
 
 

@@ -2,7 +2,10 @@
 
 from datetime import timedelta
 
+import pytest
+
 from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
@@ -10,14 +13,17 @@ from tests.planner.story import (
     fails,
     given_a_created_gang,
     given_a_running_gang,
+    ready_message,
     reason,
     until_running,
 )
 from tests.unit.kstatus import kstatus
-from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import DeletePod
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.blocked import Obstacle, blocked
+from tpu_training_operator.domain.observed import Observed, format_time, parse_time
+from tpu_training_operator.runtime.reconciler import status_body
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -84,10 +90,11 @@ def test_an_error_of_the_user_fails_the_job_at_once() -> None:
     fails(cluster, WORKERS[0], 1, message='{"message": "KeyError: label"}')
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.state) == (1, State.FAILED)
-    assert reason(cluster.status, ConditionType.STALLED) == ("True", "RestartLimitReached")
-    ready = find(cluster.status.conditions, ConditionType.READY)
-    assert ready is not None
-    assert ready.message.endswith("KeyError: label; UserError does not restart the gang")
+    assert reason(cluster.status, ConditionType.STALLED) == ("True", "NotRetryable")
+    assert ready_message(cluster) == (
+        "slice 0 host 0 (digits-1-0-0 on node-of-digits-1-0-0) failed with UserError (exit code 1):"
+        " KeyError: label; UserError does not restart the gang"
+    )
     assert kstatus(cluster.job) == "Failed"
 
 
@@ -101,6 +108,93 @@ def test_a_spent_budget_fails_the_job() -> None:
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
+    assert reason(cluster.status) == ("False", "RestartLimitReached")
+    assert ready_message(cluster).endswith("; Infrastructure may restart the gang 1 time in 24h")
+
+
+# Failures that another attempt would only repeat.
+
+
+def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None) -> ModelCluster:
+    """In its first attempts worker 2 ends with the code, each time with the next message."""
+    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": limits or {}}}})
+    for attempt, message in enumerate(messages, 1):
+        assert cluster.status.attempt == attempt
+        if attempt > 1:
+            until_running(cluster)
+        fails(cluster, f"digits-{attempt}-0-2", code, message=message)
+        one_pass(cluster)
+    return cluster
+
+
+def test_replicas_that_come_apart_at_the_same_step_again_end_the_job() -> None:
+    cluster = ended_twice(76, '{"message": "came apart", "step": 120}', '{"message": "came apart", "step": 120}')
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
+    assert reason(cluster.status) == ("False", "FailedAgain")
+    assert "came apart at step 120 in attempt 1, too" in ready_message(cluster)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('{"message": "came apart", "step": 120}', '{"message": "came apart", "step": 240}'),
+        ('{"message": "came apart"}', '{"message": "came apart"}'),
+        ("came apart", '{"step": "120"}'),
+        ('{"step": true}', '{"step": true}'),
+    ],
+)
+def test_replicas_that_come_apart_elsewhere_or_nobody_knows_where_restart(first: str, second: str) -> None:
+    cluster = ended_twice(76, first, second)
+    assert (cluster.status.attempt, cluster.status.restarts.by_class) == (3, {"Unknown": 2})
+
+
+def test_a_loss_that_is_no_number_ends_the_job() -> None:
+    cluster = ended_twice(65, "loss is NaN since step 7")
+    assert reason(cluster.status) == ("False", "NotRetryable")
+    assert "failed with NotFinite (exit code 65): loss is NaN" in ready_message(cluster)
+
+
+def test_a_loss_that_is_no_number_may_be_given_restarts() -> None:
+    cluster = ended_twice(65, "loss is NaN", limits={"NotFinite": 1})
+    assert cluster.status.restarts.by_class == {"NotFinite": 1}
+
+
+def test_a_storage_that_denies_access_is_asked_once_more_and_then_it_is_the_users_error() -> None:
+    cluster = ended_twice(77, "403 for gs://bucket")
+    status = cluster.status
+    assert (status.attempt, status.restarts.by_class) == (2, {"Infrastructure": 1})
+    assert status.restarts.next_attempt_time == format_time(cluster.now), "at once"
+    until_running(cluster)
+    fails(cluster, "digits-2-0-0", 77, message="403 for gs://bucket")
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
+    assert reason(cluster.status) == ("False", "NotRetryable")
+    assert ready_message(cluster).endswith(
+        "403 for gs://bucket; grant the service account default/default access to the bucket, then create the job again"
+    )
+
+
+def test_a_storage_that_denies_access_is_not_asked_again_where_no_restart_is_left_for_it() -> None:
+    cluster = ended_twice(77, "403", limits={"Infrastructure": 0})
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
+
+
+def test_a_storage_that_denied_access_before_the_last_attempt_is_asked_again() -> None:
+    cluster = ended_twice(77, "403")
+    until_running(cluster)
+    fails(cluster, "digits-2-0-0")
+    one_pass(cluster)
+    until_running(cluster)
+    fails(cluster, "digits-3-0-0", 77)
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.restarts.by_class) == (4, {"Infrastructure": 3})
+
+
+# How a gang is replaced.
 
 
 def test_leftovers_are_deleted_before_anything_is_created() -> None:
@@ -108,10 +202,59 @@ def test_leftovers_are_deleted_before_anything_is_created() -> None:
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     cluster.now += timedelta(minutes=10)
-    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
+    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[1]]
     assert described(one_pass(cluster)) == []
     kubelet.sweep(cluster)
     assert "create Pod digits-2-0-0" in described(one_pass(cluster))
+
+
+def test_the_worker_that_failed_last_is_kept_for_its_log_until_another_fails() -> None:
+    cluster = given_a_running_gang()
+    for failed in ("digits-1-0-1", "digits-2-0-3"):
+        fails(cluster, failed)
+        one_pass(cluster)
+        gang = until_running(cluster)
+        assert sorted(cluster.pods) == sorted([failed, *gang])
+        assert cluster.status.state is State.RUNNING
+    for name in gang:
+        kubelet.end(cluster, cluster.pods[name])
+    for _ in range(3):
+        one_pass(cluster)
+    assert "digits-2-0-3" in cluster.pods, "logs are for people to delete"
+
+
+def test_a_worker_that_was_deleted_or_still_runs_is_not_kept() -> None:
+    cluster = given_a_running_gang()
+    kubelet.delete_by_hand(cluster, cluster.pods[WORKERS[1]])
+    one_pass(cluster)
+    assert until_running(cluster) == sorted(cluster.pods)
+
+
+def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None:
+    """A quota on the number of objects counts pods that have ended, too."""
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    job, pods = cluster.read()
+    refused = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
+    assert refused is not None
+    cluster.write_status({**job, "status": status_body(refused)})
+    assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
+    assert until_running(cluster) == sorted(cluster.pods)
+
+
+def test_a_suspended_job_keeps_no_worker_at_all() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    until_running(cluster)
+    cluster.edit_run_policy(suspend=True)
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
 def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
@@ -119,7 +262,7 @@ def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, DeletePod)}
-    assert wanted == {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    assert wanted == {name: cluster.pods[name]["metadata"]["uid"] for name in WORKERS if name != WORKERS[1]}
 
 
 def test_the_host_list_of_the_attempt_before_goes() -> None:

@@ -62,6 +62,17 @@ def test_the_run_spec_in_full() -> None:
         "seed": 7,
         "optimizer": {"name": "sgd", "learningRate": "0.4", "momentum": "0.9", "weightDecay": "1e-4"},
         "parameters": {"hidden": "128", "width": "2"},
+        "recipe": {
+            "recipe.tunedOn.acceleratorType": "v5litepod-4",
+            "recipe.globalBatchSize": "128",
+            "recipe.trainSteps": "300",
+            "recipe.warmupSteps": "20",
+            "recipe.optimizer.name": "sgd",
+            "recipe.optimizer.learningRate": "0.1",
+            "recipe.optimizer.momentum": "0.9",
+            "recipe.optimizer.weightDecay": "1e-4",
+            "recipe.seed": "7",
+        },
         "scaling": [
             {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "v5litepod-16", "rule": ""},
             {"name": "topology", "tunedOn": "2x2", "runsOn": "4x4", "rule": ""},

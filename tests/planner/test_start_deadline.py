@@ -123,13 +123,36 @@ def test_a_gang_without_any_node_waits_for_ever() -> None:
     assert look(cluster) == Plan()
 
 
-@pytest.mark.parametrize("placed", [kubelet.place, kubelet.start])
-def test_a_gang_with_all_its_nodes_may_take_its_time(placed) -> None:
+def test_a_gang_whose_containers_run_may_take_its_time() -> None:
     cluster = given_a_created_gang(POLICY)
     for pod in cluster.pods.values():
-        placed(cluster, pod)
+        kubelet.start(cluster, pod)
     cluster.now += timedelta(days=1)
     assert look(cluster) == Plan()
+
+
+@pytest.mark.parametrize(("given", "limit"), [(100, 1800), (2000, 2000)])
+def test_a_gang_that_has_its_nodes_and_does_not_start_is_replaced(given: int, limit: int) -> None:
+    cluster = given_a_created_gang({"spec.runPolicy": {"startDeadlineSeconds": given}})
+    for pod in cluster.pods.values():
+        kubelet.place(cluster, pod)
+    kubelet.start(cluster, cluster.pods[WORKERS[0]])
+    cluster.pods[WORKERS[2]]["status"]["containerStatuses"] = [
+        {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    ]
+    kubelet.start(cluster, cluster.pods[WORKERS[1]])
+    kubelet.start(cluster, cluster.pods[WORKERS[3]])
+    cluster.now += timedelta(seconds=limit - 1)
+    assert look(cluster).again == timedelta(seconds=1)
+    cluster.now += timedelta(seconds=1)
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.failure_class, failure.reason) == (WORKERS[2], "Infrastructure", "NotStarted")
+    assert failure.message == (
+        f"the worker has had its node for {limit} s, and its container has not started: ContainerCreating"
+    )
+    assert cluster.status.restarts.by_class == {"Infrastructure": 1}
 
 
 def test_a_running_gang_knows_no_start_deadline() -> None:

@@ -12,6 +12,7 @@ from tests.trainer import tasks
 from tpu_trainer import bucket
 from tpu_trainer.backends.base import move_model
 from tpu_trainer.backends.xla import XlaChip
+from tpu_trainer.losses import Loss
 
 
 def print_step(rank: int) -> None:
@@ -23,8 +24,8 @@ def print_step(rank: int) -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     loss = tasks.loss(model, chip.to_device(tasks.examples()[:8]))
     loss.backward()
-    sums, signals = chip.reduce_bucket(*bucket.take(parameters, loss, chip.to_device(torch.zeros(1))))
-    bucket.give(sums, parameters, chip.world)
+    wishes = bucket.Wishes(stop=chip.flag(False), save=chip.flag(False))
+    signals = bucket.exchange(parameters, Loss(loss), wishes, chip)
     optimizer.step()
     if rank == 0:
         print(torch_xla._XLAC._get_xla_tensors_hlo([*parameters, signals]), flush=True)

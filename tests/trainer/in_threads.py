@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tpu_trainer.backends.base import Counters
+from tpu_trainer.backends.feed import feed_in_turn
 
 
 class _Meeting:
@@ -40,13 +44,44 @@ class _Meeting:
 
 
 class ThreadBackend:
-    """The parts of the protocol that an evaluation needs, on the CPU."""
+    """A backend on the CPU, but for the devices' own random numbers."""
 
     device = torch.device("cpu")
+    local_rank = 0
+    reads_free = True
+    one_program = False
+    store = None
 
     def __init__(self, rank: int, world: int, meeting: _Meeting) -> None:
         self.rank, self.world, self.terms = rank, world, world
+        self.drawing_rank = rank
         self._meeting = meeting
+
+    def seed(self, seed: int) -> None: ...
+
+    def place(self, model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            self.broadcast([*model.parameters(), *model.buffers()])
+
+    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+        return feed_in_turn(batches, self.to_device)
+
+    def flag(self, up: bool) -> Tensor:
+        return torch.tensor([float(up)])
+
+    def compilations(self) -> int:
+        return 0
+
+    def counters(self) -> Counters:
+        return Counters()
+
+    def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
+        return None
+
+    def barrier(self) -> None:
+        self._meeting.exchange(self.rank, None)
+
+    def close(self) -> None: ...
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         for tensor, first in zip(
@@ -63,7 +98,7 @@ class ThreadBackend:
     def sync(self) -> None: ...
 
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        assert all(tensor.dtype == torch.float32 for tensor in (*gradients, signals))
+        assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in (*gradients, signals))
         rows = self._meeting.exchange(self.rank, [*gradients, signals])
         *sums, total = [sum(parts[1:], parts[0]) for parts in zip(*rows, strict=True)]
         return sums, total
@@ -72,13 +107,16 @@ class ThreadBackend:
         return [list(one) for one in self._meeting.exchange(self.rank, torch.tensor(row).tolist())]
 
 
-def in_threads(world: int, run: Callable[[ThreadBackend], Any]) -> list[Any]:
-    """What `run` gives in every replica; the first error of a replica is raised."""
+def in_threads(world: int, run: Callable[[ThreadBackend], Any], keep: type[Exception] | tuple[()] = ()) -> list[Any]:
+    """What `run` gives in every replica, or its error of type `keep`; the first other error of a replica is raised."""
     meeting = _Meeting(world)
 
     def replica(rank: int) -> Any:
         try:
             return run(ThreadBackend(rank, world, meeting))
+        except keep as error:
+            meeting.leave()
+            return error
         except BaseException:
             meeting.leave()
             raise

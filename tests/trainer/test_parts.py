@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tpu_trainer import bucket
 from tpu_trainer.backends.base import fill_from_rank_zero, map_tensors, move_model
 from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.losses import Loss
 from tpu_trainer.outcome import Outcome, host_outcome
 from tpu_trainer.throughput import Throughput
 
@@ -29,20 +31,19 @@ def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
 
 def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
     own = parameters([1.0, 2.0], [3.0, 4.0])
-    gradients, signals = bucket.take(own, torch.tensor(0.5), torch.tensor([1.0]))
+    wishes = bucket.Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
+    gradients, signals = bucket.take(own, Loss(torch.tensor(0.5)), wishes)
     assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
-    assert signals.tolist() == [0.5, 1.0]
+    assert signals.tolist() == [0.5, 1.0, 1.0, 1.0, 0.0]
     assert [parameter.grad for parameter in own] == [None, None]
 
 
-def test_a_parameter_that_only_one_replica_used_gets_the_same_gradient_in_both() -> None:
-    used, unused = parameters([2.0, 4.0], [6.0, 8.0]), parameters([0.0, 0.0], None)
-    zero = torch.tensor(0.0)
-    mine, theirs = (bucket.take(replica, zero, zero.reshape(1))[0] for replica in (used, unused))
-    sums = [a + b for a, b in zip(mine, theirs, strict=True)]
-    for replica in (used, unused):
-        bucket.give(sums, replica, terms=2)
-        assert [parameter.grad.tolist() for parameter in replica] == [[1.0, 2.0], [3.0, 4.0]]
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_gradients_that_are_not_finite_are_told(bad: float) -> None:
+    quiet = bucket.Wishes(stop=torch.zeros(1), save=torch.zeros(1))
+    _, signals = bucket.take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
+    assert signals[bucket.BROKEN] == 1
+    assert not bucket.sound(signals)
 
 
 def test_a_flat_bucket_comes_apart_as_it_was_put_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +30,14 @@ class Device:
 
 def signals(*sums: list[float], **device: Any) -> Signals:
     made = Signals(Device(**device), step=0)
-    for step in sums:
-        made.add(torch.tensor(step), None)
+    for total, stop in sums:
+        made.add(summed(total, stop=stop), None)
     return made
+
+
+def summed(loss: float, weight: float = 2.0, stop: float = 0.0, save: float = 0.0, broken: float = 0.0) -> Tensor:
+    """A step's signals, summed over two replicas."""
+    return torch.tensor([loss, weight, stop, save, broken])
 
 
 def test_losses_are_means_over_the_replicas() -> None:
@@ -55,6 +61,31 @@ def test_a_reading_that_stops_the_run_is_of_all_steps() -> None:
     assert (reading.losses, reading.stopping) == ((1.0, 2.0), True)
 
 
+def test_a_reading_that_asks_for_a_checkpoint_is_of_all_steps() -> None:
+    made = signals(reads_free=False)
+    made.add(summed(2.0, save=1.0), None)
+    made.add(summed(4.0), None)
+    reading = made.read(whole=False)
+    assert (reading.losses, reading.saving, reading.stopping) == ((1.0, 2.0), True, False)
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "finite"),
+    [
+        (summed(6.0, weight=4.0), 1.5, True),
+        (summed(math.inf), math.inf, False),
+        (summed(6.0, broken=1.0), 3.0, False),
+        (summed(0.0, weight=0.0), math.nan, False),
+    ],
+)
+def test_a_step_is_finite_where_its_loss_and_everybodys_gradients_are(step: Tensor, loss: float, finite: bool) -> None:
+    made = signals(reads_free=True)
+    made.add(step, None)
+    reading = made.read(whole=True)
+    assert reading.losses == pytest.approx((loss,), nan_ok=True)
+    assert reading.finite == (finite,)
+
+
 @pytest.mark.parametrize(("seconds", "every"), [(0.001, MOST_STEPS), (0.3, 3), (5.0, 1)])
 def test_the_slowest_replica_decides_how_many_steps_are_read_at_once(seconds: float, every: int) -> None:
     made = signals(reads_free=False, slowest=seconds)
@@ -64,5 +95,5 @@ def test_the_slowest_replica_decides_how_many_steps_are_read_at_once(seconds: fl
 
 def test_squares_of_gradients_come_with_the_means_of_the_replicas_own() -> None:
     made = Signals(Device(reads_free=True), step=0)
-    made.add(torch.tensor([2.0, 0.0, 8.0]), torch.tensor(3.0))
+    made.add(torch.cat([summed(2.0), torch.tensor([8.0])]), torch.tensor(3.0))
     assert made.read(whole=False).squares == ((4.0, 3.0),)

@@ -15,6 +15,7 @@ V5E_4X4 = {"generation": "v5e", "topology": "4x4"}
 TWO_HOSTS_AND_A_BIT = {"generation": "tpu8t", "topology": "2x5", "chipsPerHost": 4}
 GLOBAL_CONSTANT = {"batch": "GlobalConstant"}
 NEWER = NO_TYPE | {"generation": "tpu8t", "topology": "4x4", "chipsPerHost": 4}
+V3_2048 = {TYPE: "v3-2048"}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 SAVED = {"uri": "gs://bucket/digits"}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
@@ -35,6 +36,23 @@ _OBJECT: list[Row] = [
     ({"metadata.name": "Digits"}, "", "of a-z, 0-9 and '-'"),
     ({"metadata.name": "digits.v2"}, "", "of a-z, 0-9 and '-'"),
     ({"metadata.name": "2digits"}, "", "beginning with a letter"),
+    (
+        {
+            "metadata.name": "a" * 45,
+            "spec.slice": {"generation": "tpu7x", "topology": "16x24x24"},
+        },
+        "",
+        "metadata.name has 45 characters; with 2304 hosts in a slice, at most 44 fit",
+    ),
+    (
+        {
+            "metadata.name": "a" * 15,
+            "spec.slice": {"generation": "tpu8t", "topology": "100x200", "chipsPerHost": 4},
+        },
+        "",
+        "with 5000 hosts in a slice, at most 14 fit",
+    ),
+    ({"metadata.name": "a" * 47, "spec.slice": {TYPE: "v5p-17920"}}, "", "at most 46 fit"),
     ({"spec": ABSENT}, "spec", "is required"),
     ({"spec": None}, "spec", "must be a mapping of fields"),
     ({"spec": []}, "spec", "must be a mapping of fields"),
@@ -44,6 +62,11 @@ _OBJECT: list[Row] = [
 _SPEC: list[Row] = [
     ({"slice": ABSENT}, "slice", "is required"),
     ({"data": {}}, "data.uri", "is required"),
+    (
+        {"slice.provisioning": {"spot": True}, "trainer.nodeSelector": {"cloud.google.com/reservation-name": "r"}},
+        "trainer.nodeSelector",
+        "leave out: cloud.google.com/reservation-name",
+    ),
     ({"recipie": {}}, "recipie", "is no field; nearest: recipe"),
     (
         {"report": {}, "trainer.entrypoint": ABSENT, "trainer.command": ["python"]},
@@ -105,6 +128,22 @@ _SLICE: list[Row] = [
     ({"provisioning": {"spot": "yes"}}, "provisioning.spot", "boolean"),
     ({"provisioning": {"flexStart": 1}}, "provisioning.flexStart", "boolean"),
     ({"provisioning": {"reservation": ""}}, "provisioning.reservation", "at least 1 character"),
+    *(
+        ({"provisioning": {"reservation": wrong}}, "provisioning.reservation", "give the reservation's name, or")
+        for wrong in (
+            "My-Reservation",
+            "r_1",
+            "r ",
+            "r\n",
+            "a" * 64,
+            "projects/p/reservations/",
+            "projects/p/r",
+            "projects/example.com:p/reservations/r",
+            "https://www.googleapis.com/compute/v1/projects/p/zones/z/reservations/r",
+            "r/reservationBlocks/",
+            "r/reservationSubBlocks/s",
+        )
+    ),
     ({"provisioning": {"onDemand": True}}, "provisioning.onDemand", "is no field"),
     ({"provisioning": {"spot": True, "queued": True}}, "provisioning", "give at most one of spot, reservation"),
     ({"provisioning": {"spot": True, "reservation": "r"}}, "provisioning", "give at most one of spot, reservation"),
@@ -117,6 +156,14 @@ _SLICE: list[Row] = [
     (NO_TYPE | {"generation": "v4", "topology": "2x2x1", "count": 2}, "count", "of v4 is v4-16 (2x2x2)"),
     (NO_TYPE | {"generation": "tpu7x", "topology": "2x2x1", "count": 2}, "count", "of tpu7x is tpu7x-16 (2x2x2)"),
     (NEWER | {"chipsPerHost": 16, "count": 2}, "count", "more chips in topology than chipsPerHost"),
+    ({TYPE: "v5litepod-128", "count": 157}, "", "5024 hosts are too many: a job has at most 5000"),
+    ({TYPE: "v5p-17920", "count": 3}, "", "6720 hosts are too many"),
+    (V3_2048 | {"count": 20}, "", "5120 hosts are too many"),
+    (V3_2048 | {"count": 20, "hardware": "CPU"}, "", "5120 hosts are too many"),
+    (NO_TYPE | {"generation": "tpu7x", "topology": "16x24x24", "count": 30}, "", "69120 hosts are too many"),
+    (NEWER | {"topology": "100x201"}, "", "5025 hosts are too many"),
+    (NEWER | {"topology": "5001x1x1", "chipsPerHost": 1}, "", "5001 hosts are too many"),
+    (NEWER | {"topology": "9999x9999x9999", "chipsPerHost": 1, "count": 256}, "", "255923207679744 hosts are too"),
     ({"hardware": "cpu"}, "hardware", "'cpu' is not one of TPU, CPU"),
     ({"count": 0}, "count", "0 is too small; the least is 1"),
     ({"count": -1}, "count", "-1 is too small; the least is 1"),
@@ -164,6 +211,41 @@ _TRAINER: list[Row] = [
     ({"volumeMounts": [{"name": "a", "mountPath": "/a", "readOnly": "no"}]}, "volumeMounts[0].readOnly", "boolean"),
     ({"terminationGracePeriodSeconds": 3601}, "terminationGracePeriodSeconds", "the most is 3600"),
     ({"imagePullPolicy": "always"}, "imagePullPolicy", "'always' is not of the form"),
+    ({"sharedMemory": 16}, "sharedMemory", '16 is a number; write it as a string: "16"'),
+    ({"sharedMemory": "16"}, "sharedMemory", "'16' is not a size such as 512Mi or 16Gi"),
+    ({"sharedMemory": "0Gi"}, "sharedMemory", "is not a size such as"),
+    ({"sharedMemory": "16GB"}, "sharedMemory", "is not a size such as"),
+    (
+        {"sharedMemory": "1Gi", "volumeMounts": [{"name": "a", "mountPath": "/dev/shm//"}]},
+        "sharedMemory",
+        "has a size of its own",
+    ),
+    ({"hostNetwork": "yes"}, "hostNetwork", "boolean"),
+    ({"securityContext": {"privileged": True}}, "securityContext.privileged", "is no field"),
+    ({"securityContext": {"runAsUser": -1}}, "securityContext.runAsUser", "-1 is too small; the least is 0"),
+    ({"securityContext": {"runAsUser": 2**31}}, "securityContext.runAsUser", "is too large"),
+    ({"securityContext": {"runAsUser": "root"}}, "securityContext.runAsUser", "'root' is not a whole number"),
+    ({"securityContext": {"fsGroup": -1}}, "securityContext.fsGroup", "-1 is too small"),
+    ({"securityContext": {"supplementalGroups": [1.5]}}, "securityContext.supplementalGroups[0]", "whole number"),
+    (
+        {"securityContext": {"runAsUser": 0, "capabilities": {"add": ["SYS_ADMIN"]}}},
+        "securityContext.capabilities.add[0]",
+        "'SYS_ADMIN' is not one of DAC_OVERRIDE, IPC_LOCK",
+    ),
+    (
+        {"securityContext": {"runAsUser": 0, "capabilities": {"add": []}}},
+        "securityContext.capabilities.add",
+        "at least 1 item",
+    ),
+    *(
+        ({"securityContext": user | {"capabilities": {"add": ["IPC_LOCK"]}}}, "securityContext.capabilities", "set run")
+        for user in ({}, {"runAsUser": 1000})
+    ),
+    (
+        {"nodeSelector": {"pool": "a", "cloud.google.com/gke-tpu-topology": "2x2"}},
+        "nodeSelector",
+        "leave out: cloud.google.com/gke-tpu-topology",
+    ),
 ]
 
 _RECIPE: list[Row] = [

@@ -27,6 +27,12 @@ BUSY = (
     "busy: Device or resource busy; Couldn't open iommu group /dev/vfio/0"
 )
 UNHEALTHY = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices google.com/tpu"
+LOADER = "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"
+NOT_ALLOWED = (
+    "the worker's user may not open the chips; set trainer.securityContext (runAsUser: 0, or the device's group in"
+    " supplementalGroups)"
+)
+SHM_FULL = "/dev/shm is full; raise trainer.sharedMemory or leave it out, or use fewer loader processes"
 NO_CPU = "Node didn't have enough resource: cpu, requested: 4000, used: 110000, capacity: 112000"
 NO_CONTAINER = "The container could not be located when the pod was terminated"
 FORGOTTEN = {
@@ -241,6 +247,34 @@ LAST_WORDS = (
         "DeviceFailed",
         "TPU initialization failed: open(/dev/vfio/2): Input/output error",
     ),
+    *(
+        FailedPod(f"a chip that its user may not open: {said}", exited(1, said), "UserError", "DeviceDenied", message)
+        for said in (
+            "TPU initialization failed: open(/dev/accel0): Operation not permitted",
+            "PermissionError: [Errno 13] Permission denied: '/dev/vfio/0'",
+            "Couldn't open /dev/vfio/vfio: Permission denied",
+        )
+        for message in (f"{NOT_ALLOWED}: {said}",)
+    ),
+    *(
+        FailedPod(f"a full /dev/shm: {said}", exited(1, said), "UserError", "SharedMemoryFull", f"{SHM_FULL}: {said}")
+        for said in (
+            "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory"
+            " (shm).",
+            "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that"
+            " dataloader's workers are out of shared memory. Please try to raise your shared memory limit.",
+            "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error.",
+            "RuntimeError: unable to write to file </torch_7_1234_0>: No space left on device (28)",
+        )
+    ),
+    FailedPod(
+        "a loader process that says nothing",
+        exited(1, LOADER),
+        "UserError",
+        "LoaderLost",
+        "a loader process (Task.workers, num_workers) was killed; if the log says Bus error, raise"
+        f" trainer.sharedMemory: {LOADER}",
+    ),
 )
 START_ERRORS = (
     FailedPod(
@@ -293,7 +327,9 @@ EXIT_CODES = (
     FailedPod("an error of the trainer's", exited(70), "Unknown", "InternalError", "the worker exited with code 70"),
     FailedPod("a hang that the trainer saw", exited(71), "Hang", "Hung", "the worker exited with code 71"),
     FailedPod("no storage", exited(74), "Infrastructure", "StorageFailed", "the worker exited with code 74"),
-    FailedPod("a loss of no number", exited(76), "Unknown", "Diverged", "the worker exited with code 76"),
+    FailedPod("a loss of no number", exited(65), "NotFinite", "NotFinite", "the worker exited with code 65"),
+    FailedPod("no right to the storage", exited(77), "UserError", "StorageDenied", "the worker exited with code 77"),
+    FailedPod("replicas that came apart", exited(76), "Unknown", "Diverged", "the worker exited with code 76"),
     FailedPod("told to stop", exited(75), "Preemption", "Preempted", "the worker exited with code 75"),
     FailedPod("wrong arguments", exited(2, "usage: train.py"), "UserError", "UserError", "usage: train.py"),
     FailedPod(

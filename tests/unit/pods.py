@@ -31,7 +31,15 @@ def pod(host: int = 0, *, attempt: int = 1, slice_index: int = 0, owner: str = U
             "namespace": "default",
             "uid": f"uid-of-{name}",
             "labels": worker_labels("digits", owner, worker),
-            "ownerReferences": [{"kind": "TPUTrainingJob", "name": "digits", "uid": owner, "controller": True}],
+            "ownerReferences": [
+                {
+                    "apiVersion": "tpu-operator.dev/v1alpha1",
+                    "kind": "TPUTrainingJob",
+                    "name": "digits",
+                    "uid": owner,
+                    "controller": True,
+                }
+            ],
         },
         "spec": {"nodeName": node} if node else {},
         "status": {"phase": "Pending"},

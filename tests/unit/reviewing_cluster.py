@@ -33,6 +33,10 @@ RESOLVED = {
 }
 
 
+def begun_job(changes: Object | None = None) -> Object:
+    return job_body({"status.attempt": 2} | (changes or {}))
+
+
 def token_of(body: Object, **changes: Any) -> Object:
     """The status of a TokenReview of this pod's token."""
     metadata = body["metadata"]
@@ -47,7 +51,7 @@ def token_of(body: Object, **changes: Any) -> Object:
 class ReviewingCluster:
     """`error`: raised instead of any answer. `gate`: answers wait until it is set."""
 
-    objects: list[Object] = field(default_factory=lambda: [job_body(), pod()])
+    objects: list[Object] = field(default_factory=lambda: [begun_job(), pod()])
     tokens: dict[str, Object] = field(default_factory=lambda: {"token": token_of(pod())})
     asked: Counter[str] = field(default_factory=Counter)
     error: ApiError | None = None

@@ -6,8 +6,8 @@ from typing import Any
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_status
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.cli.hosts import host_of
 from tpu_training_operator.cli.job_view import JobView, job_view
+from tpu_training_operator.domain.hosts import host_of
 from tpu_training_operator.domain.resolve import resolve
 
 Object = dict[str, Any]
@@ -16,6 +16,8 @@ TRACEBACK = """Traceback (most recent call last):
   File "/app/digits.py", line 41, in task
     data = load(hp.path)
 FileNotFoundError: [Errno 2] No such file or directory: '/data/digits.npz'"""
+
+GIST = "FileNotFoundError: [Errno 2] No such file or directory: '/data/digits.npz' (digits.py:41)"
 
 
 def condition(kind: str, status: str, reason: str, message: str) -> Object:
@@ -181,9 +183,9 @@ JOBS: dict[str, tuple[Object, list[Object]]] = {
     "failed": (
         seen_job(
             "Failed",
-            f"slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (UserError, exit code 1): {TRACEBACK};"
-            " UserError may restart the gang 0 times",
-            also=(condition("Failed", "True", "RestartLimitReached", "too often"),),
+            f"slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1): {GIST};"
+            " UserError does not restart the gang",
+            also=(condition("Failed", "True", "NotRetryable", "not at all"),),
             firstFailure=failure("UserError", "UserError", TRACEBACK, code=1),
             lastFailure=failure("UserError", "UserError", TRACEBACK, code=1),
             goodput=goodput("Finished", since=-30, start=40),

@@ -25,6 +25,7 @@ NO_CHIP = (
 AS_ROOT = (
     'container has runAsNonRoot and image will run as root (pod: "digits-1-0-0_default(4d5f)", container: trainer)'
 )
+BY_NAME = "container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root"
 NAME_TAKEN = 'failed to create containerd container: snapshot "8d2": already exists'
 CGROUP_BUSY = (
     "unable to start container process: unable to apply cgroup configuration: failed to write 4711: "
@@ -113,13 +114,17 @@ STUCK = (
         NO_SUCH_KEY,
         at=60,
     ),
-    FailedPod(
-        "an image whose user is root",
-        held_up("CreateContainerConfigError", AS_ROOT),
-        "UserError",
-        "CreateContainerConfigError",
-        AS_ROOT,
-        at=60,
+    *(
+        FailedPod(
+            f"an image whose user is {user}",
+            held_up("CreateContainerConfigError", said),
+            "UserError",
+            "RootImage",
+            "the image's user is root, or is known by name only; set trainer.securityContext.runAsUser to the number of"
+            f" the user to run as (0 for root): {said}",
+            at=0,
+        )
+        for user, said in (("root", AS_ROOT), ("a name", BY_NAME))
     ),
     FailedPod(
         "an image without a command",

@@ -100,7 +100,9 @@ def test_a_pod_that_is_well_or_waits_its_turn_has_not_failed(body: Object) -> No
         "OSError: [Errno 98] Address already in use",
         "OSError: [Errno 16] Device or resource busy: '/mnt/data/.nfs0001'",
         "PermissionError: /dev/vfio/0\nOSError: Device or resource busy",
-        "TPU initialization failed: open(/dev/accel0): Operation not permitted",
+        "PermissionError: [Errno 13] Permission denied: '/mnt/data/vfio'",
+        "OSError: [Errno 28] No space left on device: '/tmp/torch_1'",
+        "RuntimeError: worker (pid 7) exited unexpectedly",
         # libtpu's lock file lies in the container's own /tmp: the other process is one of the user's.
         "ABORTED: The TPU is already in use by process with pid 7. Not attempting to load libtpu.so in this process.",
     ],

@@ -1,12 +1,17 @@
 """`tpujob watch`, `status` and `logs` as commands: what they print, their exit status, and what they say when the
 cluster has no answer."""
 
+import copy
 import io
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +22,17 @@ from aiohttp.test_utils import unused_port
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread
+from tests.unit.hostile_texts import HOSTILE, obeyed
+from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread, status
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job, view_of
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.watch import Lines, display
+
+
+def plain_text(code: int, _: str, message: str) -> web.Response:
+    return web.Response(status=code, text=message)
+
 
 PROGRAM = "from tpu_training_operator.cli.main import main; main()"
 
@@ -338,6 +349,71 @@ def test_a_reader_who_has_seen_enough_is_left_in_peace(running: OneJobCluster, k
         process.stdout.read(1)
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+# A stranger's text
+
+
+def on_a_terminal(kubeconfig: Path, *arguments: str) -> str:
+    """What a terminal is given to show."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM, *arguments, "--kubeconfig", str(kubeconfig)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        # Linux says EIO where the last program has closed its side.
+        with suppress(OSError):
+            while piece := os.read(ours, 65536):
+                shown += piece
+    os.close(ours)
+    return shown.decode()
+
+
+@pytest.fixture
+def hostile(cluster: OneJobCluster) -> OneJobCluster:
+    """Its status was written by somebody who means ill, and so were the pods' messages and the log."""
+    job, pods = JOBS["failed"]
+    job = copy.deepcopy(job)
+    job["status"]["lastFailure"] |= {"message": HOSTILE, "node": HOSTILE, "reason": HOSTILE, "pod": HOSTILE}
+    job["status"]["progress"] = {"step": 1, "totalSteps": 2, "loss": HOSTILE, "warnings": [HOSTILE]}
+    for condition in job["status"]["conditions"]:
+        condition["message"] = HOSTILE
+    cluster.show(job, *pods)
+    cluster.logs["digits-1-0-0"] = f"2026-01-15T12:00:00.1Z {HOSTILE}\n".encode()
+    cluster.logs["digits-1-0-1"] = cluster.logs["digits-1-0-0"]
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "digits"],
+        ["watch", "digits"],
+        ["logs", "digits"],
+        ["logs", "digits", "--host", "0", "--host", "1"],
+    ],
+    ids=" ".join,
+)
+def test_a_terminal_is_told_nothing_by_a_stranger(hostile: OneJobCluster, kubeconfig: Path, command: list[str]) -> None:
+    shown = on_a_terminal(kubeconfig, *command)
+    assert "digits" in shown or "gnp.exe" in shown
+    assert obeyed(shown) == []
+    assert not re.search("another title|cHduZWQ", shown)
+
+
+def test_a_pipe_gets_a_log_as_it_was_written(hostile: OneJobCluster, kubeconfig: Path) -> None:
+    assert tpujob(kubeconfig, "logs", "digits").stdout_bytes == f"{HOSTILE}\n".encode()
+
+
+@pytest.mark.parametrize("answer", [status, plain_text], ids=["JSON", "text"])
+def test_an_error_is_told_without_what_a_terminal_obeys(
+    cluster: OneJobCluster, kubeconfig: Path, answer: Callable[..., web.Response]
+) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return answer(500, "InternalError", HOSTILE)
+
+    cluster.faults["get TPUTrainingJob"] = [refuse]
+    assert obeyed("\n".join(told(tpujob(kubeconfig, "status", "digits")))) == []
 
 
 # No answer

@@ -1,14 +1,20 @@
 """Bad input to `tpujob`: exit status 2, the file, the place, what would be right. Never a traceback."""
 
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from tests.unit.jobs import ABSENT, job_body
-from tpu_training_operator.cli.main import main
+from tpu_training_operator.cli.main import _COMMANDS, main
+
+PROGRAM = "from tpu_training_operator.cli.main import main; main()"
 
 JOB = yaml.safe_dump(job_body())
 
@@ -36,15 +42,16 @@ def told(result: Result, source: Path) -> str:
         (b"just words\n", "the file must hold one TPUTrainingJob; it holds none"),
         (b"- a\n- list\n", "the file must hold one TPUTrainingJob; it holds none"),
         (f"{JOB}---\n{JOB}".encode(), "the file must hold one TPUTrainingJob; it holds 2 of them"),
-        (b"spec:\n  slice: {acceleratorType: v3-8\n", "line 3, column 1: this is no valid YAML: "),
-        (b"spec:\n\tslice: 1\n", "line 2, column 1: this is no valid YAML: "),
-        (b"a: *nothing\n", "line 1, column 4: this is no valid YAML: found undefined alias"),
-        (b"a: !!python/object:os.system {}\n", "line 1, column 4: this is no valid YAML: "),
-        (b"a: 2024-13-45\n", "this is no valid YAML: month must be in 1..12"),
-        (b"a: " + b"1" * 5000, "this is no valid YAML: "),
-        (b"a: \0", "this is no valid YAML: "),
-        (b"\x80\x81\xfe\xff", "this is no text file in UTF-8"),
-        ("é".encode("latin-1"), "this is no text file in UTF-8"),
+        (b"spec:\n  slice: {acceleratorType: v3-8\n", "line 3, column 1: not valid YAML: "),
+        (b"spec:\n\tslice: 1\n", "line 2, column 1: not valid YAML: "),
+        (b"a: *nothing\n", "line 1, column 4: not valid YAML: found undefined alias"),
+        (b"a: !!python/object:os.system {}\n", "line 1, column 4: not valid YAML: "),
+        (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "line 5, column 3: not valid YAML: 'c' is given twice"),
+        (b"a: 2024-13-45\n", "not valid YAML: month must be in 1..12"),
+        (b"a: " + b"1" * 5000, "not valid YAML: "),
+        (b"a: \0", "not valid YAML: "),
+        (b"\x80\x81\xfe\xff", "not a UTF-8 text file"),
+        ("é".encode("latin-1"), "not a UTF-8 text file"),
     ],
 )
 def test_a_file_that_holds_no_job(tmp_path: Path, command: str, content: bytes, message: str) -> None:
@@ -86,6 +93,78 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+NUMBERS = ["1e-3", "1E3", "1e+3", "-1.5e-7", ".5e3", "5.e3", "0.001"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_kubectl_reads_as_a_number_is_no_text(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("learningRate: '0.1'", f"learningRate: {number}"))
+    assert told(tpujob("validate", "-f", path), path).startswith("spec.recipe.optimizer.learningRate: ")
+    path.write_text(JOB.replace("learningRate: '0.1'", f"learningRate: '{number.lstrip('-.')}'"))
+    assert tpujob("validate", "-f", path).exit_code == (2 if number == "5.e3" else 0)
+
+
+def test_a_key_may_be_merged_and_given(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "x-base: &base {a: 1, b: 2}\nx-more: &more {<<: *base, b: 3}\nx-most: {<<: *more, a: 4}\n---\n" + JOB
+    )
+    assert tpujob("validate", "-f", path).exit_code == 0
+
+
+def test_of_two_files_none_is_taken(tmp_path: Path) -> None:
+    result = tpujob("validate", "-f", tmp_path / "a", "-f", tmp_path / "b")
+    assert (result.exit_code, "-f names one file; 2 were given" in result.stderr) == (2, True)
+
+
+def test_a_command_that_there_is_not_is_answered_with_the_nearest() -> None:
+    assert "No such command 'plann'. Nearest: plan." in tpujob("plann").stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["topologies"], ["crd"]], ids=" ".join)
+def test_a_full_disk_is_a_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.decode()) == (2, "tpujob: no space left on device\n")
+
+
+def test_an_interrupt_while_a_command_is_imported_is_the_persons_own_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert (tpujob("plan").exit_code, tpujob("plan").output) == (130, "")
+
+
+def test_help_lists_the_commands_with_their_own_words() -> None:
+    context = click.Context(main)
+    for name, help_text in _COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(limit=200) == help_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needless"),
+    [
+        (["--help"], {"pydantic", "kubernetes", "aiohttp", "rich", "yaml", "asyncio", "importlib.metadata"}),
+        (["--version"], {"pydantic", "kubernetes", "aiohttp", "rich", "yaml", "asyncio"}),
+        (["topologies"], {"pydantic", "kubernetes", "aiohttp", "rich", "yaml", "asyncio"}),
+        (["crd"], {"kubernetes", "aiohttp", "rich", "asyncio"}),
+        (["validate", "--help"], {"kubernetes", "aiohttp", "rich", "asyncio"}),
+        (["plan", "--help"], {"kubernetes", "aiohttp", "asyncio"}),
+        (["status", "--help"], {"rich"}),
+        (["run", "--help"], {"kubernetes", "kopf"}),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_command_imports_what_it_needs(arguments: list[str], needless: set[str]) -> None:
+    report = f"import atexit, sys; atexit.register(lambda: print(*sorted({needless!r} & sys.modules.keys())))"
+    done = subprocess.run([sys.executable, "-c", f"{report}; {PROGRAM}", *arguments], stdout=subprocess.PIPE, text=True)
+    assert done.stdout.splitlines()[-1] == ""
+
+
 @pytest.mark.parametrize("arguments", [[], ["plan"], ["fly"], ["plan", "-f", "x", "-o", "xml"]])
 def test_a_command_used_wrongly_says_how_it_is_used(arguments: list[str]) -> None:
     result = tpujob(*arguments)
@@ -110,6 +189,14 @@ def test_code_that_is_not_there_is_missed_before_anything_runs(
     path.write_text(yaml.safe_dump(job_body({"spec.trainer": {"image": "x", **trainer}})))
     assert told(tpujob("run", "-f", path), path).startswith(f"spec.trainer.{message}")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_suspended_job_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_body({"spec.runPolicy.suspend": True})))
+    assert told(tpujob("run", "-f", path), path) == (
+        "spec.runPolicy.suspend: the job is suspended and would never start; set this to false to run it"
+    )
 
 
 def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:

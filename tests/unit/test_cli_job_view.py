@@ -10,13 +10,13 @@ from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_stat
 from tests.unit.seen_jobs import JOBS, Object, goodput, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.cli.advice import advice
-from tpu_training_operator.cli.hosts import host_of
 from tpu_training_operator.cli.job_report import as_json, report_rows
 from tpu_training_operator.cli.job_rows import Row, headline, live_rows, plain_rows, state_style
 from tpu_training_operator.cli.job_table import table_row
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.screen import screen
 from tpu_training_operator.cli.words import duration
+from tpu_training_operator.domain.hosts import host_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,12 +91,12 @@ digits: Blocked, attempt 1, v5litepod-16
             4 x no pod yet (0/0, 0/1, 0/2, 0/3)""",
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
- why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError
-            (UserError, exit code 1); UserError may restart the gang 0 times
- failure    UserError (UserError, exit code 1): slice 0 host 2 on node-1,
-            attempt 1, 4m00s ago
+ why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit
+            code 1); UserError does not restart the gang
+ failure    UserError (exit code 1): slice 0 host 2 on node-1, attempt 1, 4m00s
+            ago
             FileNotFoundError: [Errno 2] No such file or directory:
-            '/data/digits.npz'
+            '/data/digits.npz' (digits.py:41)
  time       queue 8m50s, start 40s""",
     "succeeded": """\
 digits: Succeeded, attempt 1, v5litepod-16
@@ -146,11 +146,11 @@ digits: Restarting, attempt 3, v5litepod-16
             goodput       0.500   productive, of all that was not suspended""",
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
- why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (UserError, exit code 1); UserError may
-            restart the gang 0 times
+ why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); UserError does not restart the
+            gang
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
- failure    UserError (UserError, exit code 1): slice 0 host 2 on node-1, pod digits-1-0-2, 4m00s ago, attempt 1
+ failure    UserError (exit code 1): slice 0 host 2 on node-1, pod digits-1-0-2, 4m00s ago, attempt 1
             Traceback (most recent call last):
               File "/app/digits.py", line 41, in task
                 data = load(hp.path)
@@ -179,10 +179,10 @@ LINES = {
     ],
     "failed": [
         "digits: Failed, attempt 1, v5litepod-16",
-        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (UserError, exit code 1); UserError may restart"
-        " the gang 0 times",
-        "UserError (UserError, exit code 1): slice 0 host 2 on node-1, attempt 1: FileNotFoundError: [Errno 2] No such"
-        " file or directory: '/data/digits.npz'",
+        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); UserError does not restart the"
+        " gang",
+        "UserError (exit code 1): slice 0 host 2 on node-1, attempt 1: FileNotFoundError: [Errno 2] No such"
+        " file or directory: '/data/digits.npz' (digits.py:41)",
     ],
 }
 

@@ -1,6 +1,7 @@
 """`tpujob plan`, `validate` and `crd`: what a person gets before any chip is paid for."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,34 @@ def test_spot_slices_without_checkpoints_are_warned_of() -> None:
 def test_the_table_says_where_and_how_often_the_training_is_saved(given: dict[str, int], interval: str) -> None:
     result = tpujob("plan", "-f", "-", job=job_body(saved_in("gs://bucket/digits", **given)))
     [row] = [_cells(line) for line in result.stdout.splitlines() if "checkpoint" in line]
-    assert row == ["checkpoint", "", interval, "in gs://bucket/digits; the newest 3 are kept"]
+    assert row == ["checkpoint", "", interval, "in gs://bucket/digits/default/digits; the newest 3 are kept"]
+
+
+def test_the_table_promises_nothing_that_is_left_to_the_users_own_loop() -> None:
+    changes = {"spec.recipe.evaluateEverySteps": 25, "spec.recipe.emaDecay": "0.99"}
+    result = tpujob("plan", "-f", "-", job=job_body(OWN_LOOP | saved_in("gs://bucket/a") | changes))
+    rows = [line for line in result.stdout.splitlines() if re.search("checkpoint|evaluate every|EMA", line)]
+    assert ["left to your command" in row for row in rows] == [True] * 3
+    assert "note: your command trains: it finds these numbers in TPUJOB_* variables" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "apart"),
+    [
+        ({"spec.slice.hardware": "CPU"}, True),
+        ({"spec.slice.hardware": "CPU", "spec.trainer.backend": "Torch"}, False),
+        ({"spec.slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"}}, False),
+        ({}, False),
+    ],
+    ids=["hosts on CPU", "joined by torchrun", "one host", "joined by libtpu"],
+)
+def test_a_loop_of_the_users_own_whose_hosts_train_apart_is_warned_of(changes: dict[str, Any], apart: bool) -> None:
+    warnings = planned(OWN_LOOP | changes)["warnings"]
+    assert [warning.partition(" of its own")[0] for warning in warnings] == [
+        "each of the 4 hosts trains a model"
+    ] * apart
+    validated = tpujob("validate", "-f", "-", job=job_body(OWN_LOOP | changes))
+    assert ("trains a model of its own" in validated.stderr) == apart
 
 
 def test_a_valid_job_is_called_valid() -> None:

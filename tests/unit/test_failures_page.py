@@ -1,6 +1,7 @@
 """docs/failures.md says of every reason that a failure may have what it means and what to do."""
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from tests.unit.pods import NOON, pod, seen
 from tests.unit.stuck_pods import STUCK
 from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
 from tpu_training_operator.domain.classifier import TABLE
-from tpu_training_operator.domain.failures import hang, missing_worker
+from tpu_training_operator.domain.failures import hang, missing_worker, not_started
+from tpu_training_operator.domain.placement import Late
 
 PAGE = Path(__file__).parents[2].joinpath("docs/failures.md").read_text(encoding="utf-8")
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}
@@ -25,6 +27,8 @@ def rows(section: str) -> list[list[str]]:
 def reasons_in_code() -> set[tuple[str, str]]:
     """With their classes. The pods that the table is tested with have one for every row."""
     without_a_pod = (missing_worker("digits-1-0-0", 0, 0, 1, NOON), hang(*seen(pod()), "no step", 1, NOON))
+    late = Late(*seen(pod()), timedelta(0), NOON)
+    without_a_pod += (not_started(late, 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
     told = {(case.reason, case.failure_class) for case in (*ENDED, *STUCK)}
     fixed = {(row.reason, str(row.failure_class)) for row in TABLE if isinstance(row.reason, str)}
     return told | fixed | {(failure.reason, str(failure.failure_class)) for failure in without_a_pod}

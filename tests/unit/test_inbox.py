@@ -8,6 +8,7 @@ import pytest
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.domain.report import Inbox, Report
+from tpu_training_operator.runtime import inbox as module
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 
@@ -85,16 +86,22 @@ def test_to_ask_twice_does_not_put_off_the_answer() -> None:
     assert inboxes.of(KEY).asked_for_stacks == NOON
 
 
-def test_where_somebody_could_not_be_heard_all_are_listened_to_only_since_then() -> None:
-    """Their silence was ours: those that had reported before are no more to blame than the others."""
+def test_a_report_that_could_not_be_heard_is_noted_for_its_job_alone() -> None:
     now = NOON
     inboxes = Inboxes(lambda: now)
     inboxes.put(KEY, said())
-    inboxes.ask_for_stacks(KEY)
     now += timedelta(hours=1)
-    inboxes.could_not_listen()
-    assert [inboxes.of(key).listening_since for key in (KEY, JobKey("default", "letters"))] == [now, now]
-    assert (inboxes.of(KEY).report, inboxes.of(KEY).asked_for_stacks) == (said(), NOON)
+    inboxes.could_not_listen(KEY)
+    assert inboxes.of(KEY) == Inbox(listening_since=NOON, unheard=now, report=said())
+    assert inboxes.of(JobKey("default", "letters")) == Inbox(listening_since=NOON)
+
+
+def test_of_the_jobs_that_could_not_be_heard_only_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_UNHEARD", 2)
+    inboxes = Inboxes(lambda: NOON)
+    for name in ("a", "b", "a", "c"):
+        inboxes.could_not_listen(JobKey("default", name))
+    assert [inboxes.of(JobKey("default", name)).unheard for name in "abc"] == [NOON, None, NOON]
 
 
 def test_what_is_forgotten_takes_no_room(inboxes: Inboxes) -> None:

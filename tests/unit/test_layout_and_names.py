@@ -1,5 +1,7 @@
 """The world of a job: which slice a reference means, and names that are unique and short enough everywhere."""
 
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -7,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.jobs import ABSENT, spec
+from tests.unit.jobs import ABSENT, job, spec
 from tpu_training_operator.api.catalogue import generations, shapes_of_type
-from tpu_training_operator.api.constants import MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.constants import MAX_HOSTS, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.slice import hosts_asked
+from tpu_training_operator.api.slice_ref import SliceRef
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.naming import (
     WorkerId,
@@ -36,6 +40,40 @@ LAYOUTS = st.builds(
 
 def layout(**changes: Any) -> SliceLayout:
     return layout_of(spec({f"slice.{name}": value for name, value in changes.items()}).slice, "spec.slice")
+
+
+REFERENCES = [
+    {"accelerator_type": shape.accelerator_type} | ({} if shape.default else {"machine_type": shape.machine_type.name})
+    for g in generations().values()
+    for shape in g.shapes
+    if shape.machine_type
+] + [
+    {"generation": g.name, "topology": shape.topology}
+    for g in generations().values()
+    for shape in g.shapes
+    if shape.default
+]
+
+
+def test_the_apis_bound_counts_the_hosts_that_a_layout_has() -> None:
+    slices = [SliceRef(**given, count=count) for given in REFERENCES for count in (1, 2, 9, 19, 20, 255, 256)]
+    too_many = {str(found): hosts_asked(found) > MAX_HOSTS for found in slices}
+    assert too_many == {str(found): layout_of(found, "slice").hosts > MAX_HOSTS for found in slices}
+
+
+@given(
+    sides=st.lists(st.integers(1, 9999), min_size=2, max_size=3),
+    chips_per_host=st.integers(1, 64),
+    count=st.integers(1, 256),
+)
+def test_it_counts_those_of_a_slice_that_the_user_describes(sides: list[int], chips_per_host: int, count: int) -> None:
+    topology = "x".join(map(str, sides))
+    found = SliceRef(generation="tpu8t", topology=topology, chips_per_host=chips_per_host, count=count)
+    try:
+        hosts = layout_of(found, "slice").hosts
+    except InvalidJob:
+        return
+    assert hosts_asked(found) == hosts
 
 
 @pytest.mark.parametrize(
@@ -86,14 +124,55 @@ def test_no_two_workers_share_a_name_a_host_name_or_labels(layout: SliceLayout) 
     everyone = [*workers(layout, 1), *workers(layout, 2)]
     for identity in (
         lambda worker: worker.pod_name("digits"),
-        lambda worker: host_name("digits", worker),
+        lambda worker: host_name("digits", layout, worker),
         lambda worker: str(sorted(worker_labels("digits", UID, worker).items())),
     ):
         assert len(set(map(identity, everyone))) == len(everyone)
 
 
-def test_the_longest_pod_name_is_a_host_name() -> None:
+def test_the_longest_pod_name_fits() -> None:
     assert len(LAST_WORKER.pod_name(LONGEST_NAME)) <= 63
+
+
+# The slices with the most hosts, and one of a generation to come with as many as a job may have.
+LARGE_SLICES = [
+    {"slice.generation": shape.generation, "slice.topology": shape.topology}
+    for g in generations().values()
+    if (shape := max(g.shapes, key=lambda shape: shape.hosts)).hosts > 500
+] + [{"slice.generation": "tpu8t", "slice.topology": "100x200", "slice.chipsPerHost": 4}]
+
+
+def longest_name(changes: dict[str, Any]) -> str:
+    """The longest name that a job on this slice may have."""
+    hosts = {f"spec.{path}": value for path, value in changes.items()} | {
+        "spec.slice.acceleratorType": ABSENT,
+        "spec.slice.hardware": "CPU",
+    }
+    for length in range(MAX_JOB_NAME_LENGTH, 0, -1):
+        try:
+            return job(hosts | {"metadata.name": "a" * length}).name
+        except InvalidJob:
+            continue
+    raise AssertionError("no name is short enough")
+
+
+@pytest.mark.parametrize("changes", LARGE_SLICES, ids=lambda changes: changes["slice.topology"])
+def test_the_host_names_of_the_largest_slices_fit_into_one_variable(changes: dict[str, Any]) -> None:
+    """Linux refuses a program (E2BIG) any of whose environment strings is larger than 128 KiB."""
+    name, shape = longest_name(changes), layout(acceleratorType=ABSENT, hardware="CPU", **below("slice", changes))
+    for attempt in (1, 9_999, 99_999):
+        names = ",".join(host_name(name, shape, worker) for worker in workers(shape, attempt))
+        assert len(f"TPU_WORKER_HOSTNAMES={names}") + 1 <= 131_072
+    subprocess.run([sys.executable, "-S", "-c", ""], env={"TPU_WORKER_HOSTNAMES": names}, check=True)
+
+
+def below(section: str, changes: dict[str, Any]) -> dict[str, Any]:
+    return {path.removeprefix(f"{section}."): value for path, value in changes.items()}
+
+
+def test_one_character_more_is_refused_where_it_would_not_fit() -> None:
+    allowed = {changes["slice.topology"]: len(longest_name(changes)) for changes in LARGE_SLICES}
+    assert allowed == {"16x16x16": 48, "16x20x28": 46, "16x24x24": 44, "100x200": 14}
 
 
 def test_every_label_fits_on_the_last_worker_of_the_largest_job() -> None:

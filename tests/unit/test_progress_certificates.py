@@ -6,7 +6,7 @@ import os
 import ssl
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.tls_probe import certificate_seen, listening, trusting
-from tpu_training_operator.runtime.cluster import SECRETS, AlreadyExists, Cluster, NotFound, Object, Resource
+from tpu_training_operator.runtime.cluster import SECRETS, Conflict, NotFound, Object, Resource
 from tpu_training_operator.runtime.progress import tls as tls_module
 from tpu_training_operator.runtime.progress.authority import BadSecret, load_authority
 from tpu_training_operator.runtime.progress.certificates import (
@@ -230,7 +230,7 @@ async def test_certificates_leave_nothing_open(authority: Authority) -> None:
 
 
 class Secrets:
-    """A cluster that holds one namespace's secrets. `rival`: the Secret that somebody creates just before we do."""
+    """A cluster that holds one namespace's secrets. `rival`: what somebody puts into the Secret just before we do."""
 
     def __init__(self, *stored: Object, rival: Object | None = None) -> None:
         self.stored = {body["metadata"]["name"]: body for body in stored}
@@ -242,12 +242,11 @@ class Secrets:
             raise NotFound(404, "NotFound", name)
         return self.stored[name]
 
-    async def create(self, body: Object) -> Object:
+    async def update(self, body: Object) -> Object:
         name = body["metadata"]["name"]
         if self.rival is not None:
             self.stored[name] = self.rival
-        if name in self.stored:
-            raise AlreadyExists(409, "AlreadyExists", name)
+            raise Conflict(409, "Conflict", name)
         self.stored[name] = body
         return body
 
@@ -262,24 +261,28 @@ def secret_of(pem: KeyPair) -> Object:
 
 
 async def load(secrets: Secrets) -> Authority:
-    return await load_authority(cast("Cluster", secrets), SERVICE, now())
+    return await load_authority(secrets, SERVICE, now())
 
 
 async def test_an_authority_is_made_once_and_kept() -> None:
-    secrets = Secrets()
+    secrets = Secrets(secret(None))
     first = await load(secrets)
     assert (await load(secrets)).pem == first.pem
     [stored] = secrets.stored.values()
-    assert stored["metadata"]["namespace"] == "tpu-system"
+    assert (stored["metadata"], stored["immutable"]) == (secret(None)["metadata"], True)
     assert set(stored["data"]) == {"ca.crt", "ca.key"}
 
 
 async def test_of_two_operators_that_start_at_once_both_use_the_first_ones(authority: Authority) -> None:
-    assert (await load(Secrets(rival=secret_of(authority.pem)))).pem == authority.pem
+    assert (await load(Secrets(secret(None), rival=secret_of(authority.pem)))).pem == authority.pem
 
 
-SOMETHING_ELSE: dict[str, dict[str, Any] | None] = {
-    "empty": None,
+async def test_a_secret_that_is_missing_is_for_the_chart_to_make() -> None:
+    with pytest.raises(BadSecret, match=f"{SECRET} is missing; `helm upgrade` makes it"):
+        await load(Secrets())
+
+
+SOMETHING_ELSE: dict[str, dict[str, Any]] = {
     "other keys": {"tls.crt": "aGVsbG8=", "tls.key": "aGVsbG8="},
     "no base64": {"ca.crt": "***", "ca.key": "***"},
     "no text": {"ca.crt": 3, "ca.key": None},
@@ -288,8 +291,8 @@ SOMETHING_ELSE: dict[str, dict[str, Any] | None] = {
 
 
 @pytest.mark.parametrize("data", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE.keys())
-async def test_a_secret_of_somebody_elses_is_named_and_left_alone(data: dict[str, Any] | None) -> None:
+async def test_a_secret_of_somebody_elses_is_named_and_left_alone(data: dict[str, Any]) -> None:
     secrets = Secrets(secret(data))
-    with pytest.raises(BadSecret, match=f"{SECRET}: .*; delete it, and a new one is made"):
+    with pytest.raises(BadSecret, match=f"{SECRET}: .*; delete it and run `helm upgrade`"):
         await load(secrets)
     assert secrets.stored["operator-tls"] == secret(data)

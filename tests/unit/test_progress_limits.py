@@ -17,10 +17,9 @@ class Clock:
 def attempt(limits: Limits[str], key: str) -> float | None:
     """Does it, and returns None; or the seconds to wait."""
     try:
-        limits.check(key, "not so fast")
+        limits.take(key, "not so fast")
     except Refused as refused:
         return refused.retry_after
-    limits.count(key)
     return None
 
 
@@ -43,10 +42,26 @@ def test_trying_too_often_does_not_lengthen_the_wait() -> None:
 
 def test_a_refusal_says_why() -> None:
     limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
-    limits.count("a")
+    limits.take("a", "not so fast")
     with pytest.raises(Refused, match="not so fast") as refused:
-        limits.check("a", "not so fast")
+        limits.take("a", "not so fast")
     assert refused.value.status == 429
+
+
+def test_what_is_given_back_was_never_taken() -> None:
+    limits: Limits[str] = Limits(per_second=1, burst=2, clock=Clock())
+    for _ in range(10):
+        limits.take("a", "not so fast")
+        limits.give_back("a")
+    assert [attempt(limits, "a") for _ in range(3)] == [None, None, 1.0]
+
+
+def test_giving_back_more_than_was_taken_allows_no_larger_burst() -> None:
+    limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
+    limits.take("a", "not so fast")
+    for _ in range(10):
+        limits.give_back("a")
+    assert [attempt(limits, "a"), attempt(limits, "a")] == [None, 1.0]
 
 
 def test_one_keys_haste_is_not_anothers_wait() -> None:

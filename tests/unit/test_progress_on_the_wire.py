@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import ssl
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import unused_port
 
-from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, Desk, until
+from tests.unit.progress_desk import GOOD, KEY, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
 from tpu_training_operator.runtime.progress import connections
 from tpu_training_operator.runtime.progress import server as module
@@ -35,20 +36,23 @@ class Wire:
         self.port = port
         self.client = client
 
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(LOOPBACK, self.port, ssl=self.client, server_hostname=SERVICE_HOST)
+    async def open(self, frm: str = LOOPBACK) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection from the address `frm` of this machine's loopback."""
+        return await asyncio.open_connection(
+            LOOPBACK, self.port, ssl=self.client, server_hostname=SERVICE_HOST, local_addr=(frm, 0)
+        )
 
-    async def say(self, text: bytes) -> bytes:
+    async def say(self, text: bytes, frm: str = LOOPBACK) -> bytes:
         """What is answered until the server hangs up."""
         async with asyncio.timeout(SECONDS):
-            reader, writer = await self.open()
+            reader, writer = await self.open(frm)
             writer.write(text)
             answer = await reader.read()
             writer.close()
             return answer
 
-    async def post(self) -> int:
-        async with aiohttp.ClientSession(headers=BEARER) as session:
+    async def post(self, token: str = "token") -> int:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
             url = f"https://{LOOPBACK}:{self.port}{PROGRESS}"
             async with session.post(url, json=GOOD, ssl=self.client, server_hostname=SERVICE_HOST) as response:
                 return response.status
@@ -192,23 +196,44 @@ async def test_whoever_does_not_shake_hands_takes_a_place_until_it_has_left(
                 break
 
 
-async def test_to_turn_somebody_away_for_want_of_room_is_not_to_have_listened(
+async def test_when_there_is_no_room_left_whoever_has_the_most_connections_makes_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 0)
-    async with served(desk) as wire:
-        desk.now = LATER
-        with pytest.raises(ConnectionError):
-            await wire.open()
-    assert desk.inbox.listening_since == LATER
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
+    async with served(desk) as wire, asyncio.timeout(SECONDS):
+        idle = [await wire.open(frm="127.0.0.66") for _ in range(3)]
+        other = await wire.open(frm="127.0.0.67")
+        assert await wire.post() == 200
+        assert await idle[0][0].read() == b"", "the oldest one was closed"
+        for _, writer in (*idle[1:], other):
+            writer.write(request("Content-Length: 0"))
+        for reader, writer in (*idle[1:], other):
+            assert b" 400 " in await reader.readline()
+            writer.transport.abort()
 
 
-async def test_one_address_that_takes_its_room_up_makes_nobody_deaf(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS_PER_ADDRESS", 0)
+@pytest.mark.parametrize("addresses", [1, 5])
+async def test_a_flood_of_made_up_tokens_keeps_no_worker_out(desk: Desk, addresses: int) -> None:
+    """Each address keeps as many connections going as it may, all with tokens that nobody has seen before."""
+    heard: list[int] = []
+
+    async def flood(wire: Wire, address: str) -> None:
+        while True:
+            made_up = request("Content-Length: 0").replace(b"Bearer token", b"Bearer " + uuid.uuid4().hex.encode())
+            with suppress(OSError):
+                await wire.say(made_up, frm=address)
+
     async with served(desk) as wire:
-        desk.now = LATER
-        with pytest.raises(ConnectionError):
-            await wire.open()
-    assert desk.inbox.listening_since == NOW
+        strangers = [
+            asyncio.create_task(flood(wire, f"127.0.1.{1 + number % addresses}")) for number in range(8 * addresses)
+        ]
+        await until(lambda: desk.cluster.asked["TokenReview"] >= 20 * addresses)
+        for number in range(5):
+            desk.cluster.tokens[str(number)] = desk.cluster.tokens["token"]
+            heard.append(await wire.post(str(number)))
+            desk.seconds += 5
+        for stranger in strangers:
+            stranger.cancel()
+        await asyncio.gather(*strangers, return_exceptions=True)
+    assert heard == [200] * 5
+    assert desk.inbox.unheard is None

@@ -5,16 +5,23 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.jobs import job_body
 from tests.unit.pods import pod
-from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, token_of
+from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, begun_job, token_of
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.progress import reviewer as module
 from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import MOST_QUESTIONS, Reviewer
+from tpu_training_operator.runtime.progress.reviewer import (
+    MOST_QUESTIONS,
+    MOST_QUESTIONS_PER_ADDRESS,
+    NoAnswer,
+    Reviewer,
+)
 from tpu_training_operator.runtime.progress.sender import Sender
 
 KEY = JobKey("default", "digits")
+ADDRESS = "10.0.0.1"
 LEADER = Sender("digits", attempt=1, pod_uid="uid-of-digits-1-0-0", total_steps=None)
 
 
@@ -32,7 +39,7 @@ def reviewer(cluster: ReviewingCluster, clock: Clock | None = None) -> Reviewer:
 
 async def refusal(cluster: ReviewingCluster, token: str = "token", key: JobKey = KEY) -> Refused:
     with pytest.raises(Refused) as raised:
-        await reviewer(cluster).sender(token, key)
+        await reviewer(cluster).sender(token, key, ADDRESS)
     return raised.value
 
 
@@ -41,18 +48,18 @@ def changed(body: Object, **metadata: Any) -> Object:
 
 
 async def test_worker_0_is_known_by_its_pod() -> None:
-    assert await reviewer(ReviewingCluster()).sender("token", KEY) == LEADER
+    assert await reviewer(ReviewingCluster()).sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_the_attempt_is_the_pods_whatever_the_present_one_is() -> None:
     old = pod(attempt=3)
-    cluster = ReviewingCluster([job_body({"status.attempt": 4}), old], {"token": token_of(old)})
-    assert (await reviewer(cluster).sender("token", KEY)).attempt == 3
+    cluster = ReviewingCluster([begun_job({"status.attempt": 4}), old], {"token": token_of(old)})
+    assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).attempt == 3
 
 
 async def test_the_number_of_steps_comes_from_the_status() -> None:
-    cluster = ReviewingCluster([job_body({"status.resolved": RESOLVED}), pod()])
-    assert (await reviewer(cluster).sender("token", KEY)).total_steps == 300
+    cluster = ReviewingCluster([begun_job({"status.resolved": RESOLVED}), pod()])
+    assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).total_steps == 300
 
 
 @pytest.mark.parametrize(
@@ -95,30 +102,43 @@ async def test_a_token_without_a_pod_is_403(user: Object) -> None:
 
 
 WORKER_1, SECOND_SLICE = pod(host=1), pod(slice_index=1)
-RENAMED = changed(pod(), ownerReferences=[{**pod()["metadata"]["ownerReferences"][0], "name": "letters"}])
+OWNER = pod()["metadata"]["ownerReferences"][0]
+RENAMED = changed(pod(), name="letters-1-0-0", ownerReferences=[{**OWNER, "name": "letters"}])
+# Their owner references and labels are copied from worker 0's.
+OTHER_NAME = changed(pod(), name="mine")
+OTHER_JOBS_LABEL = changed(pod(), name="x-1-0-0", labels=pod()["metadata"]["labels"] | {LABEL_JOB_NAME: "x"})
+NEXT_ATTEMPT = pod(attempt=3)
 STRANGERS = {
-    "another worker": ([job_body(), WORKER_1], WORKER_1, "not worker 0"),
-    "another slice": ([job_body(), SECOND_SLICE], SECOND_SLICE, "not worker 0"),
-    "no owner": ([job_body(), changed(pod(), ownerReferences=[])], pod(), "is no worker of a TPUTrainingJob"),
+    "another worker": ([begun_job(), WORKER_1], WORKER_1, "not worker 0"),
+    "another slice": ([begun_job(), SECOND_SLICE], SECOND_SLICE, "not worker 0"),
+    "no owner": ([begun_job(), changed(pod(), ownerReferences=[])], pod(), "is no worker of a TPUTrainingJob"),
     "another kind of owner": (
         [changed(pod(), ownerReferences=[{"kind": "Job", "name": "digits", "uid": "1", "controller": True}])],
         pod(),
         "is no worker of a TPUTrainingJob",
     ),
     "an owner that does not control": (
-        [changed(pod(), ownerReferences=[{**pod()["metadata"]["ownerReferences"][0], "controller": False}])],
+        [changed(pod(), ownerReferences=[{**OWNER, "controller": False}])],
         pod(),
         "is no worker of a TPUTrainingJob",
     ),
     "another job": (
-        [job_body({"metadata.name": "letters"}), RENAMED],
+        [begun_job({"metadata.name": "letters"}), RENAMED],
         RENAMED,
-        "pod digits-1-0-0 belongs to job letters, not digits",
+        "pod letters-1-0-0 belongs to job letters, not digits",
     ),
-    "a namesake of its job": ([job_body({"metadata.uid": "another"}), pod()], pod(), "no worker of job digits as it"),
-    "no labels": ([job_body(), changed(pod(), labels={})], pod(), "no worker of job digits"),
-    "the pod is gone": ([job_body()], pod(), "is gone"),
-    "a namesake of the pod": ([job_body(), changed(pod(), uid="another")], pod(), "is gone"),
+    "a namesake of its job": ([begun_job({"metadata.uid": "another"}), pod()], pod(), "no worker of job digits as it"),
+    "the name of no worker": ([begun_job(), OTHER_NAME], OTHER_NAME, "is no worker"),
+    "a name after another job": ([begun_job(), OTHER_JOBS_LABEL], OTHER_JOBS_LABEL, "is no worker"),
+    "an attempt that has not begun": ([begun_job(), NEXT_ATTEMPT], NEXT_ATTEMPT, "of attempt 3, which has not begun"),
+    "an owner of another API": (
+        [begun_job(), changed(pod(), ownerReferences=[{**OWNER, "apiVersion": "example.com/v1"}])],
+        pod(),
+        "is no worker",
+    ),
+    "no labels": ([begun_job(), changed(pod(), labels={})], pod(), "no worker of job digits"),
+    "the pod is gone": ([begun_job()], pod(), "is gone"),
+    "a namesake of the pod": ([begun_job(), changed(pod(), uid="another")], pod(), "is gone"),
 }
 
 
@@ -152,40 +172,44 @@ async def test_a_job_that_is_gone_is_404() -> None:
     ids=["error", "no answer", "no rights", "no such API"],
 )
 async def test_what_the_api_server_refuses_says_nothing_about_the_worker(error: ApiError) -> None:
-    refused = await refusal(ReviewingCluster(error=error))
-    assert refused.status == 503
-    assert refused.retry_after == 5
-    assert str(error) in str(refused)
+    with pytest.raises(NoAnswer, match=str(error)):
+        await reviewer(ReviewingCluster(error=error)).sender("token", KEY, ADDRESS)
+
+
+async def test_an_api_server_that_is_silent_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SECONDS_TO_ANSWER", 0.01)
+    with pytest.raises(NoAnswer, match="not heard from in time"):
+        await reviewer(ReviewingCluster(gate=asyncio.Event())).sender("token", KEY, ADDRESS)
 
 
 async def test_after_a_failure_the_next_report_is_looked_at_again() -> None:
     cluster = ReviewingCluster(error=Unavailable(500, "InternalError", "etcd is slow"))
     asked = reviewer(cluster)
-    with pytest.raises(Refused):
-        await asked.sender("token", KEY)
+    with pytest.raises(NoAnswer):
+        await asked.sender("token", KEY, ADDRESS)
     cluster.error = None
-    assert await asked.sender("token", KEY) == LEADER
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_a_good_token_and_its_pod_are_looked_at_every_ten_minutes() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 30.0, 599.9):
-        assert await asked.sender("token", KEY) == LEADER
+        assert await asked.sender("token", KEY, ADDRESS) == LEADER
     assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
     clock.now = 600.0
-    assert await asked.sender("token", KEY) == LEADER
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
     assert cluster.asked == {"TokenReview": 2, "Pod": 2, "TPUTrainingJob": 2}
 
 
 async def test_a_token_that_is_withdrawn_counts_for_ten_minutes_at_most() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
-    await asked.sender("token", KEY)
+    await asked.sender("token", KEY, ADDRESS)
     del cluster.tokens["token"]
     clock.now += 600
     with pytest.raises(Refused) as refused:
-        await asked.sender("token", KEY)
+        await asked.sender("token", KEY, ADDRESS)
     assert refused.value.status == 401
 
 
@@ -194,11 +218,11 @@ async def test_a_bad_token_is_not_looked_at_again_for_seconds_and_then_is() -> N
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 1.0, 4.9):
         with pytest.raises(Refused):
-            await asked.sender("token", KEY)
+            await asked.sender("token", KEY, ADDRESS)
     assert cluster.asked["TokenReview"] == 1
     cluster.tokens["token"] = token_of(pod())
     clock.now = 5.0
-    assert await asked.sender("token", KEY) == LEADER
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_many_reports_at_once_are_one_question() -> None:
@@ -206,44 +230,58 @@ async def test_many_reports_at_once_are_one_question() -> None:
     asked = reviewer(cluster)
     assert cluster.gate is not None
     asyncio.get_running_loop().call_soon(cluster.gate.set)
-    senders = await asyncio.gather(*(asked.sender("token", KEY) for _ in range(20)))
+    senders = await asyncio.gather(*(asked.sender("token", KEY, ADDRESS) for _ in range(20)))
     assert senders == [LEADER] * 20
     assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
 
 
-async def test_of_many_workers_that_come_at_once_some_come_again_later() -> None:
+async def rounds(number: int = 20) -> None:
+    """Long enough for everybody who can go on to do so."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_of_many_workers_that_come_at_once_some_wait_for_their_turn() -> None:
     """The reconciler talks to the same API server; what is asked on the workers' behalf must not pile up before it."""
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
-    cluster.tokens = {str(number): token_of(pod()) for number in range(MOST_QUESTIONS + 1)}
+    cluster.tokens = {str(number): token_of(pod()) for number in range(3 * MOST_QUESTIONS)}
     asked = reviewer(cluster)
-    first = [asyncio.create_task(asked.sender(str(number), KEY)) for number in range(MOST_QUESTIONS)]
-    await asyncio.sleep(0)
-    with pytest.raises(Refused, match="too many tokens") as refused:
-        # One that is not refused would wait for ever.
-        await asyncio.wait_for(asked.sender(str(MOST_QUESTIONS), KEY), 5)
-    assert (refused.value.status, refused.value.retry_after) == (503, 5)
-    # Who has left still has a question out.
-    for task in first:
-        task.cancel()
-    await asyncio.wait(first)
-    with pytest.raises(Refused, match="too many tokens"):
-        await asked.sender(str(MOST_QUESTIONS), KEY)
+    waiting = [asyncio.create_task(asked.sender(token, KEY, f"10.0.0.{token}")) for token in cluster.tokens]
+    await rounds()
+    assert cluster.asked["TokenReview"] == MOST_QUESTIONS
     cluster.gate.set()
-    assert await asked.sender("0", KEY) == LEADER
-    assert await asked.sender(str(MOST_QUESTIONS), KEY) == LEADER
+    assert await asyncio.gather(*waiting) == [LEADER] * len(waiting)
 
 
-async def test_what_is_known_or_being_asked_for_costs_no_question() -> None:
+async def test_a_flood_from_one_address_has_a_few_turns_and_the_next_address_has_its_own() -> None:
+    cluster = ReviewingCluster(gate=asyncio.Event())
+    assert cluster.gate is not None
+    asked = reviewer(cluster)
+    flood = [asyncio.create_task(asked.sender(str(number), KEY, "10.0.0.66")) for number in range(1000)]
+    await rounds()
+    assert cluster.asked["TokenReview"] == MOST_QUESTIONS_PER_ADDRESS
+    cluster.gate.set()
+    assert await asked.sender("token", KEY, ADDRESS) == LEADER
+    assert cluster.asked["TokenReview"] < 100
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_a_token_is_trusted_while_it_is_looked_at_and_for_as_long_as_the_last_look_was_good() -> None:
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
     asked = reviewer(cluster, clock := Clock())
-    assert not asked.knows("token")
-    first = asyncio.create_task(asked.sender("token", KEY))
+    assert not asked.trusts("token")
+    first = asyncio.create_task(asked.sender("token", KEY, ADDRESS))
     await asyncio.sleep(0)
-    assert asked.knows("token")
+    assert asked.trusts("token")
     cluster.gate.set()
     await first
-    assert asked.knows("token")
     clock.now += 600
-    assert not asked.knows("token")
+    assert asked.trusts("token")
+    del cluster.tokens["token"]
+    with pytest.raises(Refused):
+        await asked.sender("token", KEY, ADDRESS)
+    assert asked.trusts("token"), "for some seconds the answer is known"
+    clock.now += 5
+    assert not asked.trusts("token")

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import pod
-from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk, until
+from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import token_of
 from tpu_training_operator.runtime.cluster import Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -180,13 +180,14 @@ async def test_an_api_server_that_is_away_is_503(desk: Desk, worker: TestClient[
         assert "no route" in (await response.json())["message"]
 
 
-async def test_an_api_server_that_is_silent_is_503(
+async def test_a_token_that_does_not_get_its_turn_is_429_and_no_fault_of_ours(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_REVIEW", 0.01)
     with desk.api_server_held():
         status, answer = await post(worker)
-    assert (status, answer) == (503, {"message": "the API server was not heard from in time"})
+    assert (status, answer) == (429, {"message": "too many unknown tokens wait to be looked at"})
+    assert desk.inbox.unheard is None
 
 
 async def test_a_job_may_report_five_times_at_once_and_then_every_second(
@@ -234,27 +235,63 @@ async def test_a_worker_with_an_expired_token_that_costs_no_look_does_not_use_up
     assert (await post(worker))[0] == 200
 
 
-async def test_a_report_that_fails_through_us_makes_the_silence_of_all_jobs_ours(
+async def test_an_api_server_that_does_not_answer_leaves_this_job_unheard_and_no_other(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     desk.now = LATER
-    await post(worker, headers={"Authorization": "Bearer garbage"})
-    await post(worker, data=b"no report")
-    assert desk.inboxes.of(JobKey("default", "letters")).listening_since == NOW
     desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
-    await post(worker, headers={"Authorization": "Bearer renewed"})
-    assert desk.inboxes.of(JobKey("default", "letters")).listening_since == LATER
+    await post(worker)
+    assert desk.inbox.unheard == LATER
+    assert desk.inboxes.of(JobKey("default", "letters")).unheard is None
 
 
-async def test_of_too_many_reports_at_once_the_last_ones_come_again_later(
+async def test_a_report_that_is_lost_by_us_leaves_its_job_unheard(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_REQUESTS_AT_ONCE", 2)
-    desk.cluster.tokens["renewed"] = desk.cluster.tokens["token"]
-    bearers = (BEARER, {"Authorization": "Bearer renewed"})
-    with desk.api_server_held():
-        first, second = (asyncio.create_task(post(worker, headers=bearer)) for bearer in bearers)
-        await until(lambda: desk.cluster.asked["TokenReview"] == 2)
-        assert await post(worker) == (503, {"message": "too many reports at once"})
-    assert [(await first)[0], (await second)[0]] == [200, 200]
+    monkeypatch.setattr(Inboxes, "put", lambda *_: 1 // 0)
+    desk.now = LATER
+    await post(worker)
+    assert desk.inbox.unheard == LATER
+
+
+async def test_a_flood_of_made_up_tokens_asks_twenty_questions_and_unhears_nobody(
+    desk: Desk, worker: TestClient[Any, Any]
+) -> None:
+    desk.now = LATER
+    garbage = [{"Authorization": f"Bearer {number}"} for number in range(45)]
+    answers = await asyncio.gather(*(post(worker, headers=bearer) for bearer in garbage))
+    assert sorted(status for status, _ in answers) == [401] * 20 + [429] * 25
+    assert desk.cluster.asked["TokenReview"] == 20
+    assert desk.inbox.unheard is None
+
+
+@pytest.mark.parametrize("body", [b"no report", b" " * (MOST_BYTES + 1)], ids=["no report", "too long"])
+async def test_a_report_that_its_worker_spoils_unhears_nobody(
+    desk: Desk, worker: TestClient[Any, Any], body: bytes
+) -> None:
+    await post(worker, data=body)
+    assert desk.inbox.unheard is None
+
+
+async def test_many_workers_behind_one_address_are_all_taken_in(desk: Desk, worker: TestClient[Any, Any]) -> None:
+    """An accepted token is no refusal, however many of them are new."""
+    bearers = [{"Authorization": f"Bearer {number}"} for number in range(100)]
+    desk.cluster.tokens = {str(number): desk.cluster.tokens["token"] for number in range(100)}
+    heard = []
+    for desk.seconds, bearer in enumerate(bearers):
+        heard.append((await post(worker, headers=bearer))[0])
+    assert heard == [200] * 100
+
+
+async def test_an_api_server_that_is_away_for_long_makes_a_worker_no_stranger(
+    desk: Desk, worker: TestClient[Any, Any]
+) -> None:
+    desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
+    assert {(await post(worker))[0] for _ in range(50)} == {503}
+    desk.cluster.error = None
     assert (await post(worker))[0] == 200
+
+
+async def test_a_name_that_nothing_can_have_is_404(desk: Desk, worker: TestClient[Any, Any]) -> None:
+    desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
+    assert (await post(worker, PROGRESS.replace("digits", "d" * 254)))[0] == 404

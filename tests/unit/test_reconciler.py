@@ -6,18 +6,22 @@ from typing import Any
 import pytest
 
 from tests.unit.jobs import job_body
+from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.domain.isolation import Isolation
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import (
+    EVENTS,
     JOBS,
     PODS,
     ApiError,
     Conflict,
     Forbidden,
     Invalid,
+    NotFound,
     Object,
     Unavailable,
 )
@@ -246,3 +250,73 @@ async def test_it_knows_its_own_last_write(store: Recorded, reconciler: Reconcil
     version = (await store.get(JOBS, "default", "digits"))["metadata"]["resourceVersion"]
     assert reconciler.wrote(KEY, version)
     assert not reconciler.wrote(KEY, "0")
+
+
+# What may be missing: the policy that keeps other pods out.
+
+
+@pytest.fixture
+def isolating(store: Recorded) -> Reconciler:
+    return Reconciler(store, lambda: NOON, isolation=Isolation())
+
+
+async def test_a_gangs_policy_is_there_before_its_workers(store: Recorded, isolating: Reconciler) -> None:
+    await isolating.reconcile(KEY)
+    store.asked.clear()
+    await isolating.reconcile(KEY)
+    created = [asked for asked in store.asked if asked.startswith("create")]
+    assert sorted(created[:3]) == ["create ConfigMap", "create NetworkPolicy", "create Service"]
+    assert created[3:] == ["create Pod"] * 4
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Forbidden(403, "Forbidden", "no rights"),
+        NotFound(404, "NotFound", "the server could not find the requested resource"),
+        Invalid(422, "Invalid", "spec.ingress[1]: nonsense"),
+        Unavailable(500, "InternalError", "failed calling webhook"),
+    ],
+)
+async def test_a_cluster_that_refuses_the_policy_trains_without_and_says_so(
+    store: Recorded, isolating: Reconciler, refusal: ApiError
+) -> None:
+    store.refuses = {"NetworkPolicy": refusal}
+    for _ in range(3):
+        await isolating.reconcile(KEY)
+    assert store.asked.count("create Pod") == 4
+    assert (await status_of(store)).state == State.STARTING
+    (event,) = await events(store, "NetworkPolicyMissing")
+    assert (event["type"], str(refusal) in event["note"]) == ("Warning", True)
+
+
+async def test_a_refusal_of_the_policy_is_told_once(store: Recorded, isolating: Reconciler) -> None:
+    store.refuses = {kind: Forbidden(403, "Forbidden", "no rights") for kind in ("NetworkPolicy", "Pod")}
+    for _ in range(4):
+        await isolating.reconcile(KEY)
+    assert len(await events(store, "NetworkPolicyMissing")) == 1
+
+
+async def events(store: Recorded, reason: str) -> list[Object]:
+    return [event for event in await store.list(EVENTS, "default") if event["reason"] == reason]
+
+
+# The operator's own log.
+
+
+async def test_what_a_users_program_said_stays_out_of_the_operators_log(
+    store: Recorded, reconciler: Reconciler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    failed = await store.get(PODS, "default", "digits-1-0-2")
+    status = exited(1, "token=hunter2")["status"]
+    store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], status)
+    await reconciler.reconcile(KEY)
+    found = (await status_of(store)).last_failure
+    assert found is not None
+    assert "hunter2" in found.message
+    assert "hunter2" not in caplog.text
+    assert "job is Failed" in caplog.text
+    assert "digits-1-0-2 failed with UserError (UserError, exit code 1)" in caplog.text

@@ -1,11 +1,14 @@
 """What a person watching `tpujob run` is told, on a terminal and in a pipe."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from tpu_training_operator.api.status import Status
+from tests.unit.reviewing_cluster import RESOLVED
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.local.progress import Report
 from tpu_training_operator.local.run import Update
@@ -22,3 +25,40 @@ def test_a_warning_is_shown_when_it_comes_and_as_it_was_written(
         shown.update(Update(Status(), (report,)))
     told = screen.getvalue() + capsys.readouterr().out
     assert told.count("warning: the [bold] op aten::nonzero runs on the CPU\n") == 1
+
+
+def shown_on_a_terminal(*updates: Update) -> str:
+    screen = io.StringIO()
+    with view(Console(file=screen, force_terminal=True, width=100)) as shown:
+        for update in updates:
+            shown.update(update)
+    return plain(screen.getvalue()).strip().splitlines()[-1]
+
+
+RUNNING = Status.model_validate({"state": "Running", "resolved": RESOLVED})
+
+
+def test_before_the_first_step_it_says_of_how_many_and_what_the_workers_do() -> None:
+    line = shown_on_a_terminal(Update(RUNNING, (Report("starting", 0, 300),)))
+    assert re.search(r"^Starting .* 0/300 ", line)
+
+
+def test_a_gang_that_is_restarted_does_not_do_what_the_last_one_did() -> None:
+    restarting = RUNNING.model_copy(update={"state": State.RESTARTING})
+    line = shown_on_a_terminal(
+        Update(RUNNING, (Report("training", 7, 300, 0.5),)), Update(restarting, ()), Update(RUNNING, ())
+    )
+    assert re.search(r"^Running .* 7/300 ", line)
+
+
+@pytest.mark.parametrize(
+    ("report", "loss"),
+    [
+        (Report("training", 7, 300, 0.5, (0.25, 0.5)), "loss 0.5"),
+        (Report("training", 7, 300, None, (0.5, None)), "loss nan"),
+        (Report("training", 7, 300, float("nan")), "loss nan"),
+        (Report("training", 7, 300, float("inf")), "loss inf"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_shown_as_such(report: Report, loss: str) -> None:
+    assert loss in shown_on_a_terminal(Update(RUNNING, (report,)))

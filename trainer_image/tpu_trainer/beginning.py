@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint import writing
-from tpu_trainer.checkpoint.catalogue import Found, as_row, find, from_row, latest
+from tpu_trainer.checkpoint.catalogue import Found, as_row, find, from_row
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, NoCheckpoints
 from tpu_trainer.checkpoint.commit import Author
+from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finding import Finding
-from tpu_trainer.errors import user_code
+from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.loop import Work
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
@@ -31,16 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the run's checkpoints are; `target` is None for a run without them."""
+    """Where the run's checkpoints are; `target` is None for a run without them. `elsewhere`: where it begins while it
+    has none of its own."""
 
     target: writing.Target | None
+    elsewhere: Elsewhere | None = None
 
     @staticmethod
     def of(spec: RunSpec, model: nn.Module, backend: Backend) -> Storage:
         """`model` is still as the task made it.
 
         Raises:
-            BadSpecError: checkpoint.uri is no place for checkpoints.
+            BadSpecError: checkpoint.uri or checkpoint.resumeFrom is no place for checkpoints.
         """
         if spec.checkpoint is None:
             return Storage(None)
@@ -50,27 +53,52 @@ class Storage:
             fingerprint=fingerprint(model, spec.entrypoint, spec.seed),
             world=backend.world,
             global_batch=spec.batch.total,
+            name=f"{spec.job.namespace}/{spec.job.name}",
+            recipe=_written(spec),
         )
-        return Storage(writing.Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep))
+        named = spec.checkpoint.resume_from
+        target = writing.Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
+        return Storage(target, None if named is None else Elsewhere.at(named))
 
     def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
         """The checkpoint to continue from, the same in every process; None where there is none.
 
         Raises:
+            UserCodeError: there are checkpoints that this job may be meant to continue, or none where it was told to.
             StorageError: the storage refuses, or this host cannot see what the reporting replica has chosen.
         """
         if self.target is None:
             return None
-        store, found = self.target.store, None
+        own, found, away = self.target.store, None, False
         if telling.aloud:
-            found = latest(store, self.target.author.fingerprint, telling.progress.say)
+            found, away = self._chosen(telling)
             # After the choice, which says what it passes over: this removes what is torn and this job's own.
             writing.prepare(self.target)
-        rows = backend.gather([float(telling.aloud), *as_row(found.folder if found else None)])
+        rows = backend.gather([float(telling.aloud), float(away), *as_row(found.folder if found else None)])
         if telling.aloud:
             return found
-        chosen = from_row(next(row for aloud, *row in rows if aloud))
-        return None if chosen is None else find(store, chosen, host)
+        from_away, *name = next(row for aloud, *row in rows if aloud)
+        folder = from_row(name)
+        store = self.elsewhere.store if self.elsewhere is not None and from_away else own
+        return None if folder is None else find(store, folder, host)
+
+    def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:
+        """The checkpoint, and whether it lies where checkpoint.resumeFrom says."""
+        assert self.target is not None
+        author, say = self.target.author, telling.progress.say
+        found = choose_own(
+            self.target.store, author, self.elsewhere, say, lambda text: telling.finding(Finding("Checkpoint", 0, text))
+        )
+        if found is not None or self.elsewhere is None:
+            return found, False
+        return choose_elsewhere(self.elsewhere, author, say), True
+
+
+def _written(spec: RunSpec) -> dict[str, str]:
+    """What the user wrote, by field path. The run spec has the parameters and the data as written, once."""
+    parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
+    data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
+    return {**spec.recipe, **parameters, **data}
 
 
 def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec) -> Start:
@@ -80,9 +108,40 @@ def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec) -> Start:
     return continued(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt)
 
 
+def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
+    """What a person reads about a run that has no step to make; None where it has."""
+    if found is None or start.step < hp.train_steps:
+        return None
+    return (
+        f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "
+        f"{hp.train_steps}"
+    )
+
+
+def tell_origin(start: Start, found: Found, me: Author, hp: Hyperparameters, telling: Telling) -> None:
+    """Says what the run continues from; as a warning where that may be news to whoever started it.
+
+    `me`: this job.
+
+    Raises:
+        UserCodeError: nothing is left to train of what another job has trained.
+    """
+    author, done = found.commit.author, nothing_left(start, found, hp)
+    named = not me.may_continue(author)
+    if done is not None and named:
+        raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
+    line = done or resumed_line(start, found, hp)
+    telling.progress.resumed(start.step, line)
+    if done is not None or not (named or me.uid == author.uid):
+        telling.finding(Finding("Checkpoint", start.step, line))
+
+
 def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
     """What a person reads about it."""
-    line = f"continues from checkpoint {found.folder} with step {start.step + 1} of {hp.train_steps}"
+    line = (
+        f"continues from checkpoint {found.folder} of job {found.commit.author}, with step {start.step + 1} of "
+        f"{hp.train_steps}"
+    )
     if found.commit.author.global_batch == hp.global_batch_size:
         return line
     left = (hp.train_steps - start.step) * hp.global_batch_size
@@ -95,11 +154,15 @@ def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
 
 def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
     """What the loop takes checkpoints with: the reporting replica writes them, for all hold the same."""
-    if spec.checkpoint is None or storage.target is None or not telling.aloud:
+    if spec.checkpoint is None or storage.target is None:
         return NoCheckpoints()
+    due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
+    if not telling.aloud:
+        return NoCheckpoints(due)
 
-    def take(step: int, position: Position) -> Snapshot:
-        kept = document(work.start, step, position, work.rates.present, work.hp) | {"rates": work.rates.state()}
+    def take(step: int, position: Position, clean: bool) -> Snapshot:
+        kept = document(work.start, step, position, work.rates.present, work.hp, clean)
+        kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
         with user_code("the state of the task's hooks"):
             state = work.hooks.state()
         average = None if work.average is None else work.average.tensors
@@ -108,7 +171,7 @@ def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling
     checkpointer: Checkpointer
     checkpointer = Checkpointer(
         storage.target,
-        Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps),
+        due,
         take,
         lambda text: telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text)),
         resumed=work.start.step if resumed else None,

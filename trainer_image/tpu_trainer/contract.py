@@ -23,12 +23,14 @@ class ExitCode(IntEnum):
 
     Succeeded = 0
     UserError = 1
+    NotFinite = 65
     PeerLost = 69
     InternalError = 70
     Hung = 71
     StorageFailed = 74
     Preempted = 75
     Diverged = 76
+    StorageDenied = 77
     BadSpec = 78
 
 

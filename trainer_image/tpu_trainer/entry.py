@@ -6,6 +6,7 @@ It is the only place that knows of exit codes and of the termination message.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         environment = read_environment(environ)
         spec = read_run_spec(environment.run_spec)
         check_agreement(environment, spec)
+        if spec.hardware == "TPU":
+            print(_rights(), flush=True)
         # torch is imported only now: what is wrong with the run spec should be said at once.
         if spec.process_per_device:
             from tpu_trainer.host.processes import run_processes
@@ -44,6 +47,13 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         return run_replica(spec, environment, stop, _die)
     except Exception as error:
         return outcome_of(error)
+
+
+def _rights() -> str:
+    """What opening the chips depends on and only the node can change: said before it may fail or hang."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked = "without limit" if soft == resource.RLIM_INFINITY else f"up to {soft // 1024} KiB"
+    return f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory {locked} (RLIMIT_MEMLOCK)"
 
 
 def _die(outcome: Outcome) -> NoReturn:

@@ -12,9 +12,13 @@ from tpu_trainer.contract import ExitCode
 
 
 class TrainerError(Exception):
-    """A failure whose cause is known; its text is one line for a person."""
+    """A failure whose cause is known; its text is one line for a person. `step`: after which step, where it knows."""
 
     code: ClassVar[ExitCode]
+
+    def __init__(self, text: str, step: int | None = None) -> None:
+        super().__init__(text)
+        self.step = step
 
 
 class BadSpecError(TrainerError):
@@ -42,15 +46,27 @@ class PreemptedError(TrainerError):
 
 
 class StorageError(TrainerError):
-    """Checkpoints could not be read or written: no such bucket, no permission, no space, no connection."""
+    """Checkpoints could not be read or written, for a reason that may pass: no connection, no space."""
 
     code = ExitCode.StorageFailed
+
+
+class StorageDeniedError(StorageError):
+    """The same, but asking again will not help: rights, credentials or the bucket itself are missing."""
+
+    code = ExitCode.StorageDenied
 
 
 class DivergedError(TrainerError):
     """The replicas no longer run the same program, or no longer hold the same parameters."""
 
     code = ExitCode.Diverged
+
+
+class NotFiniteError(TrainerError):
+    """The loss or its gradients are not finite, and the recipe does not say to go on."""
+
+    code = ExitCode.NotFinite
 
 
 class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss"):`

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.data import Position
 from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.signals import Reading
 from tpu_trainer.telemetry.noise_scale import NoiseScale
 from tpu_trainer.telemetry.sample import Sample
@@ -40,7 +42,11 @@ class Instruments:
         self._steps = 0
 
     def read(self, step: int, reading: Reading, learning_rate: float) -> None:
-        """`step`: the last one whose results have come."""
+        """`step`: the last one whose results have come.
+
+        Raises:
+            NotFiniteError: in all replicas, where the run must not go on.
+        """
         self._losses += reading.losses
         self._rate = learning_rate
         self._steps += len(reading.losses)
@@ -50,6 +56,17 @@ class Instruments:
         if self.noise is not None:
             for own, whole in reading.squares:
                 self.noise.add(own, whole)
+        try:
+            self.doctor.finiteness.read(step - len(reading.losses) + 1, reading, learning_rate)
+        except NotFiniteError:
+            # What led there is worth more than what went before.
+            self.report(step)
+            raise
+
+    def save(self, step: int, position: Position, now: bool) -> None:
+        """Takes a checkpoint; `now`: the run is being stopped, so this returns when it is written."""
+        save = self.checkpoints.save_now if now else self.checkpoints.save
+        save(step, position, self.doctor.finiteness.clean)
 
     @property
     def step_seconds(self) -> float:

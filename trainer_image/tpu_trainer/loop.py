@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
-
-from torch import Tensor, nn
 
 from tpu_trainer import bucket
 from tpu_trainer.average import Average
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.bucket import Wishes
 from tpu_trainer.clock import Phase
 from tpu_trainer.data import Position, random_seed
-from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.errors import user_code
+from tpu_trainer.growth import Growth
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.losses import Loss, loss_of
 from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.signals import MOST_STEPS, Signals
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch, Hyperparameters, Task
+from tpu_trainer.trainable import Trainable
+from tpu_trainer.update import update_of
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.optim import Optimizer
 
 REPORT_EVERY = MOST_STEPS
@@ -40,15 +45,20 @@ Batches = Iterator[tuple[Batch, Position]]
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained: the model is on its device, the optimizer holds the checkpoint's state if there was one."""
+    """What is trained: the model is on its device, the optimizer holds the checkpoint's state if there was one.
+
+    skips: a step that is not finite is left out (recipe.onNotFinite).
+    """
 
     task: Task
     hooks: Hooks
     hp: Hyperparameters
     optimizer: Optimizer
     rates: LearningRate
+    growth: Growth
     start: Start
     noise_scale: bool
+    skips: bool
     average: Average | None = None
 
 
@@ -79,7 +89,8 @@ def train(
     task, hooks, hp, optimizer, start = work.task, work.hooks, work.hp, work.optimizer, work.start
     clock, doctor, checkpoints = instruments.clock, instruments.doctor, instruments.checkpoints
     model = task.model.train()
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = Trainable(model, optimizer)
+    update = update_of(work.skips, model, optimizer, work.average, backend, doctor.set_aside)
     signals = Signals(backend, start.step)
     # Made once, as data on the device: a flag built inside the step would be a constant of the compiled
     # graph, and the replica that is told to stop would run a graph of its own.
@@ -87,7 +98,7 @@ def train(
     trained = Trained(start.step, None, start.position)
     epoch = start.position.epoch
 
-    with user_code("the start of the training"):
+    with user_code("the start of the training"), work.growth.taken_back():
         hooks.train_begins()
         hooks.epoch_begins(epoch)
     clock.enter(Phase.HOST)
@@ -103,6 +114,7 @@ def train(
             # What they left pending would be compiled into this step, as a program of its own.
             with doctor.set_aside():
                 backend.sync()
+        update.begins()
         with instruments.utilisation.counting():
             loss = _one_pass(work, model, step, batch)
             for _ in range(1, hp.accumulation_steps):
@@ -110,37 +122,41 @@ def train(
                 backend.sync()
                 with clock.during(Phase.INPUT):
                     batch, position = next(batches)
-                loss = loss + _one_pass(work, model, step, batch)
-        doctor.before_sync(step, [loss, *(p.grad for p in parameters if p.grad is not None)])
+                loss = loss.plus(_one_pass(work, model, step, batch))
+        # Asked here, in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
+        parameters = trainable.now()
+        doctor.before_sync(step, [*loss.tensors, *(p.grad for p in parameters if p.grad is not None)])
+        wishes = Wishes(stop=flags[stop()], save=flags[checkpoints.overdue()])
         # Where the collective is the host's own, this is where it waits for the others.
         with clock.during(Phase.DEVICE):
-            summed = bucket.exchange(parameters, loss, flags[stop()], backend, squares=work.noise_scale)
+            summed = bucket.exchange(parameters, loss, wishes, backend, squares=work.noise_scale)
         square = bucket.square([p.grad for p in parameters if p.grad is not None]) if work.noise_scale else None
         work.rates.set(step - 1)
-        with user_code("the optimizer's step"):
-            hooks.before_update(optimizer)
-            hooks.update(optimizer)
+        update.make(partial(_update, work), parameters, summed)
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         optimizer.zero_grad(set_to_none=True)
-        if work.average is not None:
-            work.average.update()
         with user_code("the end of a step"):
-            hooks.after_step(batch, loss, step)
+            hooks.after_step(batch, loss.mean, step)
         doctor.before_sync(step, parameters)
         with clock.during(Phase.DEVICE):
             backend.sync()
         doctor.after_step(step, batch)
 
         signals.add(summed, square)
-        with clock.during(Phase.CHECKPOINT):
-            checkpoints.after_step(step, position)
         evaluates = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0 and not last
-        if signals.due(step) or evaluates or last:
+        saves = checkpoints.due(step)
+        if signals.due(step) or evaluates or saves or last:
             with clock.during(Phase.DEVICE):
-                reading = signals.read(whole=evaluates or last)
+                reading = signals.read(whole=evaluates or saves or last)
             if reading is not None:
                 trained = Trained(step, reading.losses[-1], position, stopped=reading.stopping and not last)
+                # Ends the run where the loss is not finite, before a checkpoint is made of it.
                 instruments.read(signals.read_through, reading, work.rates.present)
+                saves = saves or reading.saving
+        if saves or last or trained.stopped:
+            doctor.same_parameters(step)
+            with clock.during(Phase.CHECKPOINT):
+                instruments.save(step, position, now=trained.stopped)
         # After the reading: a run that is to stop has no time for an evaluation.
         if evaluates and not trained.stopped:
             with clock.during(Phase.EVALUATE), doctor.set_aside():
@@ -152,8 +168,6 @@ def train(
             with doctor.set_aside():
                 signals.settle_interval(instruments.step_seconds)
         if trained.stopped:
-            with clock.during(Phase.CHECKPOINT):
-                checkpoints.save_now(step, position)
             break
     with user_code("the end of the training"):
         # A run that is stopped goes on inside its epoch.
@@ -163,18 +177,21 @@ def train(
     return trained
 
 
-def _one_pass(work: Work, model: nn.Module, step: int, batch: Batch) -> Tensor:
-    """The batch's loss over the step's passes, its gradients added to the parameters'."""
+def _one_pass(work: Work, model: nn.Module, step: int, batch: Batch) -> Loss:
+    """The batch's part in the step's loss, its gradients added to the parameters'."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
-        loss = work.task.loss(model, batch)
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UserCodeError(f"the task's loss must return the mean over the batch, a tensor of shape [], got {found}")
-    if work.hp.accumulation_steps > 1:
-        loss = loss / work.hp.accumulation_steps
+        loss = loss_of(work.task.loss(model, batch), work.hp.accumulation_steps)
     with user_code("the backward pass"):
-        work.hooks.before_backward(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        work.hooks.before_backward(loss.total)
+        loss.total.backward()  # type: ignore[no-untyped-call]
         work.hooks.after_backward()
-    return loss.detach()
+    return loss.detached()
+
+
+def _update(work: Work) -> None:
+    with user_code("the optimizer's step"):
+        work.hooks.before_update(work.optimizer)
+        work.hooks.update(work.optimizer)
+    if work.average is not None:
+        work.average.update()

@@ -34,6 +34,7 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
     if not isinstance(error, TrainerError):
         return Outcome(ExitCode.InternalError, _traceback(error), step)
     raised = error.__cause__ if error.code is ExitCode.UserError else None
+    step = step if error.step is None else error.step
     return Outcome(error.code, _traceback(raised) if raised else str(error), step)
 
 
@@ -42,7 +43,9 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
 _TELLING = (
     ExitCode.UserError,
     ExitCode.BadSpec,
+    ExitCode.NotFinite,
     ExitCode.Diverged,
+    ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,
     ExitCode.InternalError,

@@ -15,7 +15,7 @@ from torch import nn
 from tpu_trainer.average import Average
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.beginning import Storage, checkpoints_of, resumed_line, start_of
+from tpu_trainer.beginning import Storage, checkpoints_of, nothing_left, start_of, tell_origin
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
@@ -40,6 +40,7 @@ from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.evaluation_plan import evaluation_size
+from tpu_trainer.growth import Growth
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.loop import Trained, Work, train
@@ -49,7 +50,7 @@ from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
-from tpu_trainer.spec import RunSpec
+from tpu_trainer.spec import OnNotFinite, RunSpec
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.stream import stream_batches
 from tpu_trainer.task import Batch, Hyperparameters, Task
@@ -58,6 +59,8 @@ from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telemetry.utilisation import Utilisation
 from tpu_trainer.telling import Telling
 from tpu_trainer.throughput import Throughput
+from tpu_trainer.trainable import refuse_lazy
+from tpu_trainer.update import count_on_device
 
 
 def run_replica(
@@ -117,12 +120,13 @@ class _Run:
         try:
             storage = Storage.of(self.spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
-            work, resumed = self._prepare(task, hooks, hp, found), found is not None
+            work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
+            done = nothing_left(work.start, found, hp)
             # As large as the model and its optimizer, and of no more use.
             del found
             checkpoints = checkpoints_of(self.spec, storage, work, self.telling, resumed)
             try:
-                return self._train(work, self._instruments(work, checkpoints), share)
+                return self._train(work, self._instruments(work, checkpoints), share, done)
             finally:
                 # However it ends: a snapshot that was taken is worth being written.
                 with self.clock.during(Phase.CHECKPOINT):
@@ -131,7 +135,7 @@ class _Run:
             _tell_hooks(hooks, error)
             raise
 
-    def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, found: Found | None) -> Work:
+    def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
         size = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
         if size is not None:
@@ -141,23 +145,27 @@ class _Run:
             restore_model(found.snapshot, task.model)
         self.backend.place(task.model)
         optimizer = build_optimizer(task, hp)
+        if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
+            count_on_device(optimizer, self.backend.device)
+        growth = Growth(task.model, optimizer)
         # Before the optimizer gets its state back, for it takes the rates of the recipe as the optimizer has them now.
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=self.telling.finding)
         for text in unused(task, hooks, optimizer, hp):
             self.telling.finding(Finding("Recipe", start.step, text))
-        if found is not None:
+        if found is not None and storage.target is not None:
+            growth.load(found.snapshot.document.get("growth"))
             restore_optimizer(found.snapshot, optimizer)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
             with user_code("taking back the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
-            self.telling.progress.resumed(start.step, resumed_line(start, found, hp))
+            tell_origin(start, found, storage.target.author, hp, self.telling)
         average = self._average(task.model, hp, found)
         wanted = self.spec.report.gradient_noise_scale
         if wanted and self.backend.terms == 1:
             self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
         noise_scale = wanted and self.backend.terms > 1
-        return Work(task, hooks, hp, optimizer, rates, start, noise_scale=noise_scale, average=average)
+        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
 
     def _average(self, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:
         """The model has its weights to begin with, the checkpoint's if there is one."""
@@ -181,6 +189,7 @@ class _Run:
             model=work.task.model,
             host=self.environment.host_index,
             pace=self.pace,
+            clean=work.start.clean,
         )
         own_batch = hp.global_batch_size // backend.world
         return Instruments(
@@ -193,12 +202,13 @@ class _Run:
             telling=self.telling,
         )
 
-    def _train(self, work: Work, instruments: Instruments, share: Share) -> Outcome:
+    def _train(self, work: Work, instruments: Instruments, share: Share, done: str | None) -> Outcome:
+        """`done`: what is said of a run whose steps were all made before it began."""
         progress, checkpoints = self.telling.progress, instruments.checkpoints
         self.telling.began(work.start.step)
         self._leave_if_asked()
         try:
-            with user_code("the start of the training"):
+            with user_code("the start of the training"), work.growth.taken_back():
                 work.hooks.fit_begins(work.optimizer, work.start.step)
             # A run that continues has been through it.
             if work.start.step == 0:
@@ -211,23 +221,25 @@ class _Run:
         except BaseException:
             instruments.doctor.leave()
             raise
-        rate = instruments.throughput.rate
+        rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:
             safe = "" if isinstance(checkpoints, NoCheckpoints) else _safe(trained.step, checkpoints.last_step)
             progress.stopped(checkpoints.last_step)
-            return _outcome(ExitCode.Preempted, "stopped on request after", trained, {}, rate, safe)
+            ending = f"stopped on request after {trained.step} steps"
+            return _outcome(ExitCode.Preempted, ending, trained, {}, rate, safe + finiteness.summary)
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
         with self.clock.during(Phase.CHECKPOINT):
-            _keep_last(trained, checkpoints)
+            _keep_last(trained, instruments)
         if (cost := checkpoints.cost).commits:
             progress.say(
                 f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; the training stood still for them for "
                 f"{cost.blocked:.1f} s"
             )
         progress.done(checkpoints.last_step)
-        return _outcome(ExitCode.Succeeded, "trained", trained, evaluated, rate)
+        ending = done or f"trained {trained.step} steps"
+        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, rate, finiteness.summary)
 
     def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
         hp, start = work.hp, work.start
@@ -259,16 +271,19 @@ def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) 
         seed_generators(hp.seed)
         torch.manual_seed(hp.seed)
         backend.seed(hp.seed)
-        return load_task(entrypoint, hp, share)
+        loaded = load_task(entrypoint, hp, share)
+    refuse_lazy(loaded.task.model)
+    return loaded
 
 
-def _keep_last(trained: Trained, checkpoints: Checkpoints) -> None:
+def _keep_last(trained: Trained, instruments: Instruments) -> None:
     """The result of the whole training is worth a second try, and nothing after it would write it.
 
     Raises:
         StorageError: it could not be written.
     """
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position) is not None:
+    checkpoints, clean = instruments.checkpoints, instruments.doctor.finiteness.clean
+    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, clean) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(
@@ -301,7 +316,7 @@ def _outcome(
     loss = {} if trained.loss is None else {"loss": trained.loss}
     metrics = {**loss, **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    return Outcome(code, f"{ending} {trained.step} steps{values}{safe}", trained.step, metrics, rate)
+    return Outcome(code, f"{ending}{values}{safe}", trained.step, metrics, rate)
 
 
 def _safe(step: int, kept: int | None) -> str:

@@ -34,7 +34,7 @@ class Leg:
 class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
-    legs: the stretches trained before, the present one last.
+    legs: the stretches trained before, the present one last. clean: see `doctor.finite`.
     """
 
     step: int = 0
@@ -42,12 +42,15 @@ class Start:
     position: Position = field(default_factory=Position)
     ramp: Ramp | None = None
     legs: tuple[Leg, ...] = ()
+    clean: bool = True
 
     def examples_after(self, step: int, global_batch: int) -> int:
         return self.examples + (step - self.step) * global_batch
 
 
-def document(start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters) -> dict[str, Any]:
+def document(
+    start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, clean: bool = True
+) -> dict[str, Any]:
     """What a checkpoint after `step` steps keeps of the run, as JSON; `learning_rate` is the last step's."""
     return {
         "examples": start.examples_after(step, hp.global_batch_size),
@@ -56,6 +59,7 @@ def document(start: Start, step: int, position: Position, learning_rate: float, 
         "learningRate": learning_rate,
         "ramp": None if start.ramp is None else asdict(start.ramp),
         "legs": [asdict(leg) for leg in start.legs],
+        "clean": clean,
     }
 
 
@@ -76,6 +80,7 @@ def continued(kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attem
         position=Position(**kept["position"]),
         ramp=_kept_ramp(kept) if same else _ramp(float(kept["learningRate"]), step, hp),
         legs=(*before, Leg(step, batch, replicas, attempt)),
+        clean=bool(kept.get("clean", True)),
     )
 
 

@@ -113,7 +113,10 @@ class LearningRate:
     def load(self, kept: Mapping[str, Any] | None) -> None:
         """Goes on with rates that the task had set, in proportion where its optimizer is now built with other ones;
         the recipe's need nothing kept. None: a checkpoint that does not say."""
-        if kept is None or kept["whose"] not in (Whose.HOOKS, self._whose) or kept["whose"] == Whose.RECIPE:
+        if kept is None or kept["whose"] not in (Whose.HOOKS, self._whose):
+            return
+        if kept["whose"] == Whose.RECIPE:
+            self._load_new_groups(kept["built"])
             return
         if self._whose is Whose.RECIPE:
             self._whose, self.ramp = Whose.HOOKS, None
@@ -124,6 +127,15 @@ class LearningRate:
         for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
             if rate is not None:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
+
+    def _load_new_groups(self, built: Sequence[float | None]) -> None:
+        """Groups that a hook had added come back with the rate of their last step; here they get the one that they
+        were made with, in proportion to the recipe's."""
+        count = len(self._built)
+        now, then = _numbers(self._built[:1])[0], built[0]
+        for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
+            if rate is not None:
+                group["lr"] = rate * now / then if now and then else rate
 
     def _take_in_new_groups(self) -> None:
         for group in self._optimizer.param_groups[len(self._built) :]:

@@ -1,4 +1,4 @@
-"""The summed signals of the steps, from the device to the loop: losses, the wish to stop, and squares of gradients.
+"""The summed signals of the steps, from the device to the loop: losses, wishes, what was not finite, and squares.
 
 Reading a value makes the host wait for the device, so it is done for several steps at once, and where the device works
 ahead of the host the newest step is left out: its successor is traced while its results are still being made. Every
@@ -7,11 +7,13 @@ replica reads the same sums after the same step, so all decide alike without ano
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.bucket import BROKEN, LOSS, SAVE, SQUARE, STOP, WEIGHT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,19 +27,28 @@ STOP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Reading:
-    """losses: the global loss of every step read; stopping: a replica asked for the end in one of them.
+    """losses: the global loss of every step read; finite: whether that loss and the gradients of its step were.
+
+    stopping, saving: a replica asked for the end, or for a checkpoint, in one of them.
 
     squares: per step the mean over the replicas of their own gradient's square, and the square of the global gradient;
     empty where the noise scale is not wanted.
     """
 
     losses: tuple[float, ...]
-    stopping: bool
+    finite: tuple[bool, ...]
+    stopping: bool = False
+    saving: bool = False
     squares: tuple[tuple[float, float], ...] = ()
 
     def then(self, later: Reading) -> Reading:
-        stopping = self.stopping or later.stopping
-        return Reading(self.losses + later.losses, stopping, self.squares + later.squares)
+        return Reading(
+            self.losses + later.losses,
+            self.finite + later.finite,
+            self.stopping or later.stopping,
+            self.saving or later.saving,
+            self.squares + later.squares,
+        )
 
 
 class Signals:
@@ -69,14 +80,14 @@ class Signals:
     def read(self, *, whole: bool) -> Reading | None:
         """Waits for the results; of all steps if `whole`, else without the newest where the device works ahead.
 
-        None where there is nothing to read. A reading that stops the run is of all steps.
+        None where there is nothing to read. A reading that stops the run, or asks for a checkpoint, is of all steps.
         """
         kept = 0 if whole or self._backend.reads_free else 1
         count = len(self._unread) - kept
         if count < 1:
             return None
         reading = self._take(count)
-        rest = self._take(kept) if reading.stopping and kept else None
+        rest = self._take(kept) if (reading.stopping or reading.saving) and kept else None
         return reading if rest is None else reading.then(rest)
 
     def _take(self, count: int) -> Reading:
@@ -89,8 +100,11 @@ class Signals:
 
 
 def _reading(values: Sequence[Sequence[float]], squares: Sequence[float], terms: int) -> Reading:
+    losses = tuple(row[LOSS] / row[WEIGHT] if row[WEIGHT] else math.nan for row in values)
     return Reading(
-        losses=tuple(row[0] / terms for row in values),
-        stopping=any(row[1] > 0 for row in values),
-        squares=tuple((row[2] / terms, whole) for row, whole in zip(values, squares, strict=False)),
+        losses=losses,
+        finite=tuple(math.isfinite(loss) and row[BROKEN] == 0 for loss, row in zip(losses, values, strict=True)),
+        stopping=any(row[STOP] > 0 for row in values),
+        saving=any(row[SAVE] > 0 for row in values),
+        squares=tuple((row[SQUARE] / terms, whole) for row, whole in zip(values, squares, strict=False)),
     )

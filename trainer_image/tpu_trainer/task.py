@@ -123,7 +123,8 @@ class Task:
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
         dropped. Or an IterableDataset, read in the order in which it comes.
-    loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions.
+    loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions; or (sum, weight), two of them,
+        for a mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
     evaluation: map-style, with `metrics` or with `evaluator`. It is gone through once after training, and every
         evaluate_every_steps if the recipe says so, every example counted once.
@@ -136,7 +137,7 @@ class Task:
 
     model: nn.Module
     train: Dataset[Any]
-    loss: Callable[[nn.Module, Batch], Tensor]
+    loss: Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Tensor]]
     optimizer: Callable[[Iterable[nn.Parameter], Hyperparameters], Optimizer] | None = None
     evaluation: Dataset[Any] | None = None
     metrics: Metrics | None = None

@@ -17,12 +17,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MachineType:
-    """A GKE machine type: one host. `label` is the node label gke-tpu-accelerator that its nodes carry."""
+    """A GKE machine type: one host. `label` is the node label gke-tpu-accelerator that its nodes carry.
+
+    `cpus` (virtual) and `memory_gb` are None where no source tells.
+    """
 
     name: str
     chips: int
     label: str
     multi_host: bool
+    cpus: int | None = None
+    memory_gb: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,9 @@ def generations() -> dict[str, Generation]:
 
 def _generation(name: str, row: dict[str, Any]) -> Generation:
     machine_types = {
-        key: MachineType(key, value["chips"], value["label"], value["multiHost"])
+        key: MachineType(
+            key, value["chips"], value["label"], value["multiHost"], value.get("cpus"), value.get("memoryGb")
+        )
         for key, value in row["machineTypes"].items()
     }
     return Generation(

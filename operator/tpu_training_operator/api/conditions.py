@@ -6,10 +6,12 @@ present only while they are true.
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+
+from tpu_training_operator.api.text import plain_json
 
 LONGEST_MESSAGE = 4096
 
@@ -29,12 +31,15 @@ class Reason(StrEnum):
 
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     REPLACING_WORKERS = "ReplacingWorkers"
+    WAITING_FOR_DELETED_JOB = "WaitingForDeletedJob"
     PARTLY_PLACED = "PartlyPlaced"
     ALL_WORKERS_READY = "AllWorkersReady"
     ALL_WORKERS_SUCCEEDED = "AllWorkersSucceeded"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     RESTART_LIMIT_REACHED = "RestartLimitReached"
+    NOT_RETRYABLE = "NotRetryable"
+    FAILED_AGAIN = "FailedAgain"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     NAME_CONFLICT = "NameConflict"
@@ -42,9 +47,18 @@ class Reason(StrEnum):
     REJECTED = "Rejected"
 
 
-class Condition(BaseModel):
+class StatusModel(BaseModel):
+    """What the operator writes and people read: its texts are plain, wherever they come from."""
+
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, data: Any) -> Any:
+        return plain_json(data)
+
+
+class Condition(StatusModel):
     type: Annotated[str, Field(max_length=64)]
     status: Literal["True", "False", "Unknown"]
     observed_generation: int = 0

@@ -15,6 +15,7 @@ LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_SLICE_INDEX = f"{GROUP}/slice-index"
 LABEL_HOST_INDEX = f"{GROUP}/host-index"
+WORKER_LABELS = (LABEL_ATTEMPT, LABEL_SLICE_INDEX, LABEL_HOST_INDEX)
 LABEL_SLICE_ID = f"{GROUP}/slice-id"
 
 # GKE's own names, read by its scheduler, autoscaler and TPU device plugin.
@@ -24,11 +25,16 @@ NODE_LABEL_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 NODE_LABEL_CHIPS_PER_HOST = "cloud.google.com/gke-accelerator-count"
 NODE_LABEL_SPOT = "cloud.google.com/gke-spot"
 NODE_LABEL_RESERVATION = "cloud.google.com/reservation-name"
+NODE_LABEL_RESERVATION_PROJECT = "cloud.google.com/reservation-project"
+NODE_LABEL_RESERVATION_BLOCK = "cloud.google.com/reservation-blocks"
+NODE_LABEL_RESERVATION_SUBBLOCK = "cloud.google.com/reservation-subblocks"
+NODE_LABEL_RESERVATION_AFFINITY = "cloud.google.com/reservation-affinity"
 NODE_LABEL_FLEX_START = "cloud.google.com/gke-flex-start"
 NODE_LABEL_QUEUED = "cloud.google.com/gke-queued"
 NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
 
 CONTAINER_NAME = "trainer"
+TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
@@ -43,9 +49,15 @@ PROGRESS_TOKEN_FILE = f"{PROGRESS_DIRECTORY}/token"
 PROGRESS_CA_FILE = f"{PROGRESS_DIRECTORY}/ca.crt"
 CA_CERTIFICATE_KEY = "ca.crt"
 
-# A job's name is a Service name (RFC 1035 label) and the stem of its pods' host names: 63 characters less
+# A job's name is a Service name (RFC 1035 label) and the stem of its pods' names: 63 characters less
 # "-<attempt>-<slice>-<host>" with up to 5 + 3 + 4 digits.
 MAX_JOB_NAME_LENGTH = 48
+
+# The number of nodes that Kubernetes is tested with; no gang is larger than a cluster.
+MAX_HOSTS = 5000
+
+# Linux takes no environment string beyond 128 KiB (MAX_ARG_STRLEN), with its name and the zero at its end.
+MAX_HOST_NAMES_LENGTH = 128 * 1024 - len("TPU_WORKER_HOSTNAMES=") - 1
 
 # Set by the operator in every worker, or by torch_xla and libtpu for themselves: a value from the user would
 # be overridden, or would break the gang in ways that show only as a hang.
@@ -54,6 +66,10 @@ RESERVED_ENV = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "PJRT_DEVICE",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
     "JOB_COMPLETION_INDEX",
     "TPU_WORKER_ID",
     "TPU_WORKER_HOSTNAMES",

@@ -6,12 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tpu_training_operator.api.constants import MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.model import ApiModel, Rule
 from tpu_training_operator.api.output import Checkpoint, Report
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
-from tpu_training_operator.api.slice import Hardware, Slice
+from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, hosts_per_slice_asked
+from tpu_training_operator.api.slice_ref import cel_list
 from tpu_training_operator.api.trainer import Backend, Trainer
 
 
@@ -31,6 +33,27 @@ def _immutable(field: str, *, optional: bool = False) -> Rule:
         holds=None,
         field=field,
     )
+
+
+# Node labels that `slice` and `slice.provisioning` ask for: a nodeSelector with another value would be overridden.
+_SLICE_LABELS = (constants.NODE_LABEL_ACCELERATOR, constants.NODE_LABEL_TOPOLOGY, constants.NODE_LABEL_CHIPS_PER_HOST)
+_CAPACITY_LABELS = (
+    constants.NODE_LABEL_SPOT,
+    constants.NODE_LABEL_FLEX_START,
+    constants.NODE_LABEL_QUEUED,
+    constants.NODE_LABEL_RESERVATION,
+    constants.NODE_LABEL_RESERVATION_PROJECT,
+    constants.NODE_LABEL_RESERVATION_AFFINITY,
+    constants.NODE_LABEL_RESERVATION_BLOCK,
+    constants.NODE_LABEL_RESERVATION_SUBBLOCK,
+)
+
+
+def _doubled_labels(spec: "Spec") -> list[str]:
+    if spec.slice.hardware is Hardware.CPU:
+        return []
+    ours = (*_SLICE_LABELS, *(_CAPACITY_LABELS if spec.slice.provisioning else ()))
+    return [key for key in spec.trainer.node_selector or {} if key in ours]
 
 
 def _given(root: str, field: str) -> str:
@@ -59,6 +82,15 @@ class Spec(ApiModel):
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
             field="report",
         ),
+        Rule(
+            cel="self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"
+            f" || !self.trainer.nodeSelector.exists(key, key in {cel_list(_SLICE_LABELS)}"
+            f" || (has(self.slice.provisioning) && key in {cel_list(_CAPACITY_LABELS)}))",
+            message="slice and slice.provisioning say which TPU nodes to take; leave their labels out of nodeSelector",
+            holds=lambda spec: not _doubled_labels(spec),
+            field="trainer.nodeSelector",
+            explain=lambda spec: f"set by slice and slice.provisioning, leave out: {', '.join(_doubled_labels(spec))}",
+        ),
         _immutable("slice"),
         _immutable("trainer"),
         _immutable("recipe"),
@@ -84,6 +116,23 @@ def _name_fits(job: "TPUTrainingJob") -> bool:
     return len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None
 
 
+# TPU_WORKER_HOSTNAMES has "<attempt>-<host>.<job>," for every host of a slice: 5 and 4 digits at most.
+_BESIDE_THE_NAME = len("99999-4999.,")
+
+
+def _host_names_fit(job: "TPUTrainingJob") -> bool:
+    return hosts_per_slice_asked(job.spec.slice) * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
+
+
+def _explain_host_names(job: "TPUTrainingJob") -> str:
+    hosts = hosts_per_slice_asked(job.spec.slice)
+    return (
+        f"metadata.name has {len(job.name)} characters; with {hosts} hosts in a slice, at most"
+        f" {MAX_HOST_NAMES_LENGTH // hosts - _BESIDE_THE_NAME} fit: the names of all hosts are one environment variable"
+        " (TPU_WORKER_HOSTNAMES), and Linux allows 128 KiB"
+    )
+
+
 class TPUTrainingJob(ApiModel):
     """One training job. `metadata` and `status` are kept as they came."""
 
@@ -92,8 +141,16 @@ class TPUTrainingJob(ApiModel):
             cel=f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}"
             " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
-            " with a letter: it becomes the Service name and part of every worker's host name",
+            " with a letter: it becomes the name of the Service and part of every worker's",
             holds=_name_fits,
+        ),
+        Rule(
+            cel=f"{cel_hosts_per_slice('self.spec.slice')} * (self.metadata.name.size() + {_BESIDE_THE_NAME})"
+            f" <= {MAX_HOST_NAMES_LENGTH}",
+            message="metadata.name is too long for a slice of so many hosts: the names of all hosts are one environment"
+            " variable (TPU_WORKER_HOSTNAMES), and Linux allows 128 KiB; shorten the name",
+            holds=_host_names_fit,
+            explain=_explain_host_names,
         ),
     )
 

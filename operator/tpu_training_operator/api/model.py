@@ -68,6 +68,7 @@ _FRACTION = r"^0(\.[0-9]+)?$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
 STORAGE_PATTERN = r"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+|/.+)$"
+_BINARY_SIZE = r"^[1-9][0-9]{0,5}(Mi|Gi)$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
@@ -83,6 +84,7 @@ PATTERN_MEANINGS = {
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
     TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
     STORAGE_PATTERN: "gs://bucket/path or an absolute path such as /mnt/checkpoints/digits",
+    _BINARY_SIZE: "a size such as 512Mi or 16Gi",
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
 
@@ -94,6 +96,7 @@ CountOrZero = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
+SharedMemory = Annotated[str, Field(max_length=8, pattern=_BINARY_SIZE)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 LongText = Annotated[str, Field(max_length=4096)]
 # A directory that the trainer writes to.

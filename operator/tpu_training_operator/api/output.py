@@ -10,12 +10,17 @@ class Checkpoint(ApiModel):
     time that a restart loses."""
 
     uri: StorageUri = Field(
-        description="A directory of this job's own that every worker reaches: gs://bucket/path, or an absolute path on"
-        " a shared volume."
+        description="Where checkpoints are kept, in a place that every worker reaches: gs://bucket/path, or an absolute"
+        " path on a shared volume. Jobs may share it: each has the folder NAMESPACE/NAME below it."
     )
     every_steps: LargeCount | None = None
     every_minutes: Count | None = Field(None, description="Default 10 where everySteps is left out, too.")
     keep: Count = Field(3, description="How many of the newest checkpoints stay.")
+    resume_from: StorageUri | None = Field(
+        None,
+        description="Where training begins while this job has no checkpoint of its own: the folder of another job,"
+        " whose newest checkpoint is taken, or one checkpoint (.../step-...). Left out, the job begins at step 0.",
+    )
 
 
 class Report(ApiModel):

@@ -41,6 +41,12 @@ class LearningRateScaling(StrEnum):
     NONE = "None"
 
 
+class OnNotFinite(StrEnum):
+    STOP = "Stop"
+    SKIP = "Skip"
+    WARN = "Warn"
+
+
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
         description="The trainer builds sgd, adam, adamw and rmsprop; for any other the task must build its own."
@@ -128,6 +134,12 @@ class Recipe(ApiModel):
         None,
         description="Decay per step of an exponential moving average of the weights, which the trainer keeps,"
         " evaluates and saves in checkpoints.",
+    )
+    on_not_finite: OnNotFinite = Field(
+        OnNotFinite.STOP,
+        description="What becomes of a step whose loss or gradients are NaN or infinite. Stop: the run ends there, as"
+        " failed, and leaves the checkpoints before it. Skip: the step changes nothing; 100 in a row end the run. Warn:"
+        " the step is made.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None, description="Examples, as measured in an earlier run; a larger batch than this buys little."

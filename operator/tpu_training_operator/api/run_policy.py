@@ -12,9 +12,11 @@ MOST_COUNTED_RESTARTS = 100
 """The status keeps the time of every restart that counts: a class that may restart more often is one without limit."""
 
 _RestartLimit = Annotated[int, Field(strict=True, ge=-1, le=MOST_COUNTED_RESTARTS)]
-# Two years are as good as for ever, and digits enough for them in seconds.
+# Digits enough for two years in seconds.
 _Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+# As long as any job lives. In days the digits reach beyond the calendar, where no time can be computed.
+_LONGEST_WINDOW = timedelta(days=36_500)
 
 
 class FailureClass(StrEnum):
@@ -25,6 +27,7 @@ class FailureClass(StrEnum):
     PREEMPTION = "Preemption"
     OUT_OF_MEMORY = "OutOfMemory"
     HANG = "Hang"
+    NOT_FINITE = "NotFinite"
     UNKNOWN = "Unknown"
 
 
@@ -36,6 +39,9 @@ class RestartLimits(ApiModel):
     preemption: _RestartLimit = Field(-1, alias="Preemption")
     out_of_memory: _RestartLimit = Field(1, alias="OutOfMemory")
     hang: _RestartLimit = Field(3, alias="Hang")
+    not_finite: _RestartLimit = Field(
+        0, alias="NotFinite", description="The loss became NaN or infinite; the same training would do so again."
+    )
     unknown: _RestartLimit = Field(3, alias="Unknown")
 
     def of(self, failure_class: FailureClass) -> int:
@@ -45,6 +51,7 @@ class RestartLimits(ApiModel):
             FailureClass.PREEMPTION: self.preemption,
             FailureClass.OUT_OF_MEMORY: self.out_of_memory,
             FailureClass.HANG: self.hang,
+            FailureClass.NOT_FINITE: self.not_finite,
             FailureClass.UNKNOWN: self.unknown,
         }[failure_class]
 
@@ -63,13 +70,13 @@ class Restart(ApiModel):
     window: _Window = Field(
         "24h",
         description="A restart counts against its limit for so long, or until a checkpoint is reported that goes beyond"
-        " all before: 90s, 30m, 24h or 7d.",
+        " all before: 90s, 30m, 24h or 7d. More than a hundred years count as a hundred.",
     )
     backoff: Backoff = Field(default_factory=Backoff)
 
     @property
     def window_length(self) -> timedelta:
-        return timedelta(**{_UNITS[self.window[-1]]: int(self.window[:-1])})
+        return min(timedelta(**{_UNITS[self.window[-1]]: int(self.window[:-1])}), _LONGEST_WINDOW)
 
 
 class RunPolicy(ApiModel):

@@ -1,13 +1,15 @@
 """`spec.slice`: what the job runs on, and which of it a cluster can give."""
 
 import math
+import re
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from tpu_training_operator.api import catalogue
-from tpu_training_operator.api.model import ApiModel, Boolean, Rule, ShortText
+from tpu_training_operator.api.constants import MAX_HOSTS
+from tpu_training_operator.api.model import ApiModel, Boolean, Rule
 from tpu_training_operator.api.slice_ref import REF_RULES, SliceRef, cel_list, is_newer
 
 
@@ -39,6 +41,32 @@ V2_NEEDS_CPU = Rule(
 )
 
 
+_NAME = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+# Every name in it becomes the value of a node label.
+_RESERVATION = (
+    f"(projects/(?P<project>{_NAME})/reservations/)?(?P<name>{_NAME})"
+    f"(/reservationBlocks/(?P<block>{_NAME})(/reservationSubBlocks/(?P<subblock>{_NAME}))?)?"
+)
+
+
+class Reservation(NamedTuple):
+    """A specific reservation; a `project` where it is another one's than the cluster's."""
+
+    name: str
+    project: str | None
+    block: str | None
+    subblock: str | None
+
+    @staticmethod
+    def parse(text: str) -> "Reservation | None":
+        found = re.fullmatch(_RESERVATION, text)
+        return Reservation(**found.groupdict()) if found else None
+
+
+def _is_reservation(way: "Provisioning") -> bool:
+    return way.reservation is None or Reservation.parse(way.reservation) is not None
+
+
 class Provisioning(ApiModel):
     """How the chips are paid for; none of these is on demand."""
 
@@ -49,10 +77,22 @@ class Provisioning(ApiModel):
             message="give at most one of spot, reservation, flexStart and queued",
             holds=lambda way: sum(map(bool, (way.spot, way.reservation, way.flex_start, way.queued))) <= 1,
         ),
+        Rule(
+            cel=f"!has(self.reservation) || self.reservation.matches('^{_RESERVATION}$')",
+            message="give the reservation's name, or projects/PROJECT/reservations/NAME for one that another project"
+            " shares; /reservationBlocks/BLOCK and /reservationSubBlocks/SUBBLOCK may follow. All names are of a-z,"
+            " 0-9 and '-'",
+            holds=_is_reservation,
+            field="reservation",
+        ),
     )
 
     spot: Boolean = Field(False, description="Spot VMs: cheap, may be taken back at any time with 30 s notice.")
-    reservation: ShortText | None = Field(None, description="Name of the reservation to draw from.")
+    reservation: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        None,
+        description="The specific reservation to draw from: NAME, or projects/PROJECT/reservations/NAME where another"
+        " project shares it; /reservationBlocks/BLOCK may follow.",
+    )
     flex_start: Boolean = Field(False, description="Flex-start VMs: started when there is room, for 7 days at most.")
     queued: Boolean = Field(False, description="Queued provisioning, through Kueue's ProvisioningRequest.")
 
@@ -128,10 +168,70 @@ MULTISLICE_RULES = (
 )
 
 
+# Chips of every machine that slices of several hosts are made of. The one host of a small slice may have more or fewer,
+# which does not matter: 256 of those are far below the bound.
+_CHIPS_PER_HOST = 4
+
+
+def _size_per_host(generation: catalogue.Generation) -> int:
+    """What one host adds to the number in an accelerator type's name."""
+    largest = max(generation.shapes, key=lambda shape: shape.hosts)
+    return int(largest.accelerator_type.rpartition("-")[2]) // largest.hosts
+
+
+_SIZES_PER_HOST = {g.name_prefix: _size_per_host(g) for g in catalogue.generations().values()}
+
+
+def hosts_asked(value: SliceRef) -> int:
+    """The hosts of all slices, as the API's bound counts them: rounded up, and for slices of one host per slice no
+    more than twice what `domain.topology` says. 0 for a reference that names no slice."""
+    return value.count * hosts_per_slice_asked(value)
+
+
+def hosts_per_slice_asked(value: SliceRef) -> int:
+    if value.accelerator_type is not None:
+        prefix, _, size = value.accelerator_type.rpartition("-")
+        per_host = _SIZES_PER_HOST.get(prefix)
+        return -(-int(size) // per_host) if per_host and size.isdecimal() else 0
+    chips = math.prod(int(side) for side in (value.topology or "0").split("x"))
+    return -(-chips // (value.chips_per_host or _CHIPS_PER_HOST))
+
+
+def cel_hosts_per_slice(ref: str) -> str:
+    """The same in CEL, for the slice reference at `ref`."""
+    # CEL has no division that rounds up, and no local variables: the list of one stands in for one.
+    per_host = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_HOST.items())
+    chips = f"[{ref}.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
+    return (
+        f"(has({ref}.acceleratorType)"
+        f" ? ({ref}.acceleratorType.matches('^[a-z0-9]+-[0-9]{{1,9}}$')"
+        f" ? [{per_host} : 1].map(n, (int({ref}.acceleratorType.split('-')[1]) + n - 1) / n)[0] : 0)"
+        f" : has({ref}.topology) ? [has({ref}.chipsPerHost) ? {ref}.chipsPerHost : {_CHIPS_PER_HOST}].map(n,"
+        f" ({chips}[0] + n - 1) / n)[0] : 0)"
+    )
+
+
+_HOSTS_ARE_BOUNDED = Rule(
+    cel=f"self.count * {cel_hosts_per_slice('self')} <= {MAX_HOSTS}",
+    # Without the number of hosts: the API server budgets any text made of a number as if it had no end.
+    message=f"a job has at most {MAX_HOSTS} hosts over all of its slices; use fewer or smaller slices",
+    holds=lambda value: hosts_asked(value) <= MAX_HOSTS,
+    explain=lambda value: (
+        f"{hosts_asked(value)} hosts are too many: a job has at most {MAX_HOSTS}, over all of its slices"
+    ),
+)
+
+
 class Slice(SliceRef):
     """`spec.slice`: what the job runs on."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*REF_RULES, V2_NEEDS_CPU, _FLEX_START_EXISTS, *MULTISLICE_RULES)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *REF_RULES,
+        V2_NEEDS_CPU,
+        _FLEX_START_EXISTS,
+        *MULTISLICE_RULES,
+        _HOSTS_ARE_BOUNDED,
+    )
 
     provisioning: Provisioning | None = None
 

@@ -3,17 +3,17 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, field_validator
 
-from tpu_training_operator.api.conditions import Condition
+from tpu_training_operator.api.conditions import Condition, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 
 MOST_METRICS = 64
 MOST_WARNINGS = 20
 MOST_NODES = 16
+LONGEST_TEXT = 1024
 
-_Text = Annotated[str, Field(max_length=1024)]
+_Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
@@ -25,10 +25,6 @@ class ReportPhase(StrEnum):
     EVALUATING = "Evaluating"
     CHECKPOINTING = "Checkpointing"
     DONE = "Done"
-
-
-class StatusModel(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
 
 class State(StrEnum):
@@ -84,6 +80,7 @@ class Failure(StatusModel):
     reason: str
     message: _Text
     time: _Time
+    step: int | None = Field(None, description="The training step at which it failed, where the worker told.")
 
     @field_validator("failure_class", mode="before")
     @classmethod

@@ -1,5 +1,5 @@
 """`spec.trainer`: what runs in every worker. A closed set of pod fields, not an embedded pod template: it keeps
-the CRD small, and a TPUTrainingJob can never ask for host paths, host namespaces or privilege.
+the CRD small, and a TPUTrainingJob can never ask for host paths, the host's processes or privilege.
 """
 
 from enum import StrEnum
@@ -17,8 +17,10 @@ from tpu_training_operator.api.model import (
     LongText,
     Passthrough,
     Rule,
+    SharedMemory,
     ShortText,
 )
+from tpu_training_operator.api.security_context import SecurityContext
 
 _DeviceName = Annotated[str, Field(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -113,6 +115,15 @@ class LocalObjectReference(ApiModel):
     name: ShortText
 
 
+# Where processes of one container share memory, such as the batches of PyTorch's loader processes.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the container
+
+
+def mounts_shared_memory(trainer: "Trainer") -> bool:
+    """Whether a volume of the user's own is there."""
+    return any(mount.mount_path.rstrip("/") == SHARED_MEMORY for mount in trainer.volume_mounts or ())
+
+
 def _reserved(name: str) -> bool:
     return name.startswith(ENV_PREFIX) or name in RESERVED_ENV
 
@@ -154,6 +165,13 @@ class Trainer(ApiModel):
                 + ", ".join(variable.name for variable in trainer.env if _reserved(variable.name))
             ),
         ),
+        Rule(
+            cel="!has(self.sharedMemory) || !has(self.volumeMounts)"
+            f" || !self.volumeMounts.exists(m, m.mountPath.matches('^{SHARED_MEMORY}/*$'))",
+            message=f"the volume that you mount at {SHARED_MEMORY} has a size of its own; leave sharedMemory out",
+            holds=lambda trainer: trainer.shared_memory is None or not mounts_shared_memory(trainer),
+            field="sharedMemory",
+        ),
     )
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
@@ -183,10 +201,27 @@ class Trainer(ApiModel):
         | None
     ) = None
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] | None = None
-    resources: Resources | None = None
+    resources: Resources | None = Field(
+        None,
+        description="What is left out of cpu and memory is requested by the machine type, three quarters of it; there"
+        " are no limits by default.",
+    )
+    shared_memory: SharedMemory | None = Field(
+        None,
+        description=f"Size of {SHARED_MEMORY}, which counts as memory of the container: 512Mi, 16Gi. Left out, it may"
+        " grow to the container's memory limit, or to the node's memory.",
+    )
     volumes: Annotated[list[Volume], Field(max_length=32)] | None = None
     volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] | None = None
     service_account_name: ShortText | None = None
+    security_context: SecurityContext | None = Field(
+        None, description="User, groups and capabilities. Left out: the image's user, not root, without capabilities."
+    )
+    host_network: Boolean = Field(
+        False,
+        description="Run on the nodes' own network: more bandwidth between slices, but neither Workload Identity nor"
+        " network policies, and no namespace of Pod Security level baseline or restricted allows it.",
+    )
     node_selector: StringMap | None = None
     tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = None
     priority_class_name: ShortText | None = None

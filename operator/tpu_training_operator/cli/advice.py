@@ -20,10 +20,13 @@ _AFTER_FAILURE = {
     " batch, fewer data loader processes.",
     FailureClass.HANG: "the worker's log has the stack of every thread; a collective that not every host reaches is the"
     " usual cause.",
+    FailureClass.NOT_FINITE: "lower the learning rate, warm up for longer, or look at the data of the step that the"
+    " message names; then create the job again.",
     FailureClass.UNKNOWN: "the worker's log is the place to look.",
 }
 _WHILE_IT_LIVES = {
     FailureClass.USER_ERROR: "its cause is in your code: it will come back.",
+    FailureClass.NOT_FINITE: "the same steps will end the same way, unless the recipe or the data change.",
     FailureClass.OUT_OF_MEMORY: "it will come back unless the workers get more memory (spec.trainer.resources).",
     FailureClass.HANG: "if it comes back, compare the stacks in the workers' logs.",
 }

@@ -13,6 +13,7 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.words import several
 from tpu_training_operator.runtime.cluster import JOBS, ApiError, Forbidden, NotFound, Object
 from tpu_training_operator.runtime.cluster_reader import ClusterReader, Selection, connect_reader
 from tpu_training_operator.runtime.credentials import NoCredentials, load_personal_credentials
@@ -63,7 +64,8 @@ class Target:
         try:
             credentials = load_personal_credentials(self.kubeconfig, self.context)
         except NoCredentials as error:
-            raise ClusterProblem(f"{error}; name a cluster with --kubeconfig or KUBECONFIG") from None
+            hint = "" if self.kubeconfig or self.context else "; name a cluster with --kubeconfig or KUBECONFIG"
+            raise ClusterProblem(f"{error}{hint}") from None
         try:
             async with connect_reader(credentials) as reader:
                 namespace = self.namespace or credentials.namespace
@@ -109,7 +111,8 @@ async def no_such_job(connection: Connection, name: str) -> ClusterProblem:
     except Forbidden:
         return ClusterProblem(f"there is no job {name!r} in namespace {connection.namespace!r}")
     near = difflib.get_close_matches(name, names, _MOST_NAMES, cutoff=0.5)
-    offer = f"nearest: {', '.join(near)}" if near else f"it has {len(names)} others" if names else "it has no jobs"
+    offer = f"nearest: {', '.join(near)}" if near else f"it has {several(names, _MOST_NAMES)}" if names else ""
+    offer = offer or "it has no jobs"
     return ClusterProblem(f"there is no job {name!r} in namespace {connection.namespace!r}; {offer}")
 
 

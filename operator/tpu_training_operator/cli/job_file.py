@@ -1,5 +1,6 @@
 """Reading a job from a file (or `-`, standard input). Used by every command that takes `-f`."""
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,31 @@ from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.domain.resolve import Resolution, resolve
 
 # libyaml where it is there: ten times faster, same documents.
-_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# As kubectl reads numbers; PyYAML takes 1e-3 for text, since YAML 1.1 wants a dot and a sign.
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """Reads what kubectl reads, and refuses what it refuses: a key that is given twice."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called before a mapping is made, and once more for each that it is merged into."""
+        if id(node) not in self._checked:
+            self._checked.add(id(node))
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        super().flatten_mapping(node)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -32,9 +57,22 @@ class JobFile:
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:
     option = click.option(
-        "-f", "--filename", required=True, type=click.Path(path_type=Path), help="The job's YAML file; - for stdin."
+        "-f",
+        "--filename",
+        required=True,
+        multiple=True,
+        callback=_only_one,
+        type=click.Path(path_type=Path),
+        help="The job's YAML file; - for stdin.",
     )
     return option(command)
+
+
+def _only_one(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> Path:
+    """Of two, click would silently take the last."""
+    if len(given) > 1:
+        raise click.UsageError(f"-f names one file; {len(given)} were given: {', '.join(map(str, given))}")
+    return given[0]
 
 
 def load(path: Path, *, except_rules: tuple[Rule, ...] = (), override: Mapping[str, Any] | None = None) -> JobFile:
@@ -55,12 +93,12 @@ def _job_in(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise BadInput(path, [Problem("", f"{where}this is no valid YAML: {error.problem}")]) from None
+        raise BadInput(path, [Problem("", f"{where}not valid YAML: {error.problem}")]) from None
     except yaml.YAMLError as error:
-        raise BadInput(path, [Problem("", f"this is no valid YAML: {' '.join(str(error).split())}")]) from None
+        raise BadInput(path, [Problem("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
     except ValueError as error:
         # A date such as 2024-13-45, or a number of thousands of digits.
-        raise BadInput(path, [Problem("", f"this is no valid YAML: {error}")]) from None
+        raise BadInput(path, [Problem("", f"not valid YAML: {error}")]) from None
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     candidates = jobs or documents
     if len(candidates) != 1 or not isinstance(candidates[0], dict):
@@ -77,7 +115,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise BadInput(path, [Problem("", (error.strerror or str(error)).lower())]) from None
     except UnicodeDecodeError:
-        raise BadInput(path, [Problem("", "this is no text file in UTF-8")]) from None
+        raise BadInput(path, [Problem("", "not a UTF-8 text file")]) from None
 
 
 def _with_namespace(body: dict[str, Any]) -> dict[str, Any]:

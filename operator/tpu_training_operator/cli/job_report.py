@@ -8,8 +8,6 @@ from tpu_training_operator.cli.advice import advice
 from tpu_training_operator.cli.job_rows import (
     SPENT_NOW,
     Row,
-    failed_where,
-    failed_why,
     hosts_rows,
     progress_rows,
     spent,
@@ -18,8 +16,10 @@ from tpu_training_operator.cli.job_rows import (
     why,
 )
 from tpu_training_operator.cli.job_view import Budget, JobView
-from tpu_training_operator.cli.words import ago, count, duration, several
+from tpu_training_operator.cli.words import ago, duration, several
+from tpu_training_operator.domain.failure_words import failed_where, failed_why
 from tpu_training_operator.domain.observed import format_time, parse_time
+from tpu_training_operator.domain.words import count
 
 _MOST_NODES = 8
 

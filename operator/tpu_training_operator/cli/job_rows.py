@@ -4,10 +4,12 @@ says in the same way. Pure."""
 from dataclasses import dataclass
 
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, State
-from tpu_training_operator.cli.hosts import Group, Hosts
 from tpu_training_operator.cli.job_view import JobView, until
-from tpu_training_operator.cli.words import ago, count, duration, last_line, several
+from tpu_training_operator.cli.words import ago, duration, several
+from tpu_training_operator.domain.failure_words import failed_where, failed_why, gist
+from tpu_training_operator.domain.hosts import Group, Hosts
 from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.words import count
 
 _MOST_GROUPS = 4
 _MOST_NAMES = 4
@@ -58,7 +60,7 @@ def live_rows(view: JobView) -> list[Row]:
 
 def plain_rows(view: JobView) -> list[Row]:
     """Everything that changes, but for clocks: who prints what differs has a log of the job."""
-    failure = [Row("failure", f"{_failed(view.failure)}: {last_line(view.failure.message)}")] if view.failure else []
+    failure = [Row("failure", f"{_failed(view.failure)}: {gist(view.failure)}")] if view.failure else []
     return [Row("", _plain_line(view)), *_why_row(view)[:1], *failure, *warning_rows(view)]
 
 
@@ -115,18 +117,7 @@ def warning_rows(view: JobView) -> list[Row]:
 
 def why(view: JobView) -> str:
     """The operator's words, without those of the worker that failed: they have a row of their own."""
-    return view.message.replace(f": {view.failure.message}", "") if view.failure else view.message
-
-
-def failed_where(failure: Failure) -> str:
-    """slice 0 host 2 on node-1"""
-    return f"slice {failure.slice} host {failure.host}" + (f" on {failure.node}" if failure.node else "")
-
-
-def failed_why(failure: Failure) -> str:
-    """Infrastructure (Killed, exit code 137)"""
-    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    return f"{failure.failure_class} ({failure.reason}{code})"
+    return view.message.replace(f": {gist(view.failure)}", "") if view.failure else view.message
 
 
 def spent(goodput: Goodput) -> dict[str, int]:
@@ -154,7 +145,7 @@ def _why_row(view: JobView) -> list[Row]:
     """What the state says by itself needs no words."""
     if view.state in (State.RUNNING, State.SUCCEEDED) or not view.message:
         return []
-    rows = [Row("why", last_line(why(view)), state_style(view))]
+    rows = [Row("why", why(view), state_style(view))]
     wait = until(view.status.restarts.next_attempt_time, view.now)
     if wait is not None and view.state is State.RESTARTING:
         rows.append(Row("next", f"attempt {view.status.attempt} in {duration(wait.total_seconds())}"))
@@ -174,7 +165,7 @@ def _failure_rows(view: JobView) -> list[Row]:
     if failure is None:
         return []
     when = ago(parse_time(failure.time), view.now)
-    return [Row("failure", f"{_failed(failure)}, {when}"), Row("", last_line(failure.message))]
+    return [Row("failure", f"{_failed(failure)}, {when}"), Row("", gist(failure))]
 
 
 def _failed(failure: Failure) -> str:

@@ -3,10 +3,12 @@
 Used by `tpujob logs`.
 """
 
-from typing import IO
+import codecs
+from typing import IO, Protocol
 
 import click
 
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.domain.naming import WorkerId
 
@@ -14,10 +16,33 @@ from tpu_training_operator.domain.naming import WorkerId
 LONGEST_LINE = 16 * 1024
 
 
+class Out(Protocol):
+    """Where bytes go: a pipe or a file as it is, a terminal through `Terminal`."""
+
+    def write(self, text: bytes, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+class Terminal:
+    """A terminal obeys what it is shown, and a log is a stranger's text: it is shown without control characters."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        # A piece may end within a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, text: bytes, /) -> None:
+        self._out.write(plain(self._decoder.decode(text)).encode())
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
 class OneLog:
     """The bytes as they come; however long a line is, no more than the next piece is held."""
 
-    def __init__(self, out: IO[bytes]) -> None:
+    def __init__(self, out: Out) -> None:
         self._out = out
         self._ends_a_line = True
 
@@ -37,7 +62,7 @@ class OneLog:
 class SeveralLogs:
     """Whole lines, each after `[slice/host]`."""
 
-    def __init__(self, out: IO[bytes]) -> None:
+    def __init__(self, out: Out) -> None:
         self._out = out
         self._held: dict[WorkerId, bytes] = {}
 

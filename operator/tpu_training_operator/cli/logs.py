@@ -15,9 +15,9 @@ from tpu_training_operator.cli.cluster import (
     find_job,
     job_key,
 )
-from tpu_training_operator.cli.job_rows import failed_where, failed_why
-from tpu_training_operator.cli.log_sinks import OneLog, SeveralLogs
+from tpu_training_operator.cli.log_sinks import OneLog, Out, SeveralLogs, Terminal
 from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.domain.failure_words import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.runtime.log_following import JobNow, LogReader, NoLog, Sink
 
@@ -89,7 +89,7 @@ async def _print_logs(connection: Connection, name: str, choice: Choice | None, 
     """`choice` None: the worker that failed last."""
     job = JobNow.of(await find_job(connection, name))
     workers = _failed(job, name) if choice is None else _chosen(job, name, choice)
-    out = sys.stdout.buffer
+    out: Out = Terminal(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
     sink: Sink = OneLog(out) if len(workers) == 1 else SeveralLogs(out)
     key = job_key(connection, name)
     reader = LogReader(connection.reader, key, job, sink, tail=manner.tail, show_times=manner.timestamps)

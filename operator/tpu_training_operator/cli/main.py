@@ -1,19 +1,34 @@
 """The `tpujob` command, as `kubectl tpujob` too. Exit status: 0 done, 1 the job failed, 2 bad input, or no answer from
 the cluster, 130 interrupted."""
 
+import difflib
+import errno
 import importlib
-from importlib.metadata import version
+import os
+import sys
 from typing import Any
 
 import click
 
 from tpu_training_operator.cli.program import program_name
 
-_COMMANDS = ("crd", "logs", "plan", "run", "status", "topologies", "validate", "watch")
+# With their help, so that a list of them imports none: together they take twenty times as long as this module.
+_COMMANDS = {
+    "crd": "Print the CustomResourceDefinition.",
+    "logs": "Print the logs of a job's workers; by default that of host 0, the one that reports.",
+    "plan": "Show the slice, the scaled recipe and the objects of a job.",
+    "run": "Train a job on this machine, without a cluster.",
+    "status": "Say what a job does and why; without NAME, list the jobs.",
+    "topologies": "List the TPU slices that a job can run on.",
+    "validate": "Check a job without a cluster.",
+    "watch": "Follow a job until it ends: hosts, steps, speed, failures.",
+}
+_BAD_INPUT = 2
+_INTERRUPTED = 130
 
 
 class _Commands(click.Group):
-    """Imports a command when it is called: `plan` needs no asyncio, `crd` no tables."""
+    """Imports a command when it is called: `plan` needs no asyncio, `crd` no tables, and `--help` none of either."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -25,14 +40,48 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            near = ", ".join(difflib.get_close_matches(args[0], _COMMANDS))
+            ctx.fail(f"No such command {args[0]!r}." + (near and f" Nearest: {near}."))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*_COMMANDS.items()])
+
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Usage lines say what the person typed."""
         return super().make_context(program_name(), args, parent, **extra)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Also while a command is being imported.
+            sys.exit(_INTERRUPTED)
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            _give_up(error)
+
+
+def _give_up(error: OSError) -> None:
+    """A full disk, a directory that may not be written to: say so. What is buffered for stdout would fail again."""
+    what = (error.strerror or str(error)).lower()
+    click.echo(f"{program_name()}: {f'{error.filename}: ' if error.filename else ''}{what}", err=True)
+    if sys.stdout is not None and error.errno == errno.ENOSPC:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(_BAD_INPUT)
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("tpu-training-operator"), prog_name="tpujob")
+@click.version_option(package_name="tpu-training-operator", prog_name="tpujob")
 def main() -> None:
     """Plan, check and run TPUTrainingJobs without a cluster; see what they do on one."""

@@ -9,16 +9,20 @@ import signal
 import sys
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import click
 from rich.console import Console
 
+from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
+from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.local.run import Outcome, run_job
@@ -36,7 +40,7 @@ def run(filename: Path, output_dir: Path | None) -> None:
     """Train a job on this machine, without a cluster."""
     file = load(filename, override={"hardware": Hardware.CPU.value})
     python_path = [Path.cwd(), Path.cwd() if str(filename) == "-" else filename.resolve().parent]
-    problem = find_problem(file.job.spec.trainer, python_path)
+    problem = _suspended(file) or find_problem(file.job.spec.trainer, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
     # With the process in it: two runs may begin in one second.
@@ -45,7 +49,11 @@ def run(filename: Path, output_dir: Path | None) -> None:
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path))
     result = directory / "result.json"
-    result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+    try:
+        result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        # The training is over and its end is worth telling, full disk or not.
+        click.echo(f"{program_name()}: {result}: {(error.strerror or str(error)).lower()}", err=True)
     _print_end(outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
 
@@ -53,6 +61,9 @@ def run(filename: Path, output_dir: Path | None) -> None:
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # One that exists may still be somebody else's, or on a disk that is read-only or full.
+        with TemporaryFile(dir=directory) as file:
+            file.write(b"x")
     except OSError as error:
         raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
 
@@ -80,6 +91,12 @@ async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outco
                     loop.remove_signal_handler(number)
 
 
+def _suspended(file: JobFile) -> Problem | None:
+    if not file.job.spec.run_policy.suspend:
+        return None
+    return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
+
+
 def _left_out(file: JobFile) -> list[str]:
     """What needs a cluster and has no place on this machine."""
     trainer = file.job.spec.trainer
@@ -95,9 +112,11 @@ def _left_out(file: JobFile) -> list[str]:
 def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
     status = outcome.status
     progress = status.progress
+    ready = find(status.conditions, ConditionType.READY)
     return {
         "job": file.job.name,
         "state": "Cancelled" if outcome.cancelled else status.state,
+        "message": ready.message if ready else "",
         "attempts": status.attempt,
         "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
         "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
@@ -121,7 +140,11 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
         click.echo(f"Cancelled after {outcome.seconds:.0f} s")
     elif status.state is State.SUCCEEDED:
         click.echo(f"Succeeded in {outcome.seconds:.0f} s, {_count(status.attempt, 'attempt')}")
-        for name, value in (status.progress.metrics if status.progress else {}).items():
+        metrics = status.progress.metrics if status.progress else {}
+        if outcome.losses and [*outcome.losses.values()][-1] is None:
+            # What is no finite number is no metric of the status.
+            metrics = {"loss": "nan", **metrics}
+        for name, value in metrics.items():
             click.echo(f"  {name:<10} {value}")
     else:
         click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import nan
 from typing import Protocol
 
 import click
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tpu_training_operator.api.conditions import ConditionType, find
-from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.local.progress import Evaluation, Report
 from tpu_training_operator.local.run import Update
 
@@ -75,15 +76,23 @@ class BarView:
         self._progress = progress
         self._task = task
         self._message = ""
+        self._phase = ""
 
     def update(self, update: Update) -> None:
-        message = _message(update.status)
+        status = update.status
+        message = _message(status)
         if message and message != self._message:
             self._message = message
-            self.say(f"{update.status.state}: {message}")
-            self._progress.update(self._task, state=update.status.state)
+            self.say(f"{status.state}: {message}")
         for warning in update.warnings:
             self.say(f"warning: {warning}")
+        # What a gang did before it was restarted is no news of the one that starts.
+        self._phase = update.reports[-1].phase if update.reports else self._phase
+        is_running = status.state is State.RUNNING
+        state = (self._phase.capitalize() if is_running else "") or str(status.state or "Starting")
+        self._phase = self._phase if is_running else ""
+        total = status.resolved.train_steps if status.resolved else None
+        self._progress.update(self._task, state=state, total=total)
         for report in update.reports:
             self._progress.update(self._task, completed=report.step, total=report.total_steps, numbers=_numbers(report))
             if report.evaluation is not None:
@@ -100,11 +109,12 @@ def _message(status: Status) -> str:
 
 
 def _evaluated(evaluation: Evaluation, total_steps: int) -> str:
-    metrics = (f"{name} {value:.6g}" for name, value in evaluation.metrics.items() if value is not None)
+    metrics = (f"{name} {nan if value is None else value:.6g}" for name, value in evaluation.metrics.items())
     return "  ".join((f"step {evaluation.step}/{total_steps}", "evaluated:", *metrics))
 
 
 def _numbers(report: Report) -> str:
-    loss = f"loss {report.loss:.4g}" if report.loss is not None else ""
+    # The trainer writes None for a loss that is NaN or infinite, which is the loss that nobody must miss.
+    loss = f"loss {nan if report.loss is None else report.loss:.4g}" if report.losses or report.loss is not None else ""
     speed = f"{report.examples_per_second:.0f} examples/s" if report.examples_per_second else ""
     return "  ".join(part for part in (loss, speed) if part)

@@ -8,12 +8,12 @@ import click
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
-from tpu_training_operator.cli.hosts import Host, host_of
 from tpu_training_operator.cli.job_report import as_json, report_rows
 from tpu_training_operator.cli.job_rows import headline, state_style
 from tpu_training_operator.cli.job_table import HEADER, json_entry, table_row
 from tpu_training_operator.cli.job_view import job_view
 from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.domain.hosts import Host, host_of
 from tpu_training_operator.runtime.cluster import JOBS, PODS, Object
 from tpu_training_operator.runtime.cluster_reader import Selection
 

@@ -17,10 +17,10 @@ from tpu_training_operator.cli.cluster import (
     find_job,
     job_key,
 )
-from tpu_training_operator.cli.hosts import host_of
 from tpu_training_operator.cli.job_rows import Row, headline, live_rows, plain_rows, state_style
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.screen import screen
+from tpu_training_operator.domain.hosts import host_of
 from tpu_training_operator.runtime.job_watch import watch_job
 
 _TICK_SECONDS = 1.0

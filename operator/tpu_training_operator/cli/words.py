@@ -22,17 +22,7 @@ def ago(moment: datetime, now: datetime) -> str:
     return f"{duration((now - moment).total_seconds())} ago"
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def several(names: Sequence[str], most: int) -> str:
     """The first of them, and how many more there are."""
     left = len(names) - most
     return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
-
-
-def last_line(text: str) -> str:
-    """Of a traceback, the line that says what was wrong."""
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""

@@ -1,6 +1,7 @@
 """What a plan asks for: the only effects the operator ever has, apart from writing status. Carried out by
 `runtime.reconciler`, in the order of the plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,9 +11,12 @@ from tpu_training_operator.api.status import Status
 
 @dataclass(frozen=True)
 class Create:
-    """Create `body`. Done already, if an object of that name exists and the job controls it."""
+    """Create `body`. Done already, if an object of that name exists and the job controls it.
+
+    `optional`: where the cluster refuses it, the gang is made without it, and an event says so."""
 
     body: dict[str, Any]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Plan:
     `again` asks for another pass after that time even if nothing is heard from the cluster.
     """
 
-    stages: tuple[tuple[Action, ...], ...] = ()
+    stages: tuple[Sequence[Action], ...] = ()
     status: Status | None = None
     events: tuple[Event, ...] = ()
     again: timedelta | None = None

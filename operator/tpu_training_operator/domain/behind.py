@@ -1,7 +1,15 @@
-"""What to do when there are workers of an attempt that the status does not know. Called by `domain.plan`.
+"""What to do about workers of an attempt that the status does not know. Called by `domain.plan`.
 
-Another operator has moved on since the job was read, and nothing may rest on what was read. Or, when those workers have
-been there for long, the status itself was lost, by an edit or a restored backup, and theirs is the attempt.
+Only the operator raises the attempt, in the status, before it creates a worker of it. So there are three ways to see
+such workers:
+
+- Another operator has moved on since the job was read. The next read shows it.
+- The status was lost as a whole, by an edit or a restored backup. Then the workers' attempt is the only truth left.
+- Somebody else created them: whoever may create pods can copy labels and owner references.
+
+So where the status knows of an attempt, it is believed and such pods are not. They are not touched either: the job may
+have been read long ago, and they may be workers of a gang that runs. The next attempt has a number that none of them
+has (`Situation.next_attempt`), and deletes those that it leaves behind.
 """
 
 from datetime import timedelta
@@ -18,11 +26,22 @@ _SOON = timedelta(seconds=1)
 _LONG = timedelta(minutes=5)
 
 
-def behind(here: Situation) -> Plan:
-    newer = [pod for pod in here.observed.pods if pod.worker.attempt > here.attempt]
-    if here.now < max(pod.created for pod in newer) + _LONG:
-        return Plan(again=_SOON)
-    attempt = max(pod.worker.attempt for pod in newer)
+def is_behind(here: Situation) -> bool:
+    """Whether another operator may have raised the attempt since the job was read."""
+    later = (pod for pod in here.observed.pods if pod.worker.attempt > here.attempt)
+    return any(here.now < pod.created + _LONG for pod in later)
+
+
+def wait_for_news() -> Plan:
+    return Plan(again=_SOON)
+
+
+def take_up(here: Situation) -> Plan:
+    """The status knows of no attempt, and there are workers."""
+    pods = here.observed.pods
+    if here.now < min(pod.created for pod in pods) + _LONG:
+        return wait_for_news()
+    attempt = max(pod.worker.attempt for pod in pods)
     message = f"the status was lost; attempt {attempt} goes on, and what was before it does not count any more"
     picture = Picture(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
     update = {

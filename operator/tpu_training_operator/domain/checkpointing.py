@@ -3,12 +3,18 @@
 Called by `domain.run_spec` for the trainer, and by `tpujob plan` and `validate` for people.
 """
 
-from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.output import Checkpoint
 
 _DEFAULT_MINUTES = 10
 # Volumes of the other kinds end with the pod, or cannot be written to.
 _OUTLIVING_VOLUMES = ("persistent_volume_claim", "csi")
+
+
+def folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
+    """The job's own folder below `uri`. By name and not by uid: a job that was lost and is applied again continues.
+    Whether it may is for the trainer to tell, which compares the recipes."""
+    return f"{checkpoint.uri.rstrip('/')}/{job.namespace}/{job.name}"
 
 
 def interval(checkpoint: Checkpoint) -> dict[str, int]:
@@ -32,13 +38,15 @@ def warnings(spec: Spec) -> list[str]:
         if spot and spec.trainer.entrypoint is not None:
             return ["spot slices are taken away: without spec.checkpoint a restart begins at step 0"]
         return []
-    uri = spec.checkpoint.uri
-    if uri.startswith("/") and not any(_is_inside(uri, mount) for mount in _outliving_mounts(spec)):
-        return [
-            f"spec.checkpoint.uri {uri} is inside the worker and is lost with it; mount a shared volume there"
-            " (persistentVolumeClaim or csi) or use gs://bucket/path"
-        ]
-    return []
+    given = {"uri": spec.checkpoint.uri, "resumeFrom": spec.checkpoint.resume_from}
+    return [
+        f"spec.checkpoint.{field} {place} is inside the worker and is lost with it; mount a shared volume there"
+        " (persistentVolumeClaim or csi) or use gs://bucket/path"
+        for field, place in given.items()
+        if place is not None
+        and place.startswith("/")
+        and not any(_is_inside(place, mount) for mount in _outliving_mounts(spec))
+    ]
 
 
 def _outliving_mounts(spec: Spec) -> list[str]:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import Enum, auto
 
 from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain import error_texts as texts
 from tpu_training_operator.domain.last_words import cut, last_words, with_ending
 from tpu_training_operator.domain.observed import WorkerPod
@@ -38,6 +39,7 @@ from tpu_training_operator.domain.pod_signs import (
 # The trainer's exit codes (`tpu_trainer.contract.ExitCode`); a contract test compares the two tables.
 EXIT_CODE_CLASSES = {
     1: (FailureClass.USER_ERROR, "UserError"),
+    65: (FailureClass.NOT_FINITE, "NotFinite"),
     69: (FailureClass.INFRASTRUCTURE, "PeerLost"),
     70: (FailureClass.UNKNOWN, "InternalError"),
     71: (FailureClass.HANG, "Hung"),
@@ -45,6 +47,7 @@ EXIT_CODE_CLASSES = {
     75: (FailureClass.PREEMPTION, "Preempted"),
     # The same program on the same data once more: a chip that computes wrongly is a matter of the node it was on.
     76: (FailureClass.UNKNOWN, "Diverged"),
+    77: (FailureClass.USER_ERROR, "StorageDenied"),
     78: (FailureClass.USER_ERROR, "BadSpec"),
 }
 _PEER_LOST = 69
@@ -170,6 +173,20 @@ _EXITED_EARLY = (
     "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
 )
 _OUT_OF_MEMORY = "the worker used more memory than its limit"
+_NO_RIGHT_TO_CHIPS = (
+    "the worker's user may not open the chips; set trainer.securityContext (runAsUser: 0, or the device's group in"
+    " supplementalGroups)"
+)
+_SHARED_MEMORY_FULL = (
+    f"{SHARED_MEMORY} is full; raise trainer.sharedMemory or leave it out, or use fewer loader processes"
+)
+_LOADER_LOST = (
+    "a loader process (Task.workers, num_workers) was killed; if the log says Bus error, raise trainer.sharedMemory"
+)
+_ROOT_IMAGE = (
+    "the image's user is root, or is known by name only; set trainer.securityContext.runAsUser to the number of the"
+    " user to run as (0 for root)"
+)
 
 _PULLS = waits_as(
     "ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"
@@ -226,6 +243,9 @@ _NEVER_RAN = (
 _LAST_WORDS = (
     Row("DeviceBusy", _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
     Row("DeviceFailed", _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
+    Row("DeviceDenied", _USER, mentions(texts.CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
+    Row("SharedMemoryFull", _USER, mentions(texts.SHARED_MEMORY_FULL), _then_last_words(_SHARED_MEMORY_FULL)),
+    Row("LoaderLost", _USER, mentions(texts.LOADER_LOST), _then_last_words(_LOADER_LOST)),
 )
 _START_ERRORS = (
     Row(
@@ -269,6 +289,13 @@ _NEVER_STARTS = (
     Row("DeviceFailed", _INFRASTRUCTURE, both(_CREATES, mentions(texts.CHIP_BROKEN)), _container_waits, _MOMENT),
     Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(texts.MAY_HEAL)), _container_waits, _RETRIES),
     Row("CannotStart", _USER, both(_CREATES, mentions(texts.NO_PROGRAM)), _container_waits, _MOMENT),
+    Row(
+        "RootImage",
+        _USER,
+        both(waits_as("CreateContainerConfigError"), mentions(texts.ROOT_IMAGE)),
+        lambda pod: with_ending(_ROOT_IMAGE, _container_waits(pod)),
+        _AT_ONCE,
+    ),
     Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
     Row(lambda pod: waiting(pod)[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )

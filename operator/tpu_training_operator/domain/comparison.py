@@ -6,7 +6,7 @@ Called by `cli.summary` for the table before a run, and by `domain.run_spec` for
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.recipe import OnNotFinite, Recipe
 from tpu_training_operator.domain.resolve import Resolution
 
 _NONE = "-"
@@ -46,6 +46,7 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
     yield _row("train steps", recipe.train_steps, scaled.train_steps, rules.get("trainSteps", ""))
     yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
+    unusual = recipe.on_not_finite is not OnNotFinite.STOP
     optional = (
         ("milestones", recipe.schedule.milestones, list(scaled.milestones) or None, "milestones"),
         ("evaluate every", recipe.evaluate_every_steps, scaled.evaluate_every_steps, "evaluateEverySteps"),
@@ -53,6 +54,7 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
         ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
         ("beta2", recipe.optimizer.beta2, scaled.betas.get("beta2"), "beta2"),
         ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
+        ("on not finite", recipe.on_not_finite, recipe.on_not_finite if unusual else None, "onNotFinite"),
     )
     for name, before, now, field in optional:
         if now is not None:

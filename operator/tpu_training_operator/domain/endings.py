@@ -2,13 +2,13 @@
 
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import DeleteJob, Event, Plan
 from tpu_training_operator.domain.goodput import active_seconds
 from tpu_training_operator.domain.leftovers import deletions, next_force
 from tpu_training_operator.domain.observed import Observed, parse_time
-from tpu_training_operator.domain.outcome import final_progress
+from tpu_training_operator.domain.outcome import final_progress, final_words
 from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.situation import Situation
 
@@ -16,11 +16,14 @@ _AT_ONCE = timedelta(0)
 
 
 def succeed(here: Situation) -> Plan:
-    message = f"all {len(here.pods)} workers have finished"
+    finished = "the worker has finished" if len(here.pods) == 1 else f"all {len(here.pods)} workers have finished"
+    message = f"{finished}{final_words(here.pods[0])}"
     picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
     progress = final_progress(here.pods[0], here.resolution.recipe.train_steps, here.status.progress)
     update = {"progress": progress or here.status.progress, "goodput": here.goodput_at_end(here.now)}
     status = here.status.model_copy(update=update)
+    if is_true(status.conditions, ConditionType.SUSPENDED):
+        status = here.mark(status, ConditionType.SUSPENDED, False, picture.reason, message)
     status = here.mark(status, ConditionType.SUCCEEDED, True, picture.reason, message)
     return Plan(status=here.finish(status, picture), events=(Event("Succeeded", message),), again=_AT_ONCE)
 

@@ -38,3 +38,13 @@ CHIP_BROKEN = re.compile(
     rf"{_CHIP}.{{0,80}}{_BROKEN}|{_BROKEN}.{{0,80}}{_CHIP}|stat {_CHIP}\S*: no such file"
     r"|TPU initialization failed: No \w+ device found"
 )
+_DENIED = r"(?:[Pp]ermission denied|[Oo]peration not permitted)"
+CHIP_DENIED = re.compile(rf"{_CHIP}.{{0,80}}{_DENIED}|{_DENIED}.{{0,80}}{_CHIP}")
+# PyTorch's loader processes, and its files in /dev/shm.
+SHARED_MEMORY_FULL = re.compile(
+    r"insufficient shared memory|out of shared memory|DataLoader worker .{0,80}Bus error"
+    r"|unable to allocate shared memory|</?torch_\S+>: No space left on device"
+)
+LOADER_LOST = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly")
+# "... and image will run as root", "... and image has non-numeric user (app), cannot verify user is non-root".
+ROOT_IMAGE = re.compile(r"runAsNonRoot|breaks non-root policy")

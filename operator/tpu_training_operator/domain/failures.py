@@ -11,8 +11,10 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.classifier import DEVICE_FAULTS, Doubt, Row, classify, with_started_peers
-from tpu_training_operator.domain.last_words import with_ending
+from tpu_training_operator.domain.hosts import waits_for
+from tpu_training_operator.domain.last_words import step_reached, with_ending
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.placement import Late
 from tpu_training_operator.domain.pod_signs import deletion_asked, disruption, ended_at, has_started
 
 # A worker that lost its peer may be reported before the peer that caused it. An end that lies in the future, by a
@@ -67,7 +69,24 @@ def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now
     )
 
 
-def hang(pod: WorkerPod, message: str, attempt: int, now: datetime) -> Failure:
+def not_started(late: Late, attempt: int, now: datetime) -> Failure:
+    """A worker that has had its node for long, and whose container has not started."""
+    pod = late.pod
+    what = f"the worker has had its node for {late.limit.total_seconds():.0f} s, and its container has not started"
+    return Failure(
+        attempt=attempt,
+        pod=pod.name,
+        node=pod.node,
+        slice=pod.worker.slice,
+        host=pod.worker.host,
+        failure_class=FailureClass.INFRASTRUCTURE,
+        reason="NotStarted",
+        message=with_ending(what, waits_for(pod)),
+        time=format_time(now),
+    )
+
+
+def hang(pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: str = "NoProgress") -> Failure:
     """A gang that runs and gets nowhere. Of a message with stacks below it, the first line and the end are kept."""
     what, _, stacks = message.partition("\n")
     return Failure(
@@ -77,7 +96,7 @@ def hang(pod: WorkerPod, message: str, attempt: int, now: datetime) -> Failure:
         slice=pod.worker.slice,
         host=pod.worker.host,
         failure_class=FailureClass.HANG,
-        reason="NoProgress",
+        reason=reason,
         message=with_ending(what, stacks, "\n"),
         time=format_time(now),
     )
@@ -158,4 +177,5 @@ def _record(end: _End, attempt: int, now: datetime) -> Failure:
         reason=end.row.reason_for(pod),
         message=end.row.message_for(pod),
         time=format_time(min(end.began, now)),
+        step=step_reached(pod),
     )

@@ -63,12 +63,13 @@ def hosts_key(slice_index: int) -> str:
 
 
 def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, reporting: Reporting | None = None) -> Object:
+    layout = resolution.layout
     hosts: dict[str, list[str]] = {}
-    for worker in workers(resolution.layout, attempt):
-        hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, worker))
+    # A host alone in its slice is localhost to itself.
+    for worker in workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
+        hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, layout, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
-    if job.spec.trainer.entrypoint is not None:
-        data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
+    data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
     if reporting is not None:
         data[constants.CA_CERTIFICATE_KEY] = reporting.ca_certificate
     return {

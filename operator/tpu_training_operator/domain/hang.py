@@ -8,15 +8,18 @@ Without `progressDeadlineSeconds` only a worker that is heard, and reports the s
 hung. One that is not heard any more may be well behind a network policy, and what trains is not to be stopped for that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.status import ReportPhase, Status
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.pod_signs import ended_at
 from tpu_training_operator.domain.report import Inbox
+from tpu_training_operator.domain.words import count
 
 # Beyond the trainer's own limits (`tpu_trainer.doctor.hang`: 5 and 30 minutes), so that the watchdog, which knows
 # more, speaks first.
@@ -28,6 +31,7 @@ _LIMITS: Mapping[ReportPhase, timedelta] = {
     # Its peers still write, or its process does not end.
     ReportPhase.DONE: timedelta(minutes=45),
 }
+_MORE = "a larger spec.runPolicy.progressDeadlineSeconds allows more"
 # A step that is slow takes longer than that: so many times its usual length.
 _STEPS = 20
 _LONGEST_STEP_SECONDS = 3600.0
@@ -54,22 +58,56 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
     """None where no limit applies: nobody listens, the gang is not complete, or it is not heard and has no
     `progressDeadlineSeconds`. `reports`: the job's trainer is ours, which always reports.
 
-    The time runs from when this operator began to listen at the earliest: what was said before went to another.
+    The time runs from when this operator began to listen at the earliest: what was said before went to another. For a
+    worker that is not heard it also runs from the last report that failed through no fault of its own; one that is
+    heard is judged by what it says.
     """
     ready = find(status.conditions, ConditionType.GANG_READY)
     if inbox.listening_since is None or ready is None or not ready.is_true:
         return None
     progress = status.progress if status.progress and status.progress.phase else None
     phase = progress.phase if progress else ReportPhase.STARTING if reports else None
-    limit = _limit(phase, status, policy) if policy.progress_deadline_seconds or _is_heard(status, inbox, now) else None
+    is_heard = _is_heard(status, inbox, now)
+    limit = _limit(phase, status, policy) if policy.progress_deadline_seconds or is_heard else None
     if limit is None:
         return None
     since = max(parse_time(ready.last_transition_time), inbox.listening_since)
     if progress and progress.last_advance_time:
         since = max(since, parse_time(progress.last_advance_time))
+    if inbox.unheard is not None and not is_heard:
+        since = max(since, inbox.unheard)
     where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang is ready"
     doing = f" in phase {phase}" if phase else ""
-    return Standstill(since, limit, f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}")
+    message = f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}; {_MORE}"
+    return Standstill(since, limit, message)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A worker that runs although peers have succeeded; at `deadline` it counts as hung."""
+
+    pod: WorkerPod
+    message: str
+    deadline: datetime
+
+
+def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> Straggler | None:
+    """None while no worker has succeeded. The time runs from the last one that did, and from the last step that a
+    reporting worker has told of if it still runs."""
+    ended = [pod for pod in pods if pod.phase == "Succeeded"]
+    running = [pod for pod in pods if pod.phase != "Succeeded"]
+    if not ended or not running:
+        return None
+    moments = [ended_at(pod) or pod.created for pod in ended]
+    progress, reporter = status.progress, WorkerId(status.attempt, 0, 0)
+    if progress and progress.last_advance_time and running[0].worker == reporter:
+        moments.append(parse_time(progress.last_advance_time))
+    limit = max(_LIMITS[ReportPhase.DONE], timedelta(seconds=policy.progress_deadline_seconds or 0))
+    message = (
+        f"{len(ended)} of {count(len(pods), 'worker')} succeeded, and {running[0].name} has not ended within"
+        f" {limit.total_seconds():.0f} s since; {_MORE}"
+    )
+    return Straggler(running[0], message, max(moments) + limit)
 
 
 def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:

@@ -16,7 +16,7 @@ _SILENCE = timedelta(seconds=30)
 # A watch that broke lists what is there when it comes back, and never tells what has gone meanwhile. Whoever waits for
 # pods to go therefore looks, too; not more often than this, because many gangs can wait at once.
 _UNHEARD = timedelta(seconds=15)
-_NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC")
+_TAINTED, _NODE_GONE = "DeletionByTaintManager", "DeletionByPodGC"
 
 Stages = tuple[tuple[DeletePod, ...], ...]
 
@@ -24,10 +24,14 @@ Stages = tuple[tuple[DeletePod, ...], ...]
 def deletions(pods: Iterable[WorkerPod], now: datetime) -> Stages:
     """One stage: what is not being deleted yet, and by force what its node does not let go of."""
     unwanted = list(pods)
-    stage = (
-        *(DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating),
-        *(DeletePod(pod.name, pod.uid, force=True) for pod in unwanted if _given_up(pod) <= now),
-    )
+    asked = tuple(DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating)
+    stage = (*asked, *(deletion for stage in by_force(unwanted, now) for deletion in stage))
+    return (stage,) if stage else ()
+
+
+def by_force(pods: Iterable[WorkerPod], now: datetime) -> Stages:
+    """Of those that are being deleted already, the ones whose nodes do not let go of them."""
+    stage = tuple(DeletePod(pod.name, pod.uid, force=True) for pod in pods if _given_up(pod) <= now)
     return (stage,) if stage else ()
 
 
@@ -52,8 +56,14 @@ def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
 
 
 def is_on_lost_node(pod: WorkerPod) -> bool:
+    """The control plane has given up the node, or the node is gone. A NoExecute taint alone does not say so: a live
+    node may have one, too, and its workers save before they stop. The control plane marks all pods of a silent node as
+    not ready before it evicts them."""
     disruption = pod.condition("DisruptionTarget")
-    return disruption.get("status") == "True" and disruption.get("reason") in _NODE_LOST
+    if disruption.get("status") != "True":
+        return False
+    is_silent = pod.condition("Ready").get("status") != "True"
+    return disruption.get("reason") == _NODE_GONE or (disruption.get("reason") == _TAINTED and is_silent)
 
 
 def _is_forced(pod: WorkerPod) -> bool:

@@ -35,9 +35,20 @@ def config_map_name(job: str, attempt: int) -> str:
     return f"{job}-{attempt}"
 
 
-def host_name(job: str, worker: WorkerId) -> str:
+def host_index(layout: SliceLayout, worker: WorkerId) -> int:
+    """The worker's place among all hosts of the job, over all slices."""
+    return worker.slice * layout.hosts_per_slice + worker.host
+
+
+def hostname(layout: SliceLayout, worker: WorkerId) -> str:
+    """What the pod calls itself. Short, since TPU_WORKER_HOSTNAMES lists all of a slice; with the attempt, since an old
+    worker on a node that is lost may still be in DNS."""
+    return f"{worker.attempt}-{host_index(layout, worker)}"
+
+
+def host_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
     """The worker's DNS name inside its namespace, through the headless Service."""
-    return f"{worker.pod_name(job)}.{service_name(job)}"
+    return f"{hostname(layout, worker)}.{service_name(job)}"
 
 
 def job_labels(job: str) -> dict[str, str]:

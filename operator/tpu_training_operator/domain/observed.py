@@ -1,14 +1,16 @@
 """What the cluster holds, as the planner reads it. Built by the reconciler from raw objects, never written back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.ownership import is_ours, worker_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
+from tpu_training_operator.domain.topology import SliceLayout
 
 Object = Mapping[str, Any]
 
@@ -22,11 +24,7 @@ class WorkerPod:
     @cached_property
     def worker(self) -> WorkerId:
         labels = self.raw["metadata"]["labels"]
-        return WorkerId(
-            int(labels[constants.LABEL_ATTEMPT]),
-            int(labels[constants.LABEL_SLICE_INDEX]),
-            int(labels[constants.LABEL_HOST_INDEX]),
-        )
+        return WorkerId(*(int(labels[label]) for label in constants.WORKER_LABELS))
 
     @property
     def name(self) -> str:
@@ -84,15 +82,10 @@ class WorkerPod:
 
     @property
     def runs_trainer(self) -> bool:
-        """It runs `trainer.entrypoint`; a `trainer.command` is given no run spec."""
+        """It runs our trainer, and not a loop of the user's own."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
-        env = (
-            variable
-            for container in containers
-            if container["name"] == constants.CONTAINER_NAME
-            for variable in container.get("env") or ()
-        )
-        return any(variable["name"] == constants.ENV_RUN_SPEC for variable in env)
+        ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
+        return any(container.get("command") == constants.TRAINER_COMMAND for container in ours)
 
     @property
     def exit_code(self) -> int | None:
@@ -101,7 +94,7 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class Observed:
-    """The job, those pods that it controls (by uid; a label alone proves nothing), and what its workers have said."""
+    """The job, its workers' pods (`domain.ownership` says which they are), and what its workers have said."""
 
     job: Object
     pods: tuple[WorkerPod, ...]
@@ -109,32 +102,35 @@ class Observed:
 
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
-        uid = job["metadata"]["uid"]
-        owned = (pod for pod in pods if controller_uid(pod) == uid)
-        return Observed(job, tuple(WorkerPod(pod) for pod in owned if _is_worker(pod)), inbox)
+        name = job["metadata"]["name"]
+        workers = (pod for pod in pods if is_ours(pod, job) and worker_of(pod, name) is not None)
+        return Observed(job, tuple(map(WorkerPod, workers)), inbox)
+
+    def within(self, layout: SliceLayout) -> "Observed":
+        """Without pods of slices and hosts that the job does not have."""
+        places = layout.slices, layout.hosts_per_slice
+        known = (pod for pod in self.pods if pod.worker.slice < places[0] and pod.worker.host < places[1])
+        return replace(self, pods=tuple(known))
 
     @property
     def report(self) -> Report | None:
-        """What a worker has said that is there still: an older job may have had the same name."""
+        """What a worker has said that is there still: an older job may have had the same name. Of a gang that is
+        suspended the last word counts, although its worker goes right after it."""
         said = self.inbox.report
-        return said if said and any(pod.uid == said.pod_uid for pod in self.pods) else None
+        if said is None or any(pod.uid == said.pod_uid for pod in self.pods):
+            return said
+        return said if self._is_suspended and said.attempt == self.job["status"].get("attempt") else None
+
+    @property
+    def _is_suspended(self) -> bool:
+        conditions: Sequence[Object] = (self.job.get("status") or {}).get("conditions") or ()
+        return any((condition["type"], condition["status"]) == ("Suspended", "True") for condition in conditions)
 
     def of_attempt(self, attempt: int) -> list[WorkerPod]:
         return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)
 
-    def not_of_attempt(self, attempt: int) -> list[WorkerPod]:
-        return sorted((p for p in self.pods if p.worker.attempt != attempt), key=lambda pod: pod.worker)
-
-
-def controller_uid(raw: Object) -> str | None:
-    references: Sequence[Object] = raw["metadata"].get("ownerReferences") or ()
-    return next((str(reference["uid"]) for reference in references if reference.get("controller")), None)
-
-
-def _is_worker(pod: Object) -> bool:
-    labels: Object = pod["metadata"].get("labels") or {}
-    indices = (constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX, constants.LABEL_HOST_INDEX)
-    return all(str(labels.get(label, "")).isdigit() for label in indices)
+    def before_attempt(self, attempt: int) -> list[WorkerPod]:
+        return sorted((p for p in self.pods if p.worker.attempt < attempt), key=lambda pod: pod.worker)
 
 
 def parse_time(text: str) -> datetime:

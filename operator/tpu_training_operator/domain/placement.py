@@ -1,7 +1,8 @@
-"""When a gang that has found nodes for only a part of its workers gives them back. Called by the planner.
+"""How long a gang may hold nodes without running on them. Called by the planner.
 
 Two gangs that each hold what the other still needs would wait for ever. A gang with no node at all is in nobody's
-way and may wait as long as it likes.
+way and may wait as long as it likes. One that has all its nodes and does not start on them (a volume that cannot be
+mounted, a runtime that hangs) would hold its chips for ever, too.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,29 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.pod_signs import has_started
+
+# A large image takes its time on a fresh node.
+_LONGEST_START = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A worker that has its node and has not started; at `deadline` it counts as failed, `limit` after it got there."""
+
+    pod: WorkerPod
+    limit: timedelta
+    deadline: datetime
+
+
+def starts_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
+    """None for a gang that lacks nodes, and for one in which every container has started."""
+    placed = [pod.placed for pod in pods if pod.placed is not None]
+    waiting = [pod for pod in pods if not has_started(pod) and not pod.has_ended]
+    if len(placed) < len(pods) or not waiting:
+        return None
+    limit = max(_LONGEST_START, timedelta(seconds=policy.start_deadline_seconds))
+    return Late(waiting[0], limit, max(placed) + limit)
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,20 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
-from tpu_training_operator.api.status import Activity, Failure, State, Status
+from tpu_training_operator.api.status import Activity, Failure, Goodput, State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain import goodput as accounts
 from tpu_training_operator.domain.actions import AskForStacks, Create, DeleteConfigMap, Event, Plan
-from tpu_training_operator.domain.behind import behind
+from tpu_training_operator.domain.behind import is_behind, take_up, wait_for_news
 from tpu_training_operator.domain.endings import active_time_left, after_the_end, exceed_deadline, succeed
-from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look
+from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look, not_started
 from tpu_training_operator.domain.gang import config_map, service
-from tpu_training_operator.domain.hang import STACKS_WAIT, stacks_due, standstill
-from tpu_training_operator.domain.leftovers import deletions, in_the_way, look_again
+from tpu_training_operator.domain.hang import STACKS_WAIT, stacks_due, standstill, straggler
+from tpu_training_operator.domain.leftovers import by_force, deletions, in_the_way, look_again, next_force
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.picture import Kind, Picture, present
-from tpu_training_operator.domain.placement import held_up
+from tpu_training_operator.domain.placement import held_up, starts_late
 from tpu_training_operator.domain.pod_signs import left_early
 from tpu_training_operator.domain.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.report import Reporting
@@ -32,6 +32,7 @@ from tpu_training_operator.domain.resolve import resolve
 from tpu_training_operator.domain.restart import fail_or_restart, is_half_made, release
 from tpu_training_operator.domain.restart_policy import longest_wait
 from tpu_training_operator.domain.situation import Situation
+from tpu_training_operator.domain.words import count, every
 from tpu_training_operator.domain.worker_pod import worker_pod
 
 _AT_ONCE = timedelta(0)
@@ -44,8 +45,8 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None) 
     """
     status = Status.model_validate(observed.job.get("status") or {})
     if "deletionTimestamp" in observed.job["metadata"]:
-        # Everything the job owns goes with it, by its owner references.
-        return Plan()
+        # Everything the job owns goes with it, by its owner references; but no dead node lets go of a pod.
+        return Plan(stages=by_force(observed.pods, now), again=next_force(observed.pods, now))
     if is_true(status.conditions, ConditionType.SUCCEEDED) or is_true(status.conditions, ConditionType.FAILED):
         return _noting_generation(after_the_end(observed, status, now), status, observed)
     try:
@@ -53,8 +54,9 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None) 
         resolution = resolve(job.spec)
     except InvalidJob as error:
         return _invalid(observed, status, error, now)
-    if any(pod.worker.attempt > status.attempt for pod in observed.pods):
-        return behind(Situation(job, resolution, status, observed, now, reporting))
+    observed = observed.within(resolution.layout)
+    if status.attempt == 0 and observed.pods:
+        return take_up(Situation(job, resolution, status, observed, now, reporting))
     told = heard(status, observed.report, resolution.recipe.train_steps)
     here = Situation(job, resolution, told, observed, now, reporting)
     return _noting_generation(_noting_progress(_next(here), here, status), told, observed)
@@ -93,8 +95,8 @@ def _next(here: Situation) -> Plan:
     """The cases, in the order in which they are decided."""
     pods, missing = here.pods, here.missing
     begun = here.attempt > 0 and not is_true(here.status.conditions, ConditionType.SUSPENDED)
-    if begun and not missing and all(pod.phase == "Succeeded" and not left_early(pod) for pod in pods):
-        # Before a wish to suspend: there is nothing left to suspend.
+    if here.attempt > 0 and not missing and all(pod.phase == "Succeeded" and not left_early(pod) for pod in pods):
+        # Before a wish to suspend, and while it is carried out: there is nothing left to suspend.
         return succeed(here)
     if here.job.spec.run_policy.suspend:
         return _suspend(here)
@@ -111,6 +113,8 @@ def _next(here: Situation) -> Plan:
 
 def _keep_alive(here: Situation) -> Plan:
     """The gang of the present attempt: it is made, watched, and replaced when it fails."""
+    if here.missing and is_behind(here):
+        return wait_for_news()
     unwanted = deletions(here.leftovers, here.now)
     if unwanted or in_the_way(here.leftovers):
         return Plan(stages=unwanted)
@@ -123,55 +127,75 @@ def _keep_alive(here: Situation) -> Plan:
 
 def _begin(here: Situation) -> Plan:
     """The first attempt, or the one after a suspension: charged to no failure class."""
-    attempt = here.attempt + 1
+    attempt = here.next_attempt
+    is_resumed = is_true(here.status.conditions, ConditionType.SUSPENDED)
+    goodput = _accounts_of_stopped(here) if is_resumed else None
     status = here.status.model_copy(
         update={
             "attempt": attempt,
             "resolved": here.resolution.resolved,
             "start_time": here.status.start_time or format_time(here.now),
             "progress": new_attempt(here.status.progress),
-            "goodput": accounts.charge(here.goodput(), here.now, Activity.QUEUE),
+            "goodput": accounts.charge(goodput or here.goodput(), here.now, Activity.QUEUE),
         }
     )
     picture = _starting(here, attempt)
-    if is_true(status.conditions, ConditionType.SUSPENDED):
+    resumed: tuple[Event, ...] = ()
+    if is_resumed:
+        resumed = (Event("Resumed", "spec.runPolicy.suspend is off"),)
         status = here.mark(status, ConditionType.SUSPENDED, False, Reason.RESUMED, "suspend is off")
     status = here.mark(status, ConditionType.GANG_READY, False, picture.reason, picture.message)
     return Plan(
         status=here.present(status, picture),
-        events=(Event("AttemptStarted", picture.message),),
+        events=(*resumed, Event("AttemptStarted", picture.message)),
         again=_AT_ONCE,
     )
 
 
 def _starting(here: Situation, attempt: int) -> Picture:
     layout = here.resolution.layout
-    message = f"attempt {attempt}: waiting for {layout.hosts} workers on {layout} to become ready"
+    message = f"attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
     return Picture(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
 
 
 def _suspend(here: Situation) -> Plan:
     """Every worker is told to stop, saves what it has done and goes; nothing is charged for it."""
-    pods = here.observed.pods
+    pods = [*here.observed.before_attempt(here.attempt), *here.pods]
     message = "suspended by spec.runPolicy.suspend; no workers are kept"
     picture = Picture(State.SUSPENDED, Kind.SETTLED, Reason.SUSPENDED, message)
     if pods:
-        message = f"waiting for {len(pods)} workers to stop"
+        message = f"waiting for {count(len(pods), 'worker')} to stop"
         picture = Picture(State.SUSPENDED, Kind.IN_PROGRESS, Reason.SUSPENDED, message)
     if is_true(here.status.conditions, ConditionType.SUSPENDED):
+        # Until they have stopped, they may still report what they saved.
+        goodput = here.status.goodput if pods else _accounts_of_stopped(here)
+        status = here.status.model_copy(update={"goodput": goodput})
         return Plan(
             stages=deletions(pods, here.now),
-            status=here.present(here.status, picture),
+            status=here.present(status, picture),
             again=look_again(pods, here.now),
         )
     # Before any worker is stopped: one that goes unannounced would be a failure to whoever looks next.
-    goodput = here.goodput_at_end(here.now)
-    goodput = accounts.saved(goodput) if here.job.spec.checkpoint else accounts.lost(goodput)
-    status = here.status.model_copy(update={"goodput": accounts.charge(goodput, here.now, Activity.SUSPENDED)})
+    goodput = accounts.charge(here.goodput_at_end(here.now), here.now, Activity.SUSPENDED)
+    status = here.status.model_copy(update={"goodput": goodput})
     status = here.mark(status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, "suspend is on")
     if status.attempt:
         status = here.mark(status, ConditionType.GANG_READY, False, Reason.SUSPENDED, "suspend is on")
-    return Plan(status=here.present(status, picture), again=_AT_ONCE)
+    events = (Event("Suspended", message),)
+    return Plan(status=here.present(status, picture), events=events, again=_AT_ONCE)
+
+
+def _accounts_of_stopped(here: Situation) -> Goodput | None:
+    """Of an attempt that a suspension has stopped. Where its worker told of checkpoints, only what was trained before
+    the last of them is safe; a trainer that cannot be heard saves before it stops."""
+    goodput, progress = here.status.goodput, here.status.progress
+    if goodput is None:
+        return None
+    was_heard = progress is not None and progress.phase is not None
+    tells = was_heard and (here.reports or (progress is not None and progress.checkpoint_step is not None))
+    if here.job.spec.checkpoint is None or tells:
+        return accounts.lost(goodput)
+    return accounts.saved(goodput)
 
 
 def _failure(here: Situation) -> Failure | None:
@@ -191,7 +215,7 @@ def _create_missing(here: Situation) -> Plan:
     wait = _wait_for_its_time(here)
     if wait > _AT_ONCE:
         return Plan(again=wait)
-    if is_true(here.status.conditions, ConditionType.STALLED) and is_half_made(here):
+    if here.is_refused and is_half_made(here):
         return release(here, len(here.missing))
     job, attempt = here.job, here.attempt
     shared = (
@@ -213,8 +237,7 @@ def _wait_for_its_time(here: Situation) -> timedelta:
 
 def _watch(here: Situation) -> Plan:
     pods = here.pods
-    stalled = is_true(here.status.conditions, ConditionType.STALLED)
-    if here.is_running and not stalled:
+    if here.is_running and not here.is_refused:
         return _watch_steps(here)
     if not all(pod.is_ready or pod.phase == "Succeeded" for pod in pods):
         again = None
@@ -222,21 +245,37 @@ def _watch(here: Situation) -> Plan:
             if here.now >= part.deadline:
                 return release(here, part.waiting)
             again = part.deadline - here.now
+        elif late := starts_late(pods, here.job.spec.run_policy):
+            if here.now >= late.deadline:
+                return fail_or_restart(here, not_started(late, here.attempt, here.now))
+            again = late.deadline - here.now
         # A gang that starts is shown as such already, unless something stood in its way meanwhile.
-        freed = here.present(here.status, _starting(here, here.attempt)) if stalled else None
+        freed = here.present(here.status, _starting(here, here.attempt)) if here.is_refused else None
         return Plan(status=freed, again=again)
-    message = f"attempt {here.attempt}: all {len(pods)} workers are ready"
+    message = f"attempt {here.attempt}: {every(len(pods), 'worker')} ready"
     picture = Picture(State.RUNNING, Kind.SETTLED, Reason.ALL_WORKERS_READY, message)
     goodput = here.goodput()
     if not here.reports:
         goodput = accounts.charge(goodput, here.now, Activity.TRAIN)
     status = here.status.model_copy(update={"goodput": goodput})
     status = here.mark(status, ConditionType.GANG_READY, True, picture.reason, picture.message)
-    return Plan(status=here.present(status, picture), again=_AT_ONCE)
+    events = (Event("Running", message),)
+    return Plan(status=here.present(status, picture), events=events, again=_AT_ONCE)
 
 
 def _watch_steps(here: Situation) -> Plan:
     """Whether a gang that runs gets on; before it is restarted for a hang, its stacks are asked for."""
+    late = straggler(here.pods, here.status, here.job.spec.run_policy)
+    if late is None:
+        return _watch_progress(here)
+    if here.now >= late.deadline:
+        return fail_or_restart(here, hang(late.pod, late.message, here.attempt, here.now, reason="Straggler"))
+    # A reporter that has succeeded has no more steps to tell.
+    others = Plan() if here.pods[0].phase == "Succeeded" else _watch_progress(here)
+    return _by(late.deadline - here.now, others)
+
+
+def _watch_progress(here: Situation) -> Plan:
     inbox = here.observed.inbox
     still = standstill(here.status, inbox, here.job.spec.run_policy, here.now, reports=here.reports)
     if still is None:

@@ -72,11 +72,21 @@ def has_started(pod: WorkerPod) -> bool:
 
 
 def _known(pod: WorkerPod, time: str | None) -> datetime | None:
-    """A time of the worker's container; a runtime that does not know it either says 1970."""
-    created = pod.raw["metadata"].get("creationTimestamp")
-    if not time or (created and parse_time(time) < parse_time(created)):
+    """A time of the worker's container, by the control plane's clock; a runtime that does not know it says 1970."""
+    if not time:
         return None
-    return parse_time(time)
+    moment = parse_time(time) + _lag(pod)
+    created = pod.raw["metadata"].get("creationTimestamp")
+    return None if created and moment < parse_time(created) else moment
+
+
+def _lag(pod: WorkerPod) -> timedelta:
+    """How far the node's clock is behind, as far as that shows: no kubelet takes up a pod before it is scheduled."""
+    taken_up = pod.raw.get("status", {}).get("startTime")
+    scheduled = pod.condition("PodScheduled").get("lastTransitionTime")
+    if not taken_up or not scheduled:
+        return timedelta(0)
+    return max(timedelta(0), parse_time(scheduled) - parse_time(taken_up))
 
 
 def disruption(pod: WorkerPod) -> Object:

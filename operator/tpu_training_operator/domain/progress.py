@@ -64,6 +64,9 @@ def _accounted(status: Status, report: Report) -> Status:
 def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput | None:
     """What was trained up to the report is in a checkpoint, but for the steps after it: that share of those since the
     checkpoint before."""
+    if goodput is not None and goodput.activity is Activity.SUSPENDED:
+        # Saved while it stops; all that it trained is accounted for.
+        return saved(goodput, but=unsaved)
     if goodput is None or goodput.activity is not Activity.TRAIN:
         return goodput
     return saved(charge(goodput, report.received, Activity.TRAIN), but=unsaved)

@@ -32,9 +32,11 @@ class Report:
 @dataclass(frozen=True)
 class Inbox:
     """All that this operator has heard of one job. `listening_since`: None where nobody listens; what was said before
-    it went to an operator that is no more. `between_writes`: how often the status is written for a report's sake."""
+    it went to an operator that is no more. `unheard`: when a report for this job last failed through no fault of a
+    worker's. `between_writes`: how often the status is written for a report's sake."""
 
     listening_since: datetime | None = None
+    unheard: datetime | None = None
     report: Report | None = None
     asked_for_stacks: datetime | None = None
     between_writes: timedelta = timedelta(seconds=5)

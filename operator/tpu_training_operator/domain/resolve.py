@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain import backends, parameters
+from tpu_training_operator.domain import backends, own_loop, parameters
 from tpu_training_operator.domain.scaling import ScaledRecipe, scale
 from tpu_training_operator.domain.scaling.numbers import decimal, plain
 from tpu_training_operator.domain.topology import SliceLayout, layout_of
@@ -48,8 +48,13 @@ class Resolution:
             beta2=recipe.betas.get("beta2"),
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
-            notes=[*recipe.notes, *(f"warning: {warning}" for warning in self.warnings)],
+            notes=[_fitting(note) for note in (*recipe.notes, *(f"warning: {warning}" for warning in self.warnings))],
         )
+
+
+def _fitting(note: str) -> str:
+    """Thirty-two milestones of sixteen digits are more than the status has room for."""
+    return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
 def resolve(spec: Spec) -> Resolution:
@@ -60,7 +65,7 @@ def resolve(spec: Spec) -> Resolution:
     if problems:
         raise InvalidJob(problems)
     recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
-    warnings = list(recipe.warnings)
+    warnings = [*recipe.warnings, *own_loop.warnings(spec, layout.hosts)]
     if spec.trainer.entrypoint is not None:
         warnings += unused(spec.recipe, recipe)
     if not layout.shape.verified:

@@ -6,22 +6,31 @@ The attempt's number is raised, with all that was decided about it, in one statu
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
 from tpu_training_operator.domain import goodput as accounts
 from tpu_training_operator.domain.actions import Event, Plan
+from tpu_training_operator.domain.failure_words import describe
 from tpu_training_operator.domain.failures import device_fault
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.progress import new_attempt
 from tpu_training_operator.domain.restart_policy import backoff, charge, may_restart, pause_after_release
-from tpu_training_operator.domain.situation import Situation, describe
+from tpu_training_operator.domain.situation import Situation
+from tpu_training_operator.domain.words import count
 
 _AT_ONCE = timedelta(0)
 _PREEMPTED = 75
+_DIVERGED = "Diverged"
+_STORAGE_DENIED = "StorageDenied"
 _FAULTS_TO_AVOID_A_NODE = 2
 
 
 def fail_or_restart(here: Situation, failure: Failure) -> Plan:
+    policy = here.job.spec.run_policy.restart
+    is_confirming = _is_confirming(here, failure)
+    if is_confirming:
+        failure = failure.model_copy(update={"failure_class": FailureClass.INFRASTRUCTURE})
     status = here.status.model_copy(
         update={
             "first_failure": here.status.first_failure or failure,
@@ -29,10 +38,17 @@ def fail_or_restart(here: Situation, failure: Failure) -> Plan:
             "goodput": _after_failure(here, failure),
         }
     )
-    policy = here.job.spec.run_policy.restart
+    if before := _same_divergence(here.status, failure):
+        return _fail(
+            here,
+            status,
+            Reason.FAILED_AGAIN,
+            f"{describe(failure)}; the replicas came apart at step {failure.step} in attempt {before.attempt}, too, so"
+            " it is the program and not a chip, and another attempt would end there as well",
+        )
     if may_restart(policy, status.restarts, failure.failure_class, here.now):
-        return _restart(here, status, failure)
-    return _fail(here, status, failure)
+        return _restart(here, status, failure, at_once=is_confirming)
+    return _give_up(here, status, failure)
 
 
 def is_half_made(here: Situation) -> bool:
@@ -67,9 +83,29 @@ def release(here: Situation, waiting: int) -> Plan:
     return _next_attempt(here, status, picture, Event("Released", message, warning=True))
 
 
-def _restart(here: Situation, status: Status, failure: Failure) -> Plan:
+def _is_confirming(here: Situation, failure: Failure) -> bool:
+    """Whether a refusal by the storage is the first of two. Rights that were granted a moment ago take a while to
+    reach the storage, so one more attempt finds out whether they are missing."""
+    last = here.status.last_failure
+    if failure.reason != _STORAGE_DENIED:
+        return False
+    if last is not None and (last.reason, last.attempt) == (_STORAGE_DENIED, here.attempt - 1):
+        return False
     policy = here.job.spec.run_policy.restart
-    wait = backoff(policy, status.restarts, _seed(here), here.now)
+    return may_restart(policy, here.status.restarts, FailureClass.INFRASTRUCTURE, here.now)
+
+
+def _same_divergence(status: Status, failure: Failure) -> Failure | None:
+    """The earlier divergence at the same step: the status keeps the first failure and the last."""
+    if failure.reason != _DIVERGED or failure.step is None:
+        return None
+    known = (status.last_failure, status.first_failure)
+    return next((f for f in known if f and (f.reason, f.step) == (failure.reason, failure.step)), None)
+
+
+def _restart(here: Situation, status: Status, failure: Failure, *, at_once: bool) -> Plan:
+    policy = here.job.spec.run_policy.restart
+    wait = _AT_ONCE if at_once else backoff(policy, status.restarts, _seed(here), here.now)
     faults = _device_faults(status, failure)
     status = status.model_copy(
         update={
@@ -78,25 +114,36 @@ def _restart(here: Situation, status: Status, failure: Failure) -> Plan:
             "avoided_nodes": _nodes_to_avoid(here, faults),
         }
     )
-    message = f"attempt {here.attempt + 1} follows: {describe(failure)}"
+    when = f"begins at {format_time(here.now + wait)}" if wait > _AT_ONCE else "follows"
+    message = f"attempt {here.next_attempt} {when}: {describe(failure)}"
     picture = Picture(State.RESTARTING, Kind.IN_PROGRESS, Reason.REPLACING_WORKERS, message)
     return _next_attempt(here, status, picture, Event("Restarting", message, warning=True))
 
 
 def _next_attempt(here: Situation, status: Status, picture: Picture, event: Event) -> Plan:
-    update = {"attempt": here.attempt + 1, "progress": new_attempt(status.progress)}
+    update = {"attempt": here.next_attempt, "progress": new_attempt(status.progress)}
     status = here.mark(
         status.model_copy(update=update), ConditionType.GANG_READY, False, picture.reason, picture.message
     )
     return Plan(status=here.present(status, picture), events=(event,), again=_AT_ONCE)
 
 
-def _fail(here: Situation, status: Status, failure: Failure) -> Plan:
-    restart = here.job.spec.run_policy.restart
-    limit = restart.limits.of(failure.failure_class)
-    allowed = f"may restart the gang {limit} times in {restart.window}" if limit else "does not restart the gang"
-    message = f"{describe(failure)}; {failure.failure_class} {allowed}"
-    picture = Picture(State.FAILED, Kind.STUCK, Reason.RESTART_LIMIT_REACHED, message)
+def _give_up(here: Situation, status: Status, failure: Failure) -> Plan:
+    restart, kind = here.job.spec.run_policy.restart, failure.failure_class
+    limit = restart.limits.of(kind)
+    if failure.reason == _STORAGE_DENIED:
+        account = f"{here.job.namespace}/{here.job.spec.trainer.service_account_name or 'default'}"
+        why = f"grant the service account {account} access to the bucket, then create the job again"
+    elif limit == 0:
+        why = f"{kind} does not restart the gang"
+    else:
+        why = f"{kind} may restart the gang {count(limit, 'time')} in {restart.window}"
+    reason = Reason.RESTART_LIMIT_REACHED if limit else Reason.NOT_RETRYABLE
+    return _fail(here, status, reason, f"{describe(failure)}; {why}")
+
+
+def _fail(here: Situation, status: Status, reason: Reason, message: str) -> Plan:
+    picture = Picture(State.FAILED, Kind.STUCK, reason, message)
     status = here.mark(status, ConditionType.FAILED, True, picture.reason, message)
     return Plan(status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE)
 

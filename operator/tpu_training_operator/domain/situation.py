@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import count
 
-from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
+from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.status import Activity, Failure, Goodput, Status
+from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain import goodput as accounts
 from tpu_training_operator.domain.naming import WorkerId, workers
 from tpu_training_operator.domain.observed import Observed, WorkerPod, format_time
@@ -31,13 +32,30 @@ class Situation:
         return self.status.attempt
 
     @cached_property
+    def next_attempt(self) -> int:
+        """The first number that no pod has: workers are created after their attempt's number is in the status, so one
+        that is there already is nobody's."""
+        taken = {pod.worker.attempt for pod in self.observed.pods}
+        return next(number for number in count(self.attempt + 1) if number not in taken)
+
+    @cached_property
     def pods(self) -> list[WorkerPod]:
         """The workers of the present attempt."""
         return self.observed.of_attempt(self.attempt)
 
     @cached_property
     def leftovers(self) -> list[WorkerPod]:
-        return self.observed.not_of_attempt(self.attempt)
+        """The workers of earlier attempts, but for the one whose log is kept."""
+        return [pod for pod in self.observed.before_attempt(self.attempt) if not self._is_kept(pod)]
+
+    def _is_kept(self, pod: WorkerPod) -> bool:
+        """Whether it is the worker that failed last. What has ended holds no chips, and its log says why it failed. A
+        quota may count it all the same, so it goes where a quota refuses a worker."""
+        failure = self.status.last_failure
+        if failure is None or pod.name != failure.pod or not pod.has_ended or pod.is_terminating:
+            return False
+        stalled = find(self.status.conditions, ConditionType.STALLED)
+        return stalled is None or stalled.reason != Reason.FORBIDDEN
 
     @cached_property
     def missing(self) -> list[WorkerId]:
@@ -47,6 +65,13 @@ class Situation:
     @property
     def is_running(self) -> bool:
         return is_true(self.status.conditions, ConditionType.GANG_READY)
+
+    @property
+    def is_refused(self) -> bool:
+        """What the last pass wanted to create was refused."""
+        ready = find(self.status.conditions, ConditionType.READY)
+        waits = ready is not None and ready.reason == Reason.WAITING_FOR_DELETED_JOB
+        return waits or is_true(self.status.conditions, ConditionType.STALLED)
 
     @property
     def reports(self) -> bool:
@@ -79,13 +104,3 @@ class Situation:
         goodput = accounts.charge(status.goodput or self.goodput(), self.now, Activity.FINISHED)
         update = {"completion_time": goodput.since, "goodput": goodput, "avoided_nodes": []}
         return self.present(status.model_copy(update=update), picture)
-
-
-def describe(failure: Failure) -> str:
-    """Which worker failed, where, and how."""
-    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    node = f" on {failure.node}" if failure.node else ""
-    return (
-        f"slice {failure.slice} host {failure.host} ({failure.pod}{node}) failed with"
-        f" {failure.failure_class} ({failure.reason}{code}): {failure.message}"
-    )

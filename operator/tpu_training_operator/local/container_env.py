@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.worker_env import CONTAINER_USER
 from tpu_training_operator.local.references import expand
 
@@ -25,6 +26,8 @@ def container_env(
     `directories` maps paths in the container to paths here; `config_maps` holds the data of the ConfigMaps by name.
     A variable from anywhere else (a Secret, a field of the pod) keeps the value that it has in the shell.
     """
+    # Shared memory is this machine's own, not a directory of the pod's.
+    directories = {inside: outside for inside, outside in directories.items() if inside.rstrip("/") != SHARED_MEMORY}
     variables: dict[str, str] = {}
     for variable in pod["spec"]["containers"][0]["env"]:
         name, value = variable["name"], _value(variable, config_maps)

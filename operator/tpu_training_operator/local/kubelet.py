@@ -131,17 +131,51 @@ class Kubelet:
         container = pod["spec"]["containers"][0]
         found = await self._store.list(CONFIG_MAPS, pod["metadata"]["namespace"])
         config_maps = {config_map["metadata"]["name"]: config_map["data"] for config_map in found}
-        directories = _mount(pod, config_maps, files.path) | {TERMINATION_LOG: str(files.termination)}
+        directories = self._mount(pod, config_maps, files.path) | {TERMINATION_LOG: str(files.termination)}
         env = container_env(pod, config_maps, directories, self._rendezvous_port(pod))
         if env["TPUJOB_HOST_INDEX"] == "0":
             env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
             env["TPUJOB_REPORT_DIRECTORY"] = str(self._report_directory)
+            # No proxy of the shell's leads to this machine's own progress service.
+            direct = env.get("no_proxy") or env.get("NO_PROXY")
+            env["no_proxy"] = ",".join(filter(None, [direct, "localhost"]))
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
         command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
+
+    def _mount(self, pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
+        """Write the pod's volumes below `directory`; returns where each mount path is."""
+        volumes: dict[str, Path] = {}
+        for volume in pod["spec"].get("volumes", ()):
+            files = self._files(volume, pod, config_maps)
+            if files is None:
+                continue
+            place = volumes[volume["name"]] = directory / "volumes" / volume["name"]
+            place.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_text(text, encoding="utf-8")
+        mounts = pod["spec"]["containers"][0].get("volumeMounts", ())
+        return {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts if mount["name"] in volumes}
+
+    def _files(self, volume: Object, pod: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str] | None:
+        """What is in the volume, by path; None for kinds that need a cluster and are left out."""
+        if "emptyDir" in volume:
+            return {}
+        if "configMap" in volume:
+            return _items(volume["configMap"], config_maps)
+        if "projected" not in volume:
+            return None
+        files: dict[str, str] = {}
+        for source in volume["projected"]["sources"]:
+            if token := source.get("serviceAccountToken"):
+                files[token["path"]] = self._store.issue_token(pod, token.get("audience", ""))
+            elif "configMap" in source:
+                files |= _items(source["configMap"], config_maps)
+        return files
 
     def _rendezvous_port(self, pod: Object) -> int:
         """One free port for all workers of an attempt: the usual one may be taken, by the last attempt, too."""
@@ -154,27 +188,11 @@ class Kubelet:
         return self._ports[attempt]
 
 
-def _mount(pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
-    """Write the pod's volumes below `directory`; returns where each mount path is. Other kinds of volumes than
-    ConfigMap and emptyDir need a cluster and are left out."""
-    volumes: dict[str, Path] = {}
-    for volume in pod["spec"].get("volumes", ()):
-        place = directory / "volumes" / volume["name"]
-        if "configMap" in volume:
-            source = volume["configMap"]
-            data = config_maps.get(source["name"], {})
-            items = source.get("items") or [{"key": key, "path": key} for key in data]
-            files = {item["path"]: data[item["key"]] for item in items if item["key"] in data}
-        elif "emptyDir" in volume:
-            files = {}
-        else:
-            continue
-        place.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (place / name).write_text(text, encoding="utf-8")
-        volumes[volume["name"]] = place
-    mounts = pod["spec"]["containers"][0].get("volumeMounts", ())
-    return {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts if mount["name"] in volumes}
+def _items(source: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The files of a ConfigMap, by path."""
+    data = config_maps.get(source["name"], {})
+    items = source.get("items") or [{"key": key, "path": key} for key in data]
+    return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
 
 
 def _ended(code: int, reason: str, message: str, started: str) -> Object:

@@ -54,6 +54,10 @@ class ProgressFollower:
     path: Path
     _offset: int = field(default=0, repr=False)
 
+    @property
+    def has_said(self) -> bool:
+        return self._offset > 0
+
     def new_reports(self) -> list[Report]:
         if not self.path.exists():
             return []

@@ -9,17 +9,20 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.status import Progress, Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.local.kubelet import Kubelet
+from tpu_training_operator.local.listening import listening
 from tpu_training_operator.local.progress import ProgressFollower, Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import JOBS, Cluster, NotFound, Object, resource_of
 from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
@@ -68,7 +71,7 @@ async def run_job(
     The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
     one at once.
     """
-    store = Store()
+    store, inboxes = Store(), Inboxes(_now)
     pods_directory = directory / "pods"
     report = directory / _REPORT
     _clear(pods_directory, job["metadata"]["name"])
@@ -79,25 +82,34 @@ async def run_job(
     async def list_keys() -> list[JobKey]:
         return [key]
 
-    controller = Controller(Reconciler(store, lambda: datetime.now(UTC)), list_keys, settle_seconds=0.01, workers=1)
-    store.subscribe(lambda _: controller.hint(key))
-    created = await store.create(job)
-    control = asyncio.create_task(controller.run())
-    watch = _Watch(store, kubelet, key, on_update)
-    try:
-        cancelled = await _first_of(watch.until_finished(), interrupts.get())
-        if cancelled:
-            # Before the job is gone: the last look may be older than the attempt that is being stopped.
-            await watch.read_status()
-            await _stop(store, created, kubelet, interrupts)
-        watch.look()
-        return watch.outcome(cancelled, pods_directory, report if report.exists() else None)
-    finally:
-        control.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await control
-        kubelet.kill_all()
-        await kubelet.drain()
+    def heard(reporter: JobKey) -> None:
+        controller.hint(reporter, in_seconds=inboxes.pause_seconds)
+
+    async with listening(store, inboxes, heard) as reporting:
+        reconciler = Reconciler(store, _now, inboxes=inboxes, reporting=reporting)
+        controller = Controller(reconciler, list_keys, settle_seconds=0.01, workers=1)
+        store.subscribe(lambda _: controller.hint(key))
+        created = await store.create(job)
+        control = asyncio.create_task(controller.run())
+        watch = _Watch(store, kubelet, key, on_update)
+        try:
+            cancelled = await _first_of(watch.until_finished(), interrupts.get())
+            if cancelled:
+                # Before the job is gone: the last look may be older than the attempt that is being stopped.
+                await watch.read_status()
+                await _stop(store, created, kubelet, interrupts)
+            watch.look()
+            return watch.outcome(cancelled, pods_directory, report if report.exists() else None)
+        finally:
+            control.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await control
+            kubelet.kill_all()
+            await kubelet.drain()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _clear(pods_directory: Path, job_name: str) -> None:
@@ -143,6 +155,7 @@ class _Watch:
         self._warnings: list[str] = []
         self._checkpoint_step: int | None = None
         self._status = Status()
+        self._said: Progress | None = None
 
     async def until_finished(self) -> None:
         while True:
@@ -192,4 +205,26 @@ class _Watch:
         for attempt in range(len(self._followers) + 1, self._status.attempt + 1):
             leader = WorkerId(attempt, 0, 0).pod_name(self._key.name)
             self._followers[attempt] = ProgressFollower(self._kubelet.pod_directory(leader).progress)
-        return [report for follower in self._followers.values() for report in follower.new_reports()]
+        written = [report for follower in self._followers.values() for report in follower.new_reports()]
+        return written or self._heard()
+
+    def _heard(self) -> list[Report]:
+        """What a loop of the user's own has sent: the trainer's file says it all sooner, and with every loss."""
+        said = self._status.progress
+        has_file = any(follower.has_said for follower in self._followers.values())
+        if has_file or said is None or said.phase is None or said == self._said:
+            return []
+        self._said = said
+        loss = float(said.loss) if said.loss is not None else None
+        return [
+            Report(
+                phase=said.phase.lower(),
+                step=said.step,
+                total_steps=said.total_steps,
+                loss=loss,
+                losses=() if loss is None else (loss if isfinite(loss) else None,),
+                examples_per_second=float(said.examples_per_second) if said.examples_per_second else None,
+                warnings=tuple(said.warnings),
+                checkpoint_step=said.checkpoint_step,
+            )
+        ]

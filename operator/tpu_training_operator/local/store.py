@@ -1,19 +1,21 @@
 """The `Cluster` protocol in memory, with the API server's rules as far as the operator relies on them.
 
 Used by `local.run` and held to `runtime.kubernetes_cluster` by one set of contract tests: uids, resourceVersion
-conflicts, the status subresource, generation, delete preconditions, graceful deletion of pods, and garbage
-collection of what an owner leaves behind.
+conflicts, the status subresource, generation, delete preconditions, graceful deletion of pods, tokens of pods and
+their review, and garbage collection of what an owner leaves behind.
 """
 
 import copy
+import secrets
 import uuid
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.runtime.cluster import (
     JOBS,
     PODS,
+    TOKEN_REVIEWS,
     AlreadyExists,
     Conflict,
     Invalid,
@@ -25,6 +27,10 @@ from tpu_training_operator.runtime.cluster import (
 
 _Key = tuple[str, str, str]
 
+# Kubernetes' default for pods that name none.
+_GRACE_SECONDS = 30
+_USER_OF_POD = "authentication.kubernetes.io/pod-"
+
 
 class Store:
     """Objects by kind, namespace and name. `subscribe` to hear of every object that was written or removed."""
@@ -33,6 +39,7 @@ class Store:
         self._objects: dict[_Key, Object] = {}
         self._version = 0
         self._subscribers: list[Callable[[Object], None]] = []
+        self._tokens: dict[str, Object] = {}
 
     def subscribe(self, callback: Callable[[Object], None]) -> None:
         self._subscribers.append(callback)
@@ -54,13 +61,15 @@ class Store:
 
     async def create(self, body: Object) -> Object:
         resource, body = resource_of(body), copy.deepcopy(body)
+        if resource is TOKEN_REVIEWS:
+            return body | {"status": self._review(**body["spec"])}
         metadata = body["metadata"]
         key = (resource.plural, metadata["namespace"], metadata["name"])
         if key in self._objects:
             raise AlreadyExists(409, "AlreadyExists", f"{resource.plural} {metadata['name']!r} already exists")
         if resource is JOBS:
             _check(body)
-        metadata |= {"uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": _now()}
+        metadata |= {"uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": _time()}
         # Status belongs to the status subresource; a create never sets it.
         body.pop("status", None)
         if resource is PODS:
@@ -88,6 +97,22 @@ class Store:
             self._remove(current)
         else:
             self._delete(current)
+
+    def issue_token(self, pod: Object, audience: str) -> str:
+        """A token that says which pod it was made for, for as long as the pod is there."""
+        token = secrets.token_urlsafe()
+        metadata = pod["metadata"]
+        user = {
+            "username": f"system:serviceaccount:{metadata['namespace']}:default",
+            "extra": {f"{_USER_OF_POD}{field}": [metadata[field]] for field in ("name", "uid")},
+        }
+        self._tokens[token] = {"authenticated": True, "audiences": [audience], "user": user}
+        return token
+
+    def _review(self, token: str, audiences: Sequence[str]) -> Object:
+        """The status of a TokenReview."""
+        known = self._tokens.get(token, {})
+        return known if set(known.get("audiences", ())) & set(audiences) else {"authenticated": False}
 
     def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
         """Give the pod to a node; False if it is gone. From then on its deletion waits for `remove_pod`."""
@@ -135,7 +160,9 @@ class Store:
     def _delete(self, current: Object) -> None:
         if resource_of(current) is PODS and _still_runs(current):
             if "deletionTimestamp" not in current["metadata"]:
-                current["metadata"]["deletionTimestamp"] = _now()
+                grace = current["spec"].get("terminationGracePeriodSeconds", _GRACE_SECONDS)
+                ends = {"deletionTimestamp": _time(timedelta(seconds=grace)), "deletionGracePeriodSeconds": grace}
+                current["metadata"] |= ends
                 self._write(_key(current), current)
             return
         self._remove(current)
@@ -174,5 +201,5 @@ def _check(body: Object) -> None:
         raise Invalid(422, "Invalid", str(error)) from None
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def _time(ahead: timedelta = timedelta(0)) -> str:
+    return (datetime.now(UTC) + ahead).isoformat().replace("+00:00", "Z")

@@ -32,11 +32,15 @@ PODS = Resource("v1", "Pod", "pods")
 SERVICES = Resource("v1", "Service", "services")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 # A question rather than an object: the answer to `create` is not kept.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
-_BY_KIND = {resource.kind: resource for resource in (JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, EVENTS, TOKEN_REVIEWS)}
+_BY_KIND = {
+    resource.kind: resource
+    for resource in (JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, NETWORK_POLICIES, EVENTS, TOKEN_REVIEWS)
+}
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from tpu_training_operator.api.constants import CONTAINER_NAME
+from tpu_training_operator.api.text import plain, plain_json
 from tpu_training_operator.runtime.cluster import (
     ApiError,
     Forbidden,
@@ -179,7 +180,7 @@ class ClusterReader:
             # The token was replaced before we thought it would be.
             self._authorized_at = float("-inf")
         text = await answer.content.read(_LONGEST_EVENT)
-        quoted = {"message": text[:_LONGEST_QUOTE].decode(errors="replace").strip()}
+        quoted = {"message": plain(text[:_LONGEST_QUOTE].decode(errors="replace")).strip()}
         return _error(answer.status, _object(text) or quoted)
 
     async def _authorized(self) -> dict[str, str]:
@@ -213,12 +214,12 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _object(text: bytes) -> Object | None:
-    """The JSON object in the text; None where it holds none."""
+    """The JSON object in the text, fit to be shown on a terminal; None where the text holds none."""
     try:
         parsed: Any = json.loads(text)
     except ValueError:
         return None
-    return parsed if isinstance(parsed, dict) else None
+    return plain_json(parsed) if isinstance(parsed, dict) else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

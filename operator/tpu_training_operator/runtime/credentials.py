@@ -87,6 +87,9 @@ def load_personal_credentials(kubeconfig: Path | None = None, context: str | Non
     file = None if kubeconfig is None else str(kubeconfig)
     configuration = Configuration()
     try:
+        if kubeconfig is not None:
+            # The library says of a file that it cannot read that there is no configuration.
+            kubeconfig.open("rb").close()
         contexts, current = config.list_kube_config_contexts(file)
         chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
         if chosen is None:
@@ -97,7 +100,9 @@ def load_personal_credentials(kubeconfig: Path | None = None, context: str | Non
     except (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
         if kubeconfig is None and context is None and _is_in_pod(configuration):
             return Credentials(configuration, _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip())
-        raise NoCredentials(f"no usable kubeconfig: {' '.join(str(error).split()).rstrip('.')}") from None
+        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        name = "" if kubeconfig is None else f"{kubeconfig}: "
+        raise NoCredentials(f"no usable kubeconfig: {name}{' '.join(what.split()).rstrip('.')}") from None
 
 
 def _is_in_pod(configuration: Any) -> bool:

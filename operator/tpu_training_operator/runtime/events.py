@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tpu_training_operator.api.constants import API_VERSION, KIND, MANAGER
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.actions import Event
 
 # In bytes.
@@ -30,7 +31,7 @@ def event_body(event: Event, job: dict[str, Any], now: datetime) -> dict[str, An
         "action": _ACTION,
         "reason": event.reason,
         "type": "Warning" if event.warning else "Normal",
-        "note": event.message.encode()[:_LONGEST_NOTE].decode(errors="ignore"),
+        "note": plain(event.message).encode()[:_LONGEST_NOTE].decode(errors="ignore"),
         "regarding": {
             "apiVersion": API_VERSION,
             "kind": KIND,

@@ -3,6 +3,7 @@
 Nothing is lost with it but freshness: what matters is in the status, and the next report comes within seconds.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,6 +13,8 @@ from tpu_training_operator.runtime.keys import JobKey
 
 _LEAST_PAUSE_SECONDS = 5.0
 _REQUESTS_PER_REPORT = 3
+# Jobs whose reports could not be heard: anybody may name one, so that only the latest are remembered.
+_MOST_UNHEARD = 10_000
 
 
 class Inboxes:
@@ -23,6 +26,7 @@ class Inboxes:
         self._requests_per_second = requests_per_second
         self._listening_since = clock()
         self._inboxes: dict[JobKey, Inbox] = {}
+        self._unheard: OrderedDict[JobKey, datetime] = OrderedDict()
 
     @property
     def pause_seconds(self) -> float:
@@ -48,12 +52,17 @@ class Inboxes:
         return replace(
             self._inboxes.get(key, NOTHING_HEARD),
             listening_since=self._listening_since,
+            unheard=self._unheard.get(key),
             between_writes=timedelta(seconds=self.pause_seconds),
         )
 
-    def could_not_listen(self) -> None:
-        """Somebody who reported could not be heard, for a reason of ours: what silence there was proves nothing."""
-        self._listening_since = self._clock()
+    def could_not_listen(self, key: JobKey) -> None:
+        """Somebody who reported for the job could not be heard, through no fault of a worker's: the silence until now
+        proves nothing."""
+        self._unheard[key] = self._clock()
+        self._unheard.move_to_end(key)
+        if len(self._unheard) > _MOST_UNHEARD:
+            self._unheard.popitem(last=False)
 
     def ask_for_stacks(self, key: JobKey) -> None:
         inbox = self.of(key)

@@ -29,6 +29,7 @@ from tpu_training_operator.runtime.cluster import (
 )
 from tpu_training_operator.runtime.credentials import Credentials
 from tpu_training_operator.runtime.observers import SILENT_REQUESTS, RequestObserver
+from tpu_training_operator.runtime.server_clock import ServerClock
 from tpu_training_operator.runtime.throttle import Throttle
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class KubernetesCluster:
         self._authorization: str | None = None
         self._authorized_at = float("-inf")
         self.last_success = time.monotonic()
+        self.clock = ServerClock()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         return await self._request("GET", f"{resource.path(namespace)}/{name}")
@@ -78,6 +80,12 @@ class KubernetesCluster:
     async def create(self, body: Object) -> Object:
         path = resource_of(body).path(body["metadata"].get("namespace"))
         return await self._request("POST", path, body, query={"fieldManager": MANAGER})
+
+    async def update(self, body: Object) -> Object:
+        """Replace the object; Conflict unless metadata.resourceVersion is the current one."""
+        metadata = body["metadata"]
+        path = f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}"
+        return await self._request("PUT", path, body, query={"fieldManager": MANAGER})
 
     async def update_status(self, body: Object) -> Object:
         metadata = body["metadata"]
@@ -121,13 +129,14 @@ class KubernetesCluster:
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
         url = self._credentials.server.rstrip("/") + path
-        began = time.monotonic()
+        began, asked = time.monotonic(), self.clock.local()
         try:
             async with self._session.request(
                 method, url, json=body, params=query, headers=headers, ssl=self._ssl, timeout=_TIMEOUT
             ) as response:
                 text = await response.text(errors="replace")
                 self._observer.answered(method, response.status, time.monotonic() - began)
+                self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
                 if response.status == 401:
                     # The token was replaced before we thought it would be.
                     self._authorized_at = float("-inf")

@@ -7,9 +7,10 @@ raised in a pass without actions, so that nothing is done that the status does n
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -24,8 +25,10 @@ from tpu_training_operator.domain.actions import (
     Event,
     Plan,
 )
-from tpu_training_operator.domain.blocked import Obstacle, blocked
-from tpu_training_operator.domain.observed import Observed, controller_uid
+from tpu_training_operator.domain.blocked import Obstacle, blocked, name_taken
+from tpu_training_operator.domain.isolation import Isolation
+from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import (
@@ -59,7 +62,8 @@ class _Refused(Exception):
 
 
 class Reconciler:
-    """`inboxes` and `reporting`: what workers report, and where; both or neither. `side_by_side`: how many requests of
+    """`inboxes` and `reporting`: what workers report, and where; both or neither. `isolation`: of a job's workers from
+    other pods; None where they are left open. `side_by_side`: how many requests of
     one stage may be under way at once."""
 
     def __init__(
@@ -69,6 +73,7 @@ class Reconciler:
         *,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
+        isolation: Isolation | None = None,
         observer: JobObserver = SILENT_JOBS,
         side_by_side: int = 32,
     ) -> None:
@@ -76,6 +81,8 @@ class Reconciler:
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
+        self._isolation = isolation
+        self._told_optional: set[JobKey] = set()
         self._observer = observer
         self._side_by_side = side_by_side
         self._written: dict[JobKey, str] = {}
@@ -95,12 +102,15 @@ class Reconciler:
         except NotFound:
             self._forget(key)
             self._written.pop(key, None)
+            self._told_optional.discard(key)
             self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
         observed = self._with_inbox(Observed.of(job, pods), key)
         decided = plan(observed, self._clock(), self._reporting)
+        if self._isolation is not None:
+            decided = self._isolation.applied(decided, job)
         try:
             for stage in decided.stages:
                 await self._carry_out(stage, job, key)
@@ -116,16 +126,17 @@ class Reconciler:
         """With what the job's own workers have said; of a namesake's, which is gone or going, nothing is kept."""
         if self._inboxes is None:
             return observed
-        report = self._inboxes.of(key).report
-        if report is not None and all(pod.uid != report.pod_uid for pod in observed.pods):
-            self._inboxes.forget(key)
+        observed = replace(observed, inbox=self._inboxes.of(key))
+        if observed.inbox.report is None or observed.report is not None:
+            return observed
+        self._inboxes.forget(key)
         return replace(observed, inbox=self._inboxes.of(key))
 
     def _forget(self, key: JobKey) -> None:
         if self._inboxes is not None:
             self._inboxes.forget(key)
 
-    async def _carry_out(self, stage: tuple[Action, ...], job: Object, key: JobKey) -> None:
+    async def _carry_out(self, stage: Sequence[Action], job: Object, key: JobKey) -> None:
         limit = asyncio.Semaphore(self._side_by_side)
         refused = False
 
@@ -150,6 +161,8 @@ class Reconciler:
 
     async def _act(self, action: Action, job: Object, key: JobKey) -> None:
         match action:
+            case Create(body, optional=True):
+                await self._create_optional(body, job, key)
             case Create(body):
                 await self._create(body, job, key)
             case DeletePod(name, uid, force):
@@ -168,20 +181,29 @@ class Reconciler:
             await self._cluster.create(body)
         except AlreadyExists:
             existing = await self._cluster.get(resource_of(body), key.namespace, name)
-            if controller_uid(existing) != job["metadata"]["uid"]:
-                message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
-                raise _Refused(Obstacle(Reason.NAME_CONFLICT, message)) from None
+            if obstacle := name_taken(kind, existing, job):
+                raise _Refused(obstacle) from None
         except Forbidden as error:
             raise _Refused(Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")) from error
         except Invalid as error:
             raise _Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}")) from error
+
+    async def _create_optional(self, body: Object, job: Object, key: JobKey) -> None:
+        try:
+            await self._create(body, job, key)
+        except (_Refused, ApiError) as error:
+            if key not in self._told_optional:
+                self._told_optional.add(key)
+                message = f"the gang runs without its {body['kind']}: {error}"
+                log.warning("%s", message, extra={"job": str(key)})
+                await self._send((Event(f"{body['kind']}Missing", message, warning=True),), job, key)
 
     async def _delete_own_config_map(self, job: Object, key: JobKey, name: str) -> None:
         try:
             existing = await self._cluster.get(CONFIG_MAPS, key.namespace, name)
         except NotFound:
             return
-        if controller_uid(existing) == job["metadata"]["uid"]:
+        if is_ours(existing, job):
             await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"])
 
     async def _delete(
@@ -203,9 +225,8 @@ class Reconciler:
         self._observer.status_written(before, after)
         # A report alone is no decision.
         level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
-        message = _ready_message(after)
         context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
-        log.log(level, "job is %s: %s", after.state, message, extra=context)
+        log.log(level, "job is %s", _without_words(before, after), extra=context)
         await self._send(decided.events, job, key)
         return after
 
@@ -218,16 +239,31 @@ class Reconciler:
 
 
 def status_body(status: Status) -> Object:
-    """The status as it stands in the object: absent instead of null."""
-    return status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    """The status as it stands in the object: what is empty is absent."""
+    body: Object = _without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json"))
+    return body
 
 
-def _ready_message(status: Status) -> str:
-    ready = find(status.conditions, ConditionType.READY)
-    return ready.message if ready else ""
+def _without_empty(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_empty(part) for key, part in value.items()}
+    return {key: part for key, part in kept.items() if part not in ({}, [])}
 
 
-def _summary(stage: tuple[Action, ...]) -> str:
+def _without_words(before: Status, after: Status) -> str:
+    """State and reason, and of a new failure its class and exit code. The messages end with the log of the user's
+    program, which is for those who may read the job, not for those who may read the operator's log."""
+    ready = find(after.conditions, ConditionType.READY)
+    text = f"{after.state} ({ready.reason})" if ready else str(after.state)
+    failure = after.last_failure
+    if failure is None or failure == before.last_failure:
+        return text
+    code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"
+    return f"{text}: {failure.pod} failed with {failure.failure_class} ({failure.reason}{code})"
+
+
+def _summary(stage: Sequence[Action]) -> str:
     counts = Counter(map(_verb, stage))
     return ", ".join(f"{what} x {count}" for what, count in counts.items())
 

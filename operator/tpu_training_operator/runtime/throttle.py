@@ -28,6 +28,11 @@ class Throttle:
         self._tokens -= 1
         return max(0.0, -self._tokens / self._per_second)
 
+    def give_back(self) -> None:
+        """Return a token that was taken: what it stood for has not happened."""
+        self._fill()
+        self._tokens = min(self._burst, self._tokens + 1)
+
     def due(self) -> float:
         """The seconds until there is a token; 0 when there is one. Takes none."""
         self._fill()

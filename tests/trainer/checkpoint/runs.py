@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpu_trainer.checkpoint.catalogue import Found, candidates, newest
 from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.store import Store
@@ -37,6 +38,11 @@ def commit(store: Store, step: int, by: Author | None = None, keep: int = 100, *
     target = Target(store, by or author(), keep)
     write(target, snapshot(step, **content))
     make_room(target, step)
+
+
+def latest(store: Store, fingerprint: str, say: Callable[[str], None]) -> Found | None:
+    """The newest of all the checkpoints in `store`, whoever wrote it."""
+    return newest(store, candidates(store, say), fingerprint, say)
 
 
 def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.runs import assert_same, author, commit, snapshot
+from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore
-from tpu_trainer.checkpoint.catalogue import ROW, as_row, find, from_row, latest
+from tpu_trainer.checkpoint.catalogue import ROW, as_row, find, from_row
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark, OtherFormatError
 from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.errors import StorageError
@@ -48,11 +48,6 @@ def test_checkpoints_of_another_fingerprint_are_passed_over_with_a_line(store: S
     lines: list[str] = []
     assert latest(store, "f", lines.append).commit.step == 10
     assert lines == ["checkpoint step-00000020-5f0c1234-1 is passed over: it is of another task, model or seed"]
-
-
-def test_a_job_continues_what_another_job_of_the_same_fingerprint_left(store: Store) -> None:
-    commit(store, 10, author(uid="deleted-and-made-again"))
-    assert latest(store, "f", quiet).commit.author.uid == "deleted-and-made-again"
 
 
 def test_what_is_no_checkpoint_is_not_looked_at(store: Store) -> None:

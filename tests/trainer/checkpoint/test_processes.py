@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoint.runs import assert_same, author, snapshot
+from tests.trainer.checkpoint.runs import assert_same, author, latest, snapshot
 from tests.trainer.gang import DEADLINE, ROOT
-from tpu_trainer.checkpoint.catalogue import latest
 from tpu_trainer.checkpoint.store import open_store
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -97,25 +97,28 @@ def test_making_room_reads_no_more_than_the_commits() -> None:
     assert done.count("read") == 4
 
 
-def entry(examples: int, attempt: int, fingerprint: str) -> tuple[Commit, Entry]:
+def entry(examples: int, attempt: int, fingerprint: str, clean: bool) -> tuple[Commit, Entry]:
     by = author(attempt, fingerprint=fingerprint)
-    return Commit(examples, examples, by, {}), Entry(Folder(examples, by.job, attempt), {})
+    return Commit(examples, examples, by, {}, clean), Entry(Folder(examples, by.job, attempt), {})
 
 
 wholes = st.lists(
-    st.tuples(st.integers(1, 6), st.integers(1, 3), st.sampled_from("fg")), min_size=1, unique_by=lambda key: key[:2]
+    st.tuples(st.integers(1, 6), st.integers(1, 3), st.sampled_from("fg"), st.booleans()),
+    min_size=1,
+    unique_by=lambda key: key[:2],
 )
 
 
 @given(keys=wholes, keep=st.integers(1, 4), data=st.data())
-def test_the_newest_of_its_fingerprint_and_the_one_just_written_stay(
-    keys: list[tuple[int, int, str]], keep: int, data: st.DataObject
+def test_the_newest_of_its_fingerprint_the_newest_clean_one_and_the_one_just_written_stay(
+    keys: list[tuple[int, int, str, bool]], keep: int, data: st.DataObject
 ) -> None:
     whole = [entry(*key) for key in keys]
     commit_written, written = data.draw(st.sampled_from(whole))
     own: Author = commit_written.author
     gone = {deleted.folder for deleted in surplus(whole, own, keep, written.folder)}
     mine = {folder.folder: c for c, folder in whole if c.author.fingerprint == own.fingerprint}
-    newest = sorted(mine, key=lambda folder: (mine[folder].examples, folder.attempt))[-keep:]
-    assert mine.keys() - gone == {*newest, written.folder}
+    by_age = sorted(mine, key=lambda folder: (mine[folder].examples, folder.attempt))
+    clean = [folder for folder in by_age if mine[folder].clean]
+    assert mine.keys() - gone == {*by_age[-keep:], *clean[-1:], written.folder}
     assert gone <= mine.keys()

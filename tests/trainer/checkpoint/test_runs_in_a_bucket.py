@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.trainer import interrupted
 from tests.trainer.checkpoint.conftest import BUCKET
+from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.gang import Launcher, run_spec
 from tpu_trainer.contract import ExitCode
 
@@ -23,9 +26,15 @@ def test_a_gang_that_is_stopped_goes_on_from_the_bucket(launcher: Launcher) -> N
     assert stopped.losses() + rest.losses() == whole.losses()
 
 
-@pytest.mark.usefixtures("object_storage")
-def test_a_bucket_that_is_not_there_ends_the_run_before_its_first_step(launcher: Launcher) -> None:
-    gang = launcher.start(run_spec(checkpoint={"uri": "gs://no-such-bucket/run", "everySteps": 3, "keep": 1}))
-    assert gang.wait() == [ExitCode.StorageFailed], gang.output()
-    assert "no-such-bucket" in gang.hosts[0].message()["message"]
+@pytest.mark.parametrize("field", ["uri", "resumeFrom"])
+def test_a_bucket_that_may_not_be_read_ends_the_run_before_its_first_step(
+    launcher: Launcher, tmp_path: Path, field: str
+) -> None:
+    checkpoint = {"uri": str(tmp_path / "own"), "everySteps": 3, "keep": 1, field: "gs://of-others/run"}
+    with answering(403, "trainer@p does not have storage.objects.list access") as address:
+        storage = {"STORAGE_EMULATOR_HOST": f"http://{address}"}
+        gang = launcher.start(run_spec(checkpoint=checkpoint), **storage)
+        assert gang.wait() == [ExitCode.StorageDenied], gang.output()
+    message = gang.hosts[0].message()["message"]
+    assert message.startswith("gs://of-others/run: cannot list the bucket: permission denied: trainer@p does not have")
     assert "Traceback" not in gang.hosts[0].output

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import gcsfs.retry
 import pytest
+from google.auth.exceptions import RefreshError
 
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.conftest import BUCKET
+from tests.trainer.checkpoint.refusing_server import answering
 from tpu_trainer.checkpoint.directory_store import DirectoryStore
 from tpu_trainer.checkpoint.store import MissingError, Store, open_store
-from tpu_trainer.errors import BadSpecError, StorageError
+from tpu_trainer.errors import BadSpecError, StorageDeniedError, StorageError
+
+NO_PAUSES = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
 
 
 def test_an_object_reads_as_it_was_written(store: Store) -> None:
@@ -89,7 +95,7 @@ def test_a_bucket_that_does_not_exist_is_named_by_every_operation(object_storage
     store = open_store("gs://no-such-bucket/path")
     for operation in (lambda: store.list("step-"), lambda: store.put("a", b""), lambda: store.put_if_absent("a", b"")):
         with pytest.raises(
-            StorageError, match=r"gs://no-such-bucket/path: cannot .*: there is no bucket no-such-bucket$"
+            StorageDeniedError, match=r"gs://no-such-bucket/path: cannot .*: there is no bucket no-such-bucket: correct"
         ):
             operation()
 
@@ -98,34 +104,70 @@ def test_a_server_that_cannot_be_reached_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port()}")
-    no_pauses = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
-    monkeypatch.setattr(gcsfs.retry, "asyncio", no_pauses)
+    monkeypatch.setattr(gcsfs.retry, "asyncio", NO_PAUSES)
     store = open_store("gs://bucket/path")
     with pytest.raises(StorageError, match=r"^gs://bucket/path: cannot list the bucket: no connection: [^\n]+$"):
         store.list("step-")
     assert caplog.text == ""
 
 
+GRANT = "needs roles/storage.objectUser on gs://bucket"
+
+
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("status", "message", "lasting", "said"),
     [
-        (OSError("Forbidden: b/x/o\nthe account has no storage.objects.list"), "permission denied: the account has no"),
-        (gcsfs.retry.HttpError({"code": 401, "message": "Anonymous caller"}), "no valid Google credentials: Anonymous"),
-        (TimeoutError(), "no connection: TimeoutError"),
-        (gcsfs.retry.HttpError({"code": 503, "message": "try later"}), "HttpError: try later, 503"),
+        (403, "sa@p does not have storage.objects.list access", True, f"permission denied: sa@p does not .*{GRANT}"),
+        (403, "The project exceeded the rate limit", False, "The project exceeded the rate limit"),
+        (401, "Anonymous caller does not have access", True, f"no valid Google credentials: Anonymous .*{GRANT}"),
+        (404, "The specified bucket does not exist.", True, "there is no bucket bucket: correct its name or create it"),
+        (429, "too many requests", False, "HttpError: too many requests, 429"),
+        (503, "try later", False, "HttpError: try later, 503"),
     ],
 )
-def test_what_the_bucket_answers_becomes_one_line(
-    error: Exception, said: str, object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+def test_what_a_bucket_answers_is_one_line_and_lasting_where_asking_again_is_no_help(
+    status: int, message: str, lasting: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(f"gs://{BUCKET}/refusing")
+    monkeypatch.setattr(gcsfs.retry, "asyncio", NO_PAUSES)
+    with answering(status, message) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{address}")
+        store = open_store("gs://bucket/refusing")
+        for operation in (lambda: store.list("step-"), lambda: store.put("a", b"")):
+            with pytest.raises(StorageError, match=f"^gs://bucket/refusing: cannot [^\n]*: {said}[^\n]*$") as raised:
+                operation()
+            assert isinstance(raised.value, StorageDeniedError) == lasting
+
+
+METADATA = "Failed to retrieve http://metadata/token from the Google Compute Engine metadata service."
+
+
+@pytest.mark.parametrize(
+    ("cause", "lasting", "said"),
+    [
+        (
+            f"{METADATA} Status: 403 Response:\nIAM refused",
+            True,
+            f"no valid Google credentials: IAM refused; .*{GRANT}",
+        ),
+        (f"{METADATA} Status: 503 Response:\nlater", False, "no connection to the metadata server that gives"),
+        (f"{METADATA} Compute Engine Metadata server unavailable due to timeout", False, "no connection to the metad"),
+    ],
+    ids=["no binding to a service account", "failing", "not up yet"],
+)
+def test_a_metadata_server_that_gives_no_token_is_told_from_one_that_is_not_up_yet(
+    cause: str, lasting: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    store = open_store("gs://bucket/path")
 
     def refuse(*_: object) -> None:
-        raise error
+        # As gcsfs raises it.
+        raise gcsfs.retry.HttpError({"code": 401, "message": "Invalid Credentials"}) from RefreshError(cause)
 
     monkeypatch.setattr(store._files, "cat_file", refuse)
-    with pytest.raises(StorageError, match=f"^gs://{BUCKET}/refusing: cannot read a: {said}[^\n]*$"):
+    with pytest.raises(StorageError, match=f"^gs://bucket/path: cannot read a: {said}[^\n]*$") as raised:
         store.read("a")
+    assert isinstance(raised.value, StorageDeniedError) == lasting
 
 
 def test_a_file_in_the_place_of_the_directory_is_said_in_one_line(tmp_path: Path) -> None:
@@ -140,10 +182,36 @@ def test_a_full_disk_leaves_the_object_that_was_there(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.put("step-1/a", b"whole")
     (tmp_path / "step-1/a.part").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="cannot write step-1/a: No space left on device"):
+    with pytest.raises(StorageError, match="cannot write step-1/a: No space left on device: make room there") as raised:
         store.put("step-1/a", b"more than fits")
+    assert not isinstance(raised.value, StorageDeniedError)
     assert store.read("step-1/a") == b"whole"
     assert store.list("") == {"step-1/a": 5}
+
+
+AS_A_STRANGER = """
+import os, sys
+from tpu_trainer.checkpoint.store import open_store
+from tpu_trainer.errors import StorageDeniedError
+os.setgid(65532); os.setuid(65532)
+try:
+    getattr(open_store(sys.argv[1]), sys.argv[2])(*sys.argv[3:])
+except StorageDeniedError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.parametrize("operation", [("list", "step-"), ("delete", "step-1/a")])
+def test_a_directory_of_another_user_names_the_user_that_must_be_let_in(tmp_path: Path, operation: tuple[str]) -> None:
+    DirectoryStore(tmp_path / "root").put("step-1/a", b"")
+    (tmp_path / "root/step-1").chmod(0o700)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    command = [sys.executable, "-c", AS_A_STRANGER, str(tmp_path / "root"), *operation]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"Permission denied ({tmp_path}/root/step-1" in said
+    assert "the worker runs as user 65532 of group 65532, which must be allowed to read and write there" in said
 
 
 def test_a_directory_goes_with_its_last_file_but_the_root_stays(tmp_path: Path) -> None:

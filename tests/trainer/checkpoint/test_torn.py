@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.runs import assert_same, author, commit, snapshot
+from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import Killed, MemoryStore, counting, dying_after
-from tpu_trainer.checkpoint.catalogue import Found, latest
+from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
 from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.checkpoint.writing import Target, prepare, write

@@ -8,9 +8,8 @@ from contextlib import suppress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.runs import assert_same, author, commit, snapshot
+from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore, Turns
-from tpu_trainer.checkpoint.catalogue import latest
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.checkpoint.writing import Target, prepare

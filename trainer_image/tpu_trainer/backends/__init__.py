@@ -20,7 +20,7 @@ def open_backend(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) 
         PreemptedError: told to stop before the gang had formed.
         BadSpecError: the devices found are not those the run spec speaks of.
     """
-    gang = f"{spec.job.uid}/{spec.job.attempt}"
+    gang = spec.job.gang
     if spec.backend == "torch":
         return _torch(spec, environment, gang, stop)
     if spec.backend == "xla-spmd":

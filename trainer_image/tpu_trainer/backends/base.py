@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.bucket import flatten, unflatten
+from tpu_trainer.bucket import as_complex, as_real, summed
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -44,6 +44,7 @@ class Backend(Protocol):
     device: where the model lives.
     reads_free: reading the signals of a reduced bucket costs no wait for the device.
     terms: how many processes' values a reduced bucket adds up; the mean is the sum over `terms`.
+    one_program: all processes run the same program, so that a parameter has a gradient in all of them or in none.
     store: a key-value store that all processes reach without their devices; None for a process alone.
     """
 
@@ -54,6 +55,7 @@ class Backend(Protocol):
     device: torch.device
     reads_free: bool
     terms: int
+    one_program: bool
     store: Store | None
 
     def seed(self, seed: int) -> None:
@@ -75,7 +77,7 @@ class Backend(Protocol):
         """The batches on the device, prepared ahead where that helps, while the context lasts."""
 
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Sums float32 tensors over all processes, in one collective on one flat tensor.
+        """Sums real tensors over all processes, in one collective on one flat tensor for each dtype.
 
         Returns the summed gradients on the device, and the summed signals (shape [n]) where reading them is cheapest.
 
@@ -146,14 +148,11 @@ def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Cal
     """A broadcast made of sums, for devices whose one collective is the all-reduce: all but rank 0 add zeros.
 
     `rank` is data on the device, not a number: a number would be compiled in, and the processes would run
-    different programs. Zeros are chosen and not multiplied in, since a mask of -inf times 0 is NaN. One sum
-    per dtype; booleans travel as integers.
+    different programs. Zeros are chosen and not multiplied in, since a mask of -inf times 0 is NaN. Booleans
+    travel as integers, complex numbers as pairs of real ones.
     """
     with torch.no_grad():
-        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            same = [tensor for tensor in tensors if tensor.dtype == dtype]
-            carrier = torch.int32 if dtype == torch.bool else dtype
-            flat = flatten(same).to(carrier)
-            total = all_reduce(torch.where(rank == 0, flat, torch.zeros_like(flat)))
-            for tensor, piece in zip(same, unflatten(total, same), strict=True):
-                tensor.copy_(piece.to(dtype))
+        carried = [tensor.to(torch.int32) if tensor.dtype == torch.bool else as_real(tensor) for tensor in tensors]
+        firsts = summed(carried, lambda flat: all_reduce(torch.where(rank == 0, flat, torch.zeros_like(flat))))
+        for tensor, first in zip(tensors, firsts, strict=True):
+            tensor.copy_(as_complex(first, tensor).to(tensor.dtype))

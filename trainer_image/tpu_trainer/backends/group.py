@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpu_trainer.bucket import flatten, unflatten
+from tpu_trainer.bucket import as_complex, as_real, summed
 from tpu_trainer.errors import PeerLostError
 
 if TYPE_CHECKING:
@@ -29,12 +29,10 @@ class Group:
         self._device = torch.device(device)
 
     def sum_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Sums over all processes, as one flat tensor."""
+        """Sums over all processes, as one flat tensor for each dtype."""
         if self.size == 1:
             return list(gradients), signals
-        flat = flatten([*gradients, signals])
-        self._together(dist.all_reduce, flat)
-        *sums, total = unflatten(flat, [*gradients, signals])
+        *sums, total = summed([*gradients, signals], self._all_reduce)
         return sums, total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
@@ -43,9 +41,9 @@ class Group:
             with torch.no_grad():
                 for tensor in tensors:
                     # A collective needs the values in a row; a parameter may be a transposed view.
-                    row = tensor.detach().contiguous()
+                    row = as_real(tensor.detach()).contiguous()
                     self._together(dist.broadcast, row, src=0)
-                    tensor.copy_(row)
+                    tensor.copy_(as_complex(row, tensor))
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         """Every process's row of float32 values, in the order of ranks."""
@@ -66,6 +64,10 @@ class Group:
     def close(self) -> None:
         if self.size > 1:
             dist.destroy_process_group()
+
+    def _all_reduce(self, flat: Tensor) -> Tensor:
+        self._together(dist.all_reduce, flat)
+        return flat
 
     def _together(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         # gloo has no error type of its own for a peer that closed its connection.

@@ -1,13 +1,15 @@
 """How the processes of one attempt find each other: a key-value store on host 0, then the process group.
 
 Pods of a gang start minutes apart, so each step of the meeting is a short wait in a loop that ends at one
-deadline and lets a stop request through, and a gang that never forms is named host by host.
+deadline and lets a stop request through, and a gang that never forms is named host by host. Strangers are kept out by
+`gate`: only it listens on the host's address.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 import time
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from tpu_trainer.backends.gate import MOST_WAITING, Gate, Porter, key_of
 from tpu_trainer.backends.group import Group
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError
@@ -26,6 +29,12 @@ COLLECTIVE_SECONDS = 2400.0
 """A peer that closed its connection is noticed at once; this is for one whose machine fell silent."""
 
 _POLL_SECONDS = 0.2
+_MOST_POLLS = 2000
+"""Questions a second, of all processes together, whether all have come."""
+
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
+_OTHER_FILES = 1024
 
 
 @dataclass(frozen=True)
@@ -100,49 +109,86 @@ def meet(
     deadline = time.monotonic() + seconds
     _stay_on_loopback(environment.master_addr)
     try:
-        store = PrefixStore(gang, _open_store(environment, seat.serves, deadline, stop))
+        store = PrefixStore(gang, _open_store(environment, gang, seat, deadline, stop))
         _gather(store, seat, deadline, stop)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise _failed(environment, error) from error
     return store
 
 
-def serve(environment: WorkerEnvironment) -> TCPStore:
-    """The store alone, for processes of which none keeps it. It ends with its last reference.
+@dataclass(frozen=True)
+class Kept:
+    """A store that is kept for others; it and its gate end with the last reference. `port`: the gate's."""
+
+    store: TCPStore
+    port: int
+
+
+def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float = RENDEZVOUS_SECONDS) -> Kept:
+    """The store alone, for `count` processes of which none keeps it.
 
     Raises:
-        PeerLostError: the address is not this host's, or taken.
+        PeerLostError: the port is taken.
     """
     try:
-        return _store(environment, is_master=True, seconds=RENDEZVOUS_SECONDS)
-    except RuntimeError as error:
+        door = _listen(environment)
+        inside = socket.create_server((_LOOPBACK, 0), backlog=_BACKLOG)
+        _allow_connections(count)
+        port = inside.getsockname()[1]
+        store = TCPStore(
+            _LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=seconds),
+            master_listen_fd=inside.detach(),
+        )
+        return Kept(store, Gate(door, key_of(gang), port).port)
+    except (RuntimeError, OSError) as error:
         raise _failed(environment, error) from error
 
 
-def _open_store(environment: WorkerEnvironment, serves: bool, deadline: float, stop: StopFlag) -> TCPStore:
-    if not serves:
-        _wait_for_master(environment, deadline, stop)
-    return _store(environment, serves, max(1.0, deadline - time.monotonic()))
+def _open_store(environment: WorkerEnvironment, gang: str, seat: Seat, deadline: float, stop: StopFlag) -> TCPStore:
+    seconds = max(1.0, deadline - time.monotonic())
+    if seat.serves:
+        return serve(environment, gang, seat.count, seconds).store
+    porter = Porter((environment.master_addr, environment.master_port), key_of(gang))
+    try:
+        _wait_for_master(environment, porter, deadline, stop)
+    except BaseException:
+        porter.close()
+        raise
+    limit = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    return TCPStore(_LOOPBACK, porter.port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-def _store(environment: WorkerEnvironment, is_master: bool, seconds: float) -> TCPStore:
-    return TCPStore(
-        environment.master_addr,
-        environment.master_port,
-        is_master=is_master,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=seconds),
-    )
+def _listen(environment: WorkerEnvironment) -> socket.socket:
+    """On all addresses, since a pod's own name may not resolve before it is ready; among hosts that are processes of
+    one machine on loopback alone."""
+    port, address = environment.master_port, environment.master_addr
+    if address == "localhost" or _is_loopback(address):
+        return socket.create_server((_LOOPBACK if address == "localhost" else address, port), backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def _wait_for_master(environment: WorkerEnvironment, deadline: float, stop: StopFlag) -> None:
-    """Until something listens there. TCPStore would print a native stack trace per failed attempt."""
+def _allow_connections(count: int) -> None:
+    """A process that comes through the gate takes two descriptors of the gate and one of the store."""
+    wanted = 3 * count + MOST_WAITING + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+def _wait_for_master(environment: WorkerEnvironment, porter: Porter, deadline: float, stop: StopFlag) -> None:
+    """Until the gate lets us through: before it is there the name may not resolve, or still be another pod's."""
     while True:
         try:
-            socket.create_connection((environment.master_addr, environment.master_port), timeout=2.0).close()
+            porter.knock(seconds=2.0)
             return
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = error.strerror or str(error) or "it does not say a word"
         if stop():
             raise PreemptedError("stopped before host 0 could be reached")
         if time.monotonic() > deadline:
@@ -154,6 +200,7 @@ def _gather(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> None:
     """Returns once all processes have come; the count is one small value, whatever the size of the gang."""
     store.set(f"seat/{seat.number}", "taken")
     present = store.add("present", 1)
+    pause = max(_POLL_SECONDS, seat.count / _MOST_POLLS)
     while present < seat.count:
         if stop():
             # Taking oneself off the count fails if the last process has come meanwhile: then the gang has
@@ -164,7 +211,7 @@ def _gather(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> None:
             return
         if time.monotonic() > deadline:
             raise PeerLostError(f"rendezvous: {_absent(store, seat)}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
         present = store.add("present", 0)
 
 
@@ -200,6 +247,6 @@ def _place(environment: WorkerEnvironment) -> str:
     return f"{environment.master_addr}:{environment.master_port}"
 
 
-def _failed(environment: WorkerEnvironment, error: RuntimeError) -> PeerLostError:
+def _failed(environment: WorkerEnvironment, error: RuntimeError | OSError) -> PeerLostError:
     reason = str(error).partition("\n")[0]
     return PeerLostError(f"rendezvous at {_place(environment)} failed: {reason}")

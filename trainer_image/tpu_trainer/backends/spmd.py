@@ -35,6 +35,7 @@ class XlaSpmd(XlaHosts):
 
     reads_free = False
     terms = 1
+    one_program = True
 
     def __init__(self, group: Group, expected_replicas: int) -> None:
         super().__init__(group)

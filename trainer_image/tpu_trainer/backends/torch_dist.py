@@ -21,6 +21,8 @@ from tpu_trainer.backends.group import Group
 class TorchDistributed:
     """Eager: on the CPU a step is done when its last line is; another device runs behind, and reading waits for it."""
 
+    one_program = False
+
     def __init__(self, group: Group, device: torch.device, local_rank: int = 0) -> None:
         self._group = group
         self.rank = self.drawing_rank = group.rank

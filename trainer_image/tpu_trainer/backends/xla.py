@@ -19,7 +19,7 @@ from tpu_trainer.backends.base import fill_from_rank_zero, move_model
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.xla_device import XlaDevice
 from tpu_trainer.backends.xla_hosts import XlaHosts
-from tpu_trainer.bucket import flatten, unflatten
+from tpu_trainer.bucket import summed
 from tpu_trainer.errors import BadSpecError
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 class XlaHost(XlaHosts):
     """One process per host on XLA's CPU device; the hosts sum their buckets over `group`."""
+
+    one_program = False
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
@@ -51,6 +53,7 @@ class XlaChip(XlaDevice):
     """One replica per TPU device, in a process that `chips` has started."""
 
     reads_free = False
+    one_program = True
 
     store: Store | None = None
     """Set by `open_backend`, which can meet the others only when this process knows its place among them."""
@@ -81,7 +84,7 @@ class XlaChip(XlaDevice):
     def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.world == 1:
             return list(gradients), signals
-        *sums, total = unflatten(self._all_reduce(flatten([*gradients, signals])), [*gradients, signals])
+        *sums, total = summed([*gradients, signals], self._all_reduce)
         return sums, total
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:

@@ -16,9 +16,9 @@ import aiohttp
 import google_crc32c
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]
-from google.auth.exceptions import GoogleAuthError
+from google.auth.exceptions import GoogleAuthError, TransportError
 
-from tpu_trainer.checkpoint.store import MissingError, refused
+from tpu_trainer.checkpoint.store import MissingError, Trouble, refused
 
 # No limit on a whole request: how long one takes depends on the size of the model. Silence ends it.
 _PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
@@ -66,7 +66,7 @@ class BucketStore:
             stored = self._files.info(self._root + name)
         # Checked by what the service itself computed: nothing between here and there can have changed a bit.
         if (int(stored["size"]), stored["crc32c"]) != (len(data), _crc32c(data)):
-            raise refused(self.uri, doing, "the bucket holds other bytes than were sent")
+            raise refused(self.uri, doing, Trouble("the bucket holds other bytes than were sent"))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         with self._saying(f"write {name}"):
@@ -88,19 +88,52 @@ class BucketStore:
         try:
             yield
         except _TROUBLE as error:
-            raise refused(self.uri, doing, self._reason(error)) from error
+            raise refused(self.uri, doing, self._trouble(error)) from error
 
-    def _reason(self, error: Exception) -> str:
-        said = (str(error).splitlines() or [""])[-1][:_REASON_LIMIT]
+    def _trouble(self, error: Exception) -> Trouble:
+        said = _last_line(error)
         if isinstance(error, FileNotFoundError):
-            return f"there is no bucket {self._bucket}"
-        if isinstance(error, GoogleAuthError) or (isinstance(error, HttpError) and error.code in (401, "401")):
-            return f"no valid Google credentials: {said}"
+            return Trouble(
+                f"there is no bucket {self._bucket}: correct its name or create it; a bucket that the account may not "
+                "see looks the same",
+                lasting=True,
+            )
+        if (refusal := _refused_credentials(error)) is not None:
+            return Trouble(f"{refusal.reason}; {self._grant}", lasting=True) if refusal.lasting else refusal
         if isinstance(error, aiohttp.ClientConnectionError | TimeoutError):
-            return f"no connection: {said or type(error).__name__}"
+            return Trouble(f"no connection: {said or type(error).__name__}")
         if str(error).startswith("Forbidden"):
-            return f"permission denied: {said}"
-        return f"{type(error).__name__}: {said}"
+            # Too many requests are answered like missing rights.
+            busy = "rate limit" in str(error).lower()
+            return Trouble(said if busy else f"permission denied: {said}; {self._grant}", lasting=not busy)
+        return Trouble(f"{type(error).__name__}: {said}")
+
+    @property
+    def _grant(self) -> str:
+        return (
+            "the service account of the pods (spec.trainer.serviceAccountName, bound by Workload Identity Federation) "
+            f"needs roles/storage.objectUser on gs://{self._bucket}"
+        )
+
+
+def _refused_credentials(error: Exception) -> Trouble | None:
+    """What is wrong with the credentials; None where it is something else."""
+    if isinstance(error, HttpError) and error.code in (401, "401"):
+        # gcsfs says "Invalid Credentials" of whatever happened while they were fetched.
+        cause = error.__cause__ if isinstance(error.__cause__, GoogleAuthError) else error
+    elif isinstance(error, GoogleAuthError):
+        cause = error
+    else:
+        return None
+    text = str(cause)
+    unreachable = isinstance(cause, TransportError) or "unavailable" in text or "Status: 5" in text
+    if unreachable and "Status: 4" not in text:
+        return Trouble(f"no connection to the metadata server that gives credentials: {_last_line(cause)}")
+    return Trouble(f"no valid Google credentials: {_last_line(cause)}", lasting=True)
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[-1][:_REASON_LIMIT]
 
 
 def _crc32c(data: bytes) -> str:

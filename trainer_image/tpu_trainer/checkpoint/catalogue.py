@@ -1,7 +1,8 @@
 """Which checkpoints there are, which of them are whole, and which one a run continues from.
 
-Called by `replica`: host 0 chooses with `latest`, the others read that very one with `find`. Reading trusts nothing but
-sizes and checksums; a checkpoint that is not whole, or not of this run, is passed over with a line that says why.
+Called by `origin`, which chooses on host 0; the others read the very one that it chose with `find`. Reading trusts
+nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is passed over with a line that
+says why.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class Entry:
 
     folder: Folder
     sizes: Mapping[str, int]
+
+
+Candidate = tuple[Commit, Entry]
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,24 @@ def entries(store: Store) -> list[Entry]:
     return [Entry(folder, files) for folder, files in sizes.items()]
 
 
-def latest(store: Store, fingerprint: str, say: Say) -> Found | None:
-    """The checkpoint that has seen the most examples, of those that are whole and of this run; None without one.
+def candidates(store: Store, say: Say) -> list[Candidate]:
+    """All checkpoints that look whole, the one that has seen the most examples first.
 
     Examples and not steps: on a larger slice a step counts for more of them. Of equal ones the later attempt's.
 
     Raises:
         StorageError: the storage refuses.
     """
-    candidates = _committed(store, entries(store), say)
-    for commit, entry in sorted(candidates, key=_order, reverse=True):
+    return sorted(_committed(store, entries(store), say), key=_order, reverse=True)
+
+
+def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say) -> Found | None:
+    """The first of them that is whole and of this model, task and seed; None without one.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
+    for commit, entry in among:
         try:
             if commit.author.fingerprint != fingerprint:
                 raise PassedOverError("it is of another task, model or seed", torn=False)
@@ -131,7 +143,7 @@ def from_row(row: Iterable[float]) -> Folder | None:
     return Folder.parse(bytes(int(number) for number in row).rstrip(b"\0").decode())
 
 
-def _committed(store: Store, found: Iterable[Entry], say: Say) -> list[tuple[Commit, Entry]]:
+def _committed(store: Store, found: Iterable[Entry], say: Say) -> list[Candidate]:
     whole = []
     for entry in sorted(found, key=lambda entry: str(entry.folder), reverse=True):
         try:
@@ -141,7 +153,7 @@ def _committed(store: Store, found: Iterable[Entry], say: Say) -> list[tuple[Com
     return whole
 
 
-def _order(candidate: tuple[Commit, Entry]) -> tuple[int, int, str]:
+def _order(candidate: Candidate) -> tuple[int, int, str]:
     commit, entry = candidate
     return commit.examples, entry.folder.attempt, str(entry.folder)
 

@@ -1,7 +1,8 @@
 """Decides after every step whether a checkpoint is due, and has it written. The loop holds one of these.
 
-Only rank 0 of the gang writes: data-parallel replicas all hold the same state. The others have a `NoCheckpoints`, which
-does nothing, so that the loop is the same everywhere.
+Only one replica writes: data-parallel replicas all hold the same state. The others have a `NoCheckpoints`, which writes
+nothing, but knows after which steps one is due: there all of them compare their parameters first. That minutes have
+passed, only the writer's clock decides, and it asks the others through the signals.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Due:
     every_minutes: int | None
     last_step: int
 
-    def at(self, step: int, seconds_since: float) -> bool:
+    def by_step(self, step: int) -> bool:
+        return step == self.last_step or (self.every_steps is not None and step % self.every_steps == 0)
+
+    def by_time(self, seconds_since: float) -> bool:
         """`seconds_since`: seconds since the last snapshot, or since the start."""
-        by_step = self.every_steps is not None and step % self.every_steps == 0
-        by_time = self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
-        return by_step or by_time or step == self.last_step
+        return self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,24 @@ class Cost:
 
 
 class Checkpoints(Protocol):
-    """What the loop calls. last_step: the newest step that this run knows to be committed."""
+    """What the loop calls. last_step: the newest step that this run knows to be committed.
+
+    clean, where a snapshot is taken: see `doctor.finite`.
+    """
 
     last_step: int | None
     cost: Cost
 
-    def after_step(self, step: int, position: Position) -> None:
-        """After every step: takes a snapshot where one is due."""
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step; the same in every replica."""
 
-    def save_now(self, step: int, position: Position) -> int | None:
+    def overdue(self) -> bool:
+        """Called in every step: whether one is due for the time that has passed, by this replica's clock."""
+
+    def save(self, step: int, position: Position, clean: bool) -> None:
+        """Takes a snapshot, and has it written while training goes on."""
+
+    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
         """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
 
     def finish(self) -> bool:
@@ -68,9 +79,19 @@ class NoCheckpoints:
     last_step: int | None = None
     cost = Cost()
 
-    def after_step(self, step: int, position: Position) -> None: ...
+    def __init__(self, due: Due | None = None) -> None:
+        """`due`: None where no replica writes any."""
+        self._due = due
 
-    def save_now(self, step: int, position: Position) -> int | None:
+    def due(self, step: int) -> bool:
+        return self._due is not None and self._due.by_step(step)
+
+    def overdue(self) -> bool:
+        return False
+
+    def save(self, step: int, position: Position, clean: bool) -> None: ...
+
+    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
         return None
 
     def finish(self) -> bool:
@@ -85,7 +106,7 @@ class Checkpointer:
         self,
         target: writing.Target,
         due: Due,
-        take: Callable[[int, Position], Snapshot],
+        take: Callable[[int, Position, bool], Snapshot],
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -99,16 +120,18 @@ class Checkpointer:
         self._newest = resumed
         self._since = now()
 
-    def after_step(self, step: int, position: Position) -> None:
-        self._learn(self._background.poll())
-        if self._due.at(step, self._now() - self._since):
-            self._snapshot(step, position)
+    def due(self, step: int) -> bool:
+        return self._due.by_step(step)
 
-    def save_now(self, step: int, position: Position) -> int | None:
+    def overdue(self) -> bool:
+        self._learn(self._background.poll())
+        return self._due.by_time(self._now() - self._since)
+
+    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
         # It may be the very step that was due by itself; where that write failed, this is another try.
         self.finish()
         if self.last_step != step:
-            self._snapshot(step, position)
+            self.save(step, position, clean)
             self.finish()
         return step if self.last_step == step else None
 
@@ -116,7 +139,7 @@ class Checkpointer:
         self._wait()
         return self.last_step == self._newest
 
-    def _snapshot(self, step: int, position: Position) -> None:
+    def save(self, step: int, position: Position, clean: bool) -> None:
         # First the one before: two snapshots at once would be more host memory than anybody planned for.
         begun = self._now()
         waited_for = self._wait()
@@ -126,7 +149,7 @@ class Checkpointer:
                 f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {waited_for} was "
                 "written: checkpoints are due faster than this storage takes them"
             )
-        snapshot = self._take(step, position)
+        snapshot = self._take(step, position, clean)
         self._newest, self._since = step, self._now()
         self._add(blocked=self._since - begun)
         self._background.start(snapshot)

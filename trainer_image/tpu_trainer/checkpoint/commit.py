@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import google_crc32c
 
@@ -24,18 +25,35 @@ class OtherFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Author:
-    """Who writes: one attempt of one job. `world` counts processes, `global_batch` examples per step."""
+    """Who writes: one attempt of one job. `world` counts processes, `global_batch` examples per step.
+
+    `name` is "namespace/name", and `recipe` what the user wrote, before it was scaled; both are empty in a COMMIT of
+    version 0.1.0.
+    """
 
     uid: str
     attempt: int
     fingerprint: str
     world: int
     global_batch: int
+    name: str = ""
+    recipe: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def job(self) -> str:
         """The job in a folder's name: enough of its uid to tell the jobs of one directory apart."""
         return re.sub("[^0-9A-Za-z]", "", self.uid)[:8] or "0"
+
+    def __str__(self) -> str:
+        return f"{self.name or f'with uid {self.uid}'}, attempt {self.attempt}"
+
+    def may_continue(self, other: Author) -> bool:
+        """Whether this job takes up `other`'s checkpoints unasked: they are its own, or those of a job of the same
+        name and recipe, which was deleted and created again."""
+        return self.uid == other.uid or (self.is_namesake(other) and self.recipe == other.recipe)
+
+    def is_namesake(self, other: Author) -> bool:
+        return self.name != "" and self.name == other.name
 
 
 @dataclass(frozen=True)
@@ -70,17 +88,20 @@ class Mark:
 
 @dataclass(frozen=True)
 class Commit:
-    """step, examples: as in the snapshot. files: by name, all there are."""
+    """step, examples: as in the snapshot. files: by name, all there are. clean: losses and gradients were finite in all
+    the steps that made it; a COMMIT that does not say so counts as clean."""
 
     step: int
     examples: int
     author: Author
     files: Mapping[str, Mark]
+    clean: bool = True
 
     def to_json(self) -> bytes:
         files = {name: asdict(mark) for name, mark in self.files.items()}
-        document = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
-        return json.dumps({**document, "author": asdict(self.author)}, indent=1, sort_keys=True).encode()
+        document: dict[str, Any] = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
+        document |= {"author": asdict(self.author), "clean": self.clean}
+        return json.dumps(document, indent=1, sort_keys=True).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Commit:
@@ -91,7 +112,8 @@ class Commit:
             if version == FORMAT:
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
-                return cls(int(document["step"]), int(document["examples"]), Author(**document["author"]), files)
+                author, clean = Author(**document["author"]), bool(document.get("clean", True))
+                return cls(int(document["step"]), int(document["examples"]), author, files, clean)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError("COMMIT is cut off, or no COMMIT at all") from error
         raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads format {FORMAT}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tpu_trainer.checkpoint.store import MissingError, refused
+from tpu_trainer.checkpoint.store import MissingError, Trouble, refused
 
 # What network and FUSE file systems answer where a directory cannot be synced; they write names through by themselves.
 _NO_DIRECTORY_SYNC = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
@@ -94,7 +94,23 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            raise refused(self.uri, doing, error.strerror or type(error).__name__) from error
+            raise refused(self.uri, doing, _trouble(error)) from error
+
+
+def _trouble(error: OSError) -> Trouble:
+    said = error.strerror or type(error).__name__
+    if error.errno == errno.EROFS:
+        return Trouble(f"{said}: mount the volume for writing", lasting=True)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        where = f" ({error.filename})" if error.filename else ""
+        return Trouble(
+            f"{said}{where}: the worker runs as user {os.geteuid()} of group {os.getegid()}, which must be allowed to "
+            "read and write there",
+            lasting=True,
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Trouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
+    return Trouble(said)
 
 
 def _write(handle: int, data: bytes) -> None:

@@ -29,14 +29,16 @@ def delete_debris(store: Store, author: Author) -> None:
 
 
 def surplus(whole: Iterable[tuple[Commit, Entry]], author: Author, keep: int, written: Folder) -> Sequence[Entry]:
-    """What is too much: all but the newest `keep`, and never `written`.
+    """What is too much: all but the newest `keep`, and neither `written` nor the newest that is clean, which is where a
+    run can begin again whose loss is not finite any more.
 
     `written` need not be among the newest: an earlier attempt that was cut off may have come further, and what it has
     reached stays. Those of another task, model or seed do not count, since this run could not use them.
     """
     usable = [(commit, entry) for commit, entry in whole if commit.author.fingerprint == author.fingerprint]
     newest_first = sorted(usable, key=lambda one: (one[0].examples, one[1].folder.attempt), reverse=True)
-    return [entry for _, entry in newest_first[keep:] if entry.folder != written]
+    clean = next((entry.folder for commit, entry in newest_first if commit.clean), None)
+    return [entry for _, entry in newest_first[keep:] if entry.folder not in (written, clean)]
 
 
 def _own(store: Store, author: Author) -> tuple[list[tuple[Commit, Entry]], list[Entry]]:

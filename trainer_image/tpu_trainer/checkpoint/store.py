@@ -7,10 +7,11 @@ name has slashes inside, as in "step-00000120-5f0c-1/COMMIT".
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tpu_trainer.errors import BadSpecError, StorageError
+from tpu_trainer.errors import BadSpecError, StorageDeniedError, StorageError
 
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(.+)", re.DOTALL)
 
@@ -20,7 +21,8 @@ class MissingError(StorageError):
 
 
 class Store(Protocol):
-    """Whole objects by name. Every method raises StorageError, one line for a person, when the storage refuses.
+    """Whole objects by name. Every method raises StorageError, one line for a person, when the storage refuses, and
+    StorageDeniedError where it would refuse again.
 
     uri: the place, as the run spec names it.
     """
@@ -65,6 +67,15 @@ def open_store(uri: str, setting: str = "checkpoint.uri") -> Store:
     raise BadSpecError(f'{setting}: "gs://bucket/path" or the absolute path of a directory, got {uri!r}')
 
 
-def refused(uri: str, doing: str, reason: str) -> StorageError:
+@dataclass(frozen=True)
+class Trouble:
+    """Why the storage refuses, in one line; `lasting`: it will refuse again until somebody mends it."""
+
+    reason: str
+    lasting: bool = False
+
+
+def refused(uri: str, doing: str, trouble: Trouble) -> StorageError:
     """The error for storage trouble; `doing` is "write NAME" or the like."""
-    return StorageError(f"{uri}: cannot {doing}: {reason}")
+    kind = StorageDeniedError if trouble.lasting else StorageError
+    return kind(f"{uri}: cannot {doing}: {trouble.reason}")

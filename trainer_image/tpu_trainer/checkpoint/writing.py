@@ -56,7 +56,8 @@ def write(target: Target, snapshot: Snapshot) -> int:
     except StorageError:
         _take_back(store, [f"{folder}/{file}" for file in marks])
         raise
-    commit = Commit(snapshot.step, snapshot.examples, author, marks).to_json()
+    clean = bool(snapshot.document.get("clean", True))
+    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean).to_json()
     # A request that was sent again after a lost answer finds its own COMMIT there.
     if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")

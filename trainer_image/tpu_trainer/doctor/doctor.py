@@ -4,7 +4,8 @@ In the loop's order, each step:
     before_sync   ahead of everything that sends traced work to the device: of the bucket's exchange and of the sync
     after_step    after the sync
     set_aside     around work that is no step: an evaluation, an exchange of the trainer's own
-and every hundred steps `checkup`, which is a collective. So that a slow host can be told from those that wait for it,
+after a reading of the signals `losses`; every hundred steps `checkup`, and before a checkpoint and at the end
+`same_parameters`, which are collectives. So that a slow host can be told from those that wait for it,
 the loop spends exchange and sync in Phase.DEVICE.
 """
 
@@ -19,6 +20,7 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
 from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.finite import Finiteness
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
 from tpu_trainer.doctor.parameters import checksums, digest, first_difference, halves
@@ -36,7 +38,8 @@ _NO_DIGEST = (0, 0)
 
 
 class Doctor:
-    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads.
+    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `clean`: as in
+    `Finiteness`, of the checkpoint that the run continues from.
 
     `seconds`: what each of the checks has cost so far, waiting for the other replicas included.
     """
@@ -51,12 +54,13 @@ class Doctor:
         model: nn.Module,
         host: int,
         pace: Pace,
+        clean: bool = True,
     ) -> None:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
         self._model, self._host, self._pace = model, host, pace
-        self._names = [name for name, _ in model.named_parameters()]
         self._voice = Voice(tell)
+        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, clean)
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and where the bucket crosses in host memory, the device is done
         # with the gradients before the update is traced.
@@ -107,6 +111,21 @@ class Doctor:
             self._checkup(step)
         self.seconds["checkup"] += perf_counter() - start
 
+    def same_parameters(self, step: int) -> None:
+        """Compares the parameters of all replicas, and nothing else; a collective.
+
+        Raises:
+            DivergedError: in every replica, when they are not the same any more.
+        """
+        if self._backend.world == 1:
+            return
+        start = perf_counter()
+        with self._clock.during(Phase.DEVICE), self.set_aside():
+            sums = self._checksums()
+            rows = self._backend.gather(digest(sums))
+            self._equal(step, [(int(high), int(low)) for high, low in rows], sums)
+        self.seconds["checkup"] += perf_counter() - start
+
     def leave(self) -> None:
         """This replica ends with a failure; lets the others know that it comes to no further comparison."""
         self._programs.leave()
@@ -128,7 +147,7 @@ class Doctor:
         own = self._vitals(_NO_DIGEST if sums is None else digest(sums))
         vitals = [Vitals.of(row) for row in self._backend.gather(own.row())]
         if sums is not None:
-            self._same_parameters(step, vitals, sums)
+            self._equal(step, [one.digest for one in vitals], sums)
         self._same_compilations(step, vitals)
         if long_enough(vitals):
             self._who_waits(step, vitals)
@@ -138,16 +157,19 @@ class Doctor:
         (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
         return sums
 
-    def _same_parameters(self, step: int, vitals: Sequence[Vitals], sums: Tensor) -> None:
-        if (parties := odd_ones([one.digest for one in vitals])) is None:
+    def _equal(self, step: int, digests: Sequence[tuple[int, int]], sums: Tensor) -> None:
+        if (parties := odd_ones(digests)) is None:
             return
         odd, others = parties
         # All replicas have seen the same rows, so all of them come here.
-        name = self._names[first_difference(self._backend.gather(halves(sums)))]
+        names = [name for name, _ in self._model.named_parameters()]
+        name = names[first_difference(self._backend.gather(halves(sums)))]
         raise DivergedError(
             f"after step {step} the parameters of {replicas(odd)} are not those of {replicas(others)}, first in {name}"
-            ". Each replica makes the same update to the same values, so something in the task's optimizer or hooks "
-            "depends on the rank, the host or an unseeded random number, or a machine computes wrongly"
+            ". All were given the same gradients, so one of them changed the parameter in another way: look for an "
+            "optimizer or hook that depends on the rank, the host or an unseeded random number, and for code that "
+            "changes parameters outside the optimizer's step. If it is always the same machine, suspect the machine",
+            step,
         )
 
     def _same_compilations(self, step: int, vitals: Sequence[Vitals]) -> None:

@@ -56,7 +56,7 @@ class Programs:
             verdict, _, text = self._exchange(at, program, step).partition(":")
         if verdict == _DIVERGED:
             self._part(at)
-            raise DivergedError(text)
+            raise DivergedError(text, step)
         if verdict == _LEFT:
             raise PeerLostError(f"step {step}: {text}")
 

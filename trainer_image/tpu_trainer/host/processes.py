@@ -39,9 +39,9 @@ def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSigna
             if environment.num_hosts == 1:
                 environment = replace(environment, master_addr="localhost", master_port=0)
             # Held until the last process has ended.
-            store = serve(environment) if environment.host_index == 0 else None
-            if store is not None:
-                environment = replace(environment, master_port=store.port)
+            kept = serve(environment, spec.job.gang, spec.slice.replicas) if environment.host_index == 0 else None
+            if kept is not None:
+                environment = replace(environment, master_port=kept.port)
             died = launch(spec, environment, folder)
         finally:
             stop.unshare()

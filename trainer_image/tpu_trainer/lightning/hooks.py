@@ -51,8 +51,12 @@ class LightningHooks(Hooks):
         self._view.lr_scheduler_configs = list(found.schedulers)
         return found.optimizer
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The Task's `loss`: `step_begins` has received this batch already."""
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        """The Task's `loss`: `step_begins` has received this batch already.
+
+        A dict with "loss_weight" beside "loss" says how much its mean counts. The mean stays the mean, so that
+        Lightning's own Trainer can run the module, too.
+        """
         given = self._session.step("training_step", self._batch, self._index)
         outputs = given if isinstance(given, Mapping) else {"loss": given}
         loss = outputs.get("loss")
@@ -63,7 +67,12 @@ class LightningHooks(Hooks):
                 "batch cannot be skipped, because the other replicas would wait for it"
             )
         self._outputs = {key: value.detach() if isinstance(value, Tensor) else value for key, value in outputs.items()}
-        return loss
+        weight = outputs.get("loss_weight")
+        if weight is None:
+            return loss
+        if not isinstance(weight, Tensor):
+            raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        return loss * weight, weight
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step

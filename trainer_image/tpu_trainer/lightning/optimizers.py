@@ -132,6 +132,9 @@ class Schedules:
         """
         if not self._schedulers or steps == 0:
             return
+        # Groups that a hook has added since have the rates of the checkpoint: how they came to them is not known.
+        added = optimizer.param_groups[len(self._fresh) :]
+        del optimizer.param_groups[len(self._fresh) :]
         for group, fresh in zip(optimizer.param_groups, self._fresh, strict=True):
             group.update(fresh)
         # torch warns of a scheduler that steps before its optimizer. This one has stepped, in an earlier process.
@@ -140,3 +143,4 @@ class Schedules:
             self.after("step", count)
         for count in range(1, epochs + 1):
             self.after("epoch", count)
+        optimizer.param_groups.extend(added)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,10 @@ class JobRef:
     name: str
     uid: str
     attempt: int
+
+    @property
+    def gang(self) -> str:
+        return f"{self.uid}/{self.attempt}"
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,23 @@ class CheckpointSpec:
     """Where checkpoints go and how often; of steps and minutes, the one that is due first counts.
 
     With neither there is a checkpoint only when the run is stopped or ends. `keep` is how many committed ones stay.
+    `uri` is a folder of this job alone; `resume_from` is where it begins while that holds nothing of its own.
     """
 
     uri: str
     every_steps: int | None
     every_minutes: int | None
     keep: int
+    resume_from: str | None = None
+
+
+class OnNotFinite(StrEnum):
+    """What a step does whose loss or gradients are not finite. Stop: the run ends there, and fails. Skip: the step
+    changes nothing. Warn: the step is made."""
+
+    STOP = "Stop"
+    SKIP = "Skip"
+    WARN = "Warn"
 
 
 @dataclass(frozen=True)
@@ -106,6 +122,7 @@ class ScalingRow:
 class RunSpec:
     """One training run, fully resolved: nothing in it is left for the trainer to derive.
 
+    `recipe`: what the user wrote, field by field; only compared, to tell whether two jobs train the same.
     `dataset_size`: the examples that `train_steps` were derived from, None where steps were given.
     """
 
@@ -125,9 +142,11 @@ class RunSpec:
     parameters: Mapping[str, str]
     data_uri: str | None
     torch: TorchSpec = TorchSpec()
+    on_not_finite: OnNotFinite = OnNotFinite.STOP
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     scaling: tuple[ScalingRow, ...] = ()
+    recipe: Mapping[str, str] = field(default_factory=dict)
     dataset_size: int | None = None
 
     @property

@@ -17,6 +17,7 @@ from tpu_trainer.spec.model import (
     Batch,
     CheckpointSpec,
     JobRef,
+    OnNotFinite,
     OptimizerSpec,
     ReportSpec,
     RunSpec,
@@ -82,10 +83,12 @@ def parse_run_spec(document: object) -> RunSpec:
         optimizer=_optimizer(root.child("optimizer", _OPTIMIZER)),
         parameters=root.strings("parameters") if root.has("parameters") else {},
         data_uri=root.text("dataUri") if root.has("dataUri") else None,
+        on_not_finite=_policy(root) if root.has("onNotFinite") else OnNotFinite.STOP,
         torch=_torch(root.child("torch", _TORCH)) if root.has("torch") else TorchSpec(),
         checkpoint=_checkpoint(root.child("checkpoint", _CHECKPOINT)) if root.has("checkpoint") else None,
         report=_report(root.child("report", _REPORT)) if root.has("report") else ReportSpec(),
         scaling=_scaling(root.children("scaling", _SCALING, _MOST_ROWS)) if root.has("scaling") else (),
+        recipe=root.strings("recipe") if root.has("recipe") else {},
     )
     if root.has("torch") and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
@@ -107,6 +110,7 @@ _ROOT = (
     "schedule",
     "evaluateEverySteps",
     "emaDecay",
+    "onNotFinite",
     "datasetSize",
     "seed",
     "optimizer",
@@ -116,12 +120,13 @@ _ROOT = (
     "checkpoint",
     "report",
     "scaling",
+    "recipe",
 )
 _SCHEDULE = ("name", "milestones", "factor")
 _CONSTANT = ScheduleSpec("Constant", (), None)
 _OPTIMIZER = ("name", "learningRate", "momentum", "weightDecay", "beta1", "beta2", "epsilon")
 _TORCH = ("device", "collectives", "processesPerHost")
-_CHECKPOINT = ("uri", "everySteps", "everyMinutes", "keep")
+_CHECKPOINT = ("uri", "everySteps", "everyMinutes", "keep", "resumeFrom")
 _REPORT = ("uri", "tensorBoard", "gradientNoiseScale")
 _SCALING = ("name", "tunedOn", "runsOn", "rule")
 _MOST_ROWS = 64
@@ -153,6 +158,10 @@ def _batch(fields: Fields) -> Batch:
         per_replica=fields.integer("perReplica", minimum=1),
         accumulation=fields.integer("accumulation", minimum=1) if fields.has("accumulation") else 1,
     )
+
+
+def _policy(fields: Fields) -> OnNotFinite:
+    return OnNotFinite(fields.choice("onNotFinite", tuple(OnNotFinite)))
 
 
 def _schedule(fields: Fields) -> ScheduleSpec:
@@ -192,6 +201,7 @@ def _checkpoint(fields: Fields) -> CheckpointSpec:
         every_steps=fields.integer("everySteps", minimum=1) if fields.has("everySteps") else None,
         every_minutes=fields.integer("everyMinutes", minimum=1) if fields.has("everyMinutes") else None,
         keep=fields.integer("keep", minimum=1),
+        resume_from=fields.text("resumeFrom") if fields.has("resumeFrom") else None,
     )
 
 

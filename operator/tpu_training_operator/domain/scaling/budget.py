@@ -7,6 +7,8 @@ from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.scaling.ledger import Ledger
 
+# The largest number that every reader of JSON takes exactly; `trainSteps` in the API has the same bound.
+_MOST_STEPS = 2**53
 _LARGEST_DROPPED_SHARE = Fraction(1, 100)
 # Warm-up for a recipe that has none: Goyal et al. 2017 take five epochs; a short training gets a twentieth.
 _ADDED_WARMUP_EPOCHS = 5
@@ -14,10 +16,17 @@ _ADDED_WARMUP_SHARE = Fraction(1, 20)
 
 
 def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
-    """Raises InvalidJob when an epoch does not hold one batch."""
+    """Raises InvalidJob when an epoch does not hold one batch, or the steps are too many to count."""
     if recipe.train_steps is not None:
-        return _from_steps(recipe, recipe.train_steps, batch, ledger)
-    return _from_epochs(recipe.epochs or 0, recipe.dataset_size or 0, batch, ledger)
+        return _countable("trainSteps", _from_steps(recipe, recipe.train_steps, batch, ledger))
+    return _countable("epochs", _from_epochs(recipe.epochs or 0, recipe.dataset_size or 0, batch, ledger))
+
+
+def _countable(field: str, steps: int) -> int:
+    if steps > _MOST_STEPS:
+        message = f"these are {steps} steps on this slice; the most is {_MOST_STEPS}"
+        raise InvalidJob([Problem(f"spec.recipe.{field}", message)])
+    return steps
 
 
 def _from_steps(recipe: Recipe, tuned_steps: int, batch: int, ledger: Ledger) -> int:
@@ -47,7 +56,7 @@ def _from_epochs(epochs: int, dataset: int, batch: int, ledger: Ledger) -> int:
 def warmup_steps(recipe: Recipe, batch: int, steps: int, ledger: Ledger) -> int:
     """The recipe's warm-up in examples; on a larger batch than the recipe's one is added if it has none."""
     if recipe.warmup_steps is not None:
-        warmup = in_examples(recipe.warmup_steps, recipe, batch)
+        warmup = _countable("warmupSteps", in_examples(recipe.warmup_steps, recipe, batch))
         if warmup and batch != recipe.global_batch_size:
             factor = Fraction(recipe.global_batch_size, batch)
             ledger.note("warmupSteps", f"{recipe.warmup_steps} x {factor} = {warmup} (the same examples, rounded up)")
@@ -67,14 +76,15 @@ def warmup_steps(recipe: Recipe, batch: int, steps: int, ledger: Ledger) -> int:
 def evaluate_every(recipe: Recipe, batch: int, ledger: Ledger) -> int | None:
     if recipe.evaluate_every_steps is None:
         return None
-    every = max(1, round(Fraction(recipe.evaluate_every_steps * recipe.global_batch_size, batch)))
+    scaled = round(Fraction(recipe.evaluate_every_steps * recipe.global_batch_size, batch))
+    every = _countable("evaluateEverySteps", max(1, scaled))
     ledger.note("evaluateEverySteps", f"every {recipe.evaluate_every_steps} steps of the recipe = every {every}")
     return every
 
 
 def milestones(recipe: Recipe, batch: int, ledger: Ledger) -> list[int]:
     tuned = recipe.schedule.milestones or []
-    scaled = [in_examples(milestone, recipe, batch) for milestone in tuned]
+    scaled = [_countable("schedule.milestones", in_examples(milestone, recipe, batch)) for milestone in tuned]
     if scaled and scaled != tuned:
         ledger.note("milestones", f"{_listed(tuned)} = {_listed(scaled)} (the same examples, rounded up)")
     return scaled

@@ -16,6 +16,8 @@ from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.scaling.ledger import Ledger
 from tpu_training_operator.domain.scaling.numbers import TEN_DIGITS, decimal, plain
 
+# Below it there is no number that a program could compute with.
+_SMALLEST = Decimal("1e-300")
 # torch's own, for a recipe that scales what it does not give.
 _DEFAULT_BETAS = {"beta1": "0.9", "beta2": "0.999"}
 
@@ -46,6 +48,7 @@ def scaled_ema(recipe: Recipe, factor: Fraction, ledger: Ledger) -> str | None:
 
 
 def _power(name: str, tuned: str, factor: Fraction, ledger: Ledger) -> str:
-    scaled = plain(TEN_DIGITS.power(Decimal(tuned), decimal(factor)))
+    power = TEN_DIGITS.power(Decimal(tuned), decimal(factor))
+    scaled = plain(power) if power >= _SMALLEST else "0"
     ledger.note(name, f"{tuned} ^ {plain(decimal(factor))} = {scaled} (its memory in examples is kept)")
     return scaled

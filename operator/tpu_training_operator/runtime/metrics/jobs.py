@@ -19,7 +19,13 @@ NEW = "New"
 """The state of a job that has no status yet."""
 
 _UNREADY = (NEW, State.STARTING, State.RESTARTING)
-_ENDS = (Reason.ALL_WORKERS_SUCCEEDED, Reason.RESTART_LIMIT_REACHED, Reason.DEADLINE_EXCEEDED)
+_ENDS = (
+    Reason.ALL_WORKERS_SUCCEEDED,
+    Reason.RESTART_LIMIT_REACHED,
+    Reason.NOT_RETRYABLE,
+    Reason.FAILED_AGAIN,
+    Reason.DEADLINE_EXCEEDED,
+)
 _OTHER_END = "Other"
 _START_SECONDS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
 _RECOVERY_SECONDS = (1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 14400)
@@ -109,7 +115,7 @@ class JobMetrics(JobObserver):
 
     def _count_end(self, reason: str, before: Status, after: Status) -> None:
         self._finished.labels(reason if reason in _ENDS else _OTHER_END).inc()
-        if reason == Reason.RESTART_LIMIT_REACHED and after.last_failure:
+        if reason in (Reason.RESTART_LIMIT_REACHED, Reason.NOT_RETRYABLE) and after.last_failure:
             self._exhausted.labels(after.last_failure.failure_class).inc()
         if (ratio := steps.final_ratio(before, after)) is not None:
             self._ratio.observe(ratio)

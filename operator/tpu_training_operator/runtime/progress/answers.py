@@ -28,15 +28,11 @@ class Answers(Generic[Value]):
         self._known: OrderedDict[str, tuple[Value | Refused, float]] = OrderedDict()
         self._asking: dict[str, asyncio.Task[Value | Refused]] = {}
 
-    @property
-    def under_way(self) -> int:
-        """How many questions are out, whether or not anybody still waits for the answer."""
-        return len(self._asking)
-
-    def knows(self, key: str) -> bool:
-        """Whether `get` would ask nobody anew."""
-        _, until = self._known.get(key, (None, -math.inf))
-        return key in self._asking or self._clock() < until
+    def trusts(self, key: str) -> bool:
+        """Whether `get` would ask nobody anew, or the last answer was a value: it is kept until there are too many."""
+        answer, until = self._known.get(key, (None, -math.inf))
+        has_value = answer is not None and not isinstance(answer, Refused)
+        return has_value or key in self._asking or self._clock() < until
 
     async def get(self, key: str, ask: Callable[[], Awaitable[Value]]) -> Value:
         """The remembered answer, or that of `ask`; whoever comes while it is being asked for waits for the same one.

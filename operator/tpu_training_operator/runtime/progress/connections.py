@@ -1,42 +1,61 @@
 """How many connections the progress service holds, and what each of them costs. Used by `server`.
 
 Anybody who reaches the port can begin a handshake, and most of a connection's memory is spent by then. So connections
-are counted from when they are accepted until they are gone, with those whose handshake never ends.
+are counted from when they are accepted until they are gone, with those whose handshake never ends. When there is no
+room left, whoever has the most connections gives one up: a worker needs one, for a moment, and always gets it.
 """
 
 import asyncio
 import ssl
 from asyncio.sslproto import SSLProtocol
-from collections import Counter
-from collections.abc import Callable
+from typing import Protocol
 
 _SECONDS_TO_SHAKE_HANDS = 5
 _SECONDS_TO_PART = 2.0
 
 
-class Connections:
-    """Counts those that there are. `full`: called when one is turned away for the sake of all, not of its address."""
+class Connection(Protocol):
+    address: str
 
-    def __init__(self, most: int, most_per_address: int, full: Callable[[], None]) -> None:
+    def turn_away(self) -> None:
+        """Close it at once."""
+        ...
+
+
+class Connections:
+    """Those that there are, by address, the oldest first."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
         self._most = most
         self._most_per_address = most_per_address
-        self._full = full
-        self._by_address = Counter[str]()
+        self._total = 0
+        self._by_address: dict[str, dict[Connection, None]] = {}
 
-    def enter(self, address: str) -> bool:
-        """False for one too many. Every other one must `leave`."""
-        if self._by_address[address] >= self._most_per_address:
+    def enter(self, connection: Connection) -> bool:
+        """False for one too many: of all, if no other address has more. Every other one must `leave`."""
+        own = self._by_address.get(connection.address, {})
+        if len(own) >= self._most_per_address:
             return False
-        if self._by_address.total() >= self._most:
-            self._full()
-            return False
-        self._by_address[address] += 1
+        if self._total >= self._most:
+            greediest = max(self._by_address.values(), key=len, default=own)
+            if len(greediest) <= len(own):
+                return False
+            oldest = next(iter(greediest))
+            self.leave(oldest)
+            oldest.turn_away()
+        self._by_address.setdefault(connection.address, {})[connection] = None
+        self._total += 1
         return True
 
-    def leave(self, address: str) -> None:
-        self._by_address[address] -= 1
-        # Also those that are 0 because they were turned away.
-        self._by_address = +self._by_address
+    def leave(self, connection: Connection) -> None:
+        """It is gone; no matter if it was turned away before."""
+        own = self._by_address.get(connection.address, {})
+        if connection not in own:
+            return
+        del own[connection]
+        self._total -= 1
+        if not own:
+            del self._by_address[connection.address]
 
 
 class TlsConnection(SSLProtocol):
@@ -60,19 +79,21 @@ class TlsConnection(SSLProtocol):
             ssl_shutdown_timeout=_SECONDS_TO_PART,
         )
         self._connections = connections
-        self._address: str | None = None
+        self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if peer else ""
-        if not self._connections.enter(address):
+        self.address = str(peer[0]) if peer else ""
+        if not self._connections.enter(self):
             assert isinstance(transport, asyncio.Transport)
             transport.abort()
             return
-        self._address = address
         super().connection_made(transport)
 
+    def turn_away(self) -> None:
+        assert isinstance(self._transport, asyncio.Transport)
+        self._transport.abort()
+
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._address is not None:
-            self._connections.leave(self._address)
+        self._connections.leave(self)
         super().connection_lost(exc)

@@ -23,16 +23,17 @@ class Limits(Generic[Key]):
         self._clock = clock
         self._buckets: OrderedDict[Key, Throttle] = OrderedDict()
 
-    def check(self, key: Key, why: str) -> None:
-        """Raises Refused (429), with the reason `why`, while the key may not do it again."""
-        bucket = self._buckets.get(key)
-        if bucket is not None and (wait := bucket.due()):
-            raise Refused(429, why, wait)
-
-    def count(self, key: Key) -> None:
-        """The key has done it once."""
+    def take(self, key: Key, why: str) -> None:
+        """The key does it once more. Raises Refused (429), with the reason `why`, while it may not."""
         bucket = self._buckets.pop(key, None) or Throttle(self._per_second, self._burst, self._clock)
         self._buckets[key] = bucket
+        if wait := bucket.due():
+            raise Refused(429, why, wait)
         bucket.take()
         if len(self._buckets) > _MOST_KEYS:
             self._buckets.popitem(last=False)
+
+    def give_back(self, key: Key) -> None:
+        """What was taken last does not count after all."""
+        if bucket := self._buckets.get(key):
+            bucket.give_back()

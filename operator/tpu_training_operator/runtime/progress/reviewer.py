@@ -4,6 +4,7 @@ The API server says whose token it is (TokenReview); the pod says what it is, th
 A worker's own word counts for nothing here. Namespaces and names are compared before they become part of a request.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,19 +15,23 @@ from tpu_training_operator.api.constants import KIND, PROGRESS_AUDIENCE
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.runtime.cluster import JOBS, PODS, TOKEN_REVIEWS, ApiError, Cluster, NotFound, Object
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.answers import Answers
 from tpu_training_operator.runtime.progress.refused import Refused
 from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.turns import Turns
 
 # At once, for all workers together: the reconciler asks the same API server, and waits its turn behind these.
 MOST_QUESTIONS = 10
+MOST_QUESTIONS_PER_ADDRESS = 2
+
+_SECONDS_TO_ANSWER = 10.0
 
 # For so long a report may still be taken from a pod that is gone; the planner passes over it. A pod does not change its
 # job or its place in it.
 _KNOWN_SECONDS = 600.0
-_RETRY_SECONDS = 5.0
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -41,40 +46,47 @@ class _Pod:
     uid: str
 
 
+class NoAnswer(Exception):
+    """The API server could not say whose token it is; the message says why. No stranger can bring that about."""
+
+
 class Reviewer:
     """`clock`: seconds that only ever grow."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
+        self._turns = Turns(MOST_QUESTIONS, MOST_QUESTIONS_PER_ADDRESS)
         self._pods: Answers[_Pod] = Answers(_KNOWN_SECONDS, clock)
         self._senders: Answers[Sender] = Answers(_KNOWN_SECONDS, clock)
 
-    def knows(self, token: str) -> bool:
-        """Whether this token would cost the API server no look."""
-        return self._pods.knows(_digest(token))
+    def trusts(self, token: str) -> bool:
+        """Whether the API server need not be asked about this token, or has accepted it the last time."""
+        return self._pods.trusts(_digest(token))
 
-    async def sender(self, token: str, key: JobKey) -> Sender:
-        """The job's reporting worker, whose token this is.
+    async def sender(self, token: str, key: JobKey, address: str) -> Sender:
+        """The job's reporting worker, whose token this is; `address` is where it came from.
 
-        Raises Refused: 401 for a token that is not valid here, 403 for one of anybody else, 404 when the job is gone,
-        503 when the API server could not be asked.
+        Raises Refused: 401 for a token that is not valid here, 403 for one of anybody else, 404 when the job is gone;
+        NoAnswer when the API server could not be asked.
         """
-        try:
-            pod = await self._answer(self._pods, _digest(token), partial(self._pod_of, token))
-            if pod.namespace != key.namespace:
-                raise Refused(403, f"the token is of a pod in namespace {pod.namespace}, not {key.namespace}")
-            sender = await self._answer(self._senders, pod.uid, partial(self._sender_in, pod))
-        except ApiError as error:
-            # Whatever it was, it says nothing about the worker.
-            raise Refused(503, f"the API server could not be asked about the token: {error}", _RETRY_SECONDS) from error
+        pod = await self._pods.get(_digest(token), partial(self._ask, address, partial(self._pod_of, token)))
+        if pod.namespace != key.namespace:
+            raise Refused(403, f"the token is of a pod in namespace {pod.namespace}, not {key.namespace}")
+        sender = await self._senders.get(pod.uid, partial(self._ask, address, partial(self._sender_in, pod)))
         if sender.job != key.name:
             raise Refused(403, f"pod {pod.name} belongs to job {sender.job}, not {key.name}")
         return sender
 
-    async def _answer(self, answers: Answers[_Value], key: str, ask: Callable[[], Awaitable[_Value]]) -> _Value:
-        if not answers.knows(key) and self._pods.under_way + self._senders.under_way >= MOST_QUESTIONS:
-            raise Refused(503, "too many tokens are being looked at", _RETRY_SECONDS)
-        return await answers.get(key, ask)
+    async def _ask(self, address: str, question: Callable[[], Awaitable[_Value]]) -> _Value:
+        async with self._turns.of(address):
+            try:
+                async with asyncio.timeout(_SECONDS_TO_ANSWER):
+                    return await question()
+            except TimeoutError:
+                raise NoAnswer("it was not heard from in time") from None
+            except ApiError as error:
+                # Whatever it was, it says nothing about the worker.
+                raise NoAnswer(str(error)) from error
 
     async def _pod_of(self, token: str) -> _Pod:
         review = await self._cluster.create(
@@ -122,8 +134,8 @@ def _digest(token: str) -> str:
 
 def _job_name(pod: Object) -> str | None:
     """The name of the job that controls the pod."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return next((str(owner["name"]) for owner in owners if owner.get("controller") and owner["kind"] == KIND), None)
+    owner = controller(pod)
+    return str(owner["name"]) if owner.get("kind") == KIND else None
 
 
 def _sender(job: Object, pod: Object) -> Sender:
@@ -134,5 +146,8 @@ def _sender(job: Object, pod: Object) -> Sender:
     [worker] = workers
     if worker.worker != WorkerId(worker.worker.attempt, 0, 0):
         raise Refused(403, f"pod {worker.name} is not worker 0; only slice 0 host 0 reports")
-    resolved = Status.model_validate(job.get("status") or {}).resolved
+    status = Status.model_validate(job.get("status") or {})
+    if worker.worker.attempt > status.attempt:
+        raise Refused(403, f"pod {worker.name} is of attempt {worker.worker.attempt}, which has not begun")
+    resolved = status.resolved
     return Sender(name, worker.worker.attempt, worker.uid, resolved.train_steps if resolved else None)

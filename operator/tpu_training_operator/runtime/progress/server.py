@@ -1,7 +1,10 @@
 """The progress service's HTTP side: who may say how much, and what is answered. Started by `main`.
 
-Cheap refusals come first. A job's own limit is counted only for its own worker, or else anybody could use it up; an
-address that brings tokens which are not accepted is soon asked to wait, since each of them costs the API server a look.
+Cheap refusals come first. A job's own limit counts its own worker's reports only, or anybody could use it up. Each
+unknown token costs the API server a look, so it counts as a refusal of its address until it is accepted.
+
+A stranger must not be able to make the operator disbelieve a silence. So only two things tell the inbox that a report
+could not be heard: an error of ours over the report of an accepted worker, and an API server that does not answer.
 """
 
 import asyncio
@@ -9,8 +12,8 @@ import json
 import logging
 import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,7 +28,7 @@ from tpu_training_operator.runtime.progress.connections import Connections, TlsC
 from tpu_training_operator.runtime.progress.limits import Limits
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
 from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.reviewer import NoAnswer, Reviewer
 from tpu_training_operator.runtime.progress.sender import Sender
 
 PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}/progress"
@@ -33,7 +36,6 @@ PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}
 TRAINER_STATUS_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs/{name}/status"
 
 MOST_BYTES = 64 * 1024
-MOST_REQUESTS_AT_ONCE = 200
 # Each lasts for one report, some 50 ms, and takes about 75 KiB.
 MOST_CONNECTIONS = 500
 # Behind one address may be many workers, and the connections of one stranger.
@@ -42,11 +44,14 @@ REPORTS_PER_SECOND, REPORTS_AT_ONCE = 1.0, 5
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 0.2, 20
 
 _SECONDS_TO_READ = 10.0
-_SECONDS_TO_REVIEW = 10.0
+# Longer than one question to the API server may take: a token may have to wait for its turn first.
+_SECONDS_TO_REVIEW = 20.0
 _SECONDS_OF_SILENCE = 5.0
 _SECONDS_TO_STOP = 2.0
 _SECONDS_TO_DRAIN = 1.0
 _RETRY_SECONDS = 5.0
+# Longer names than Kubernetes has are not worth remembering.
+_LONGEST_NAME = 253
 
 log = logging.getLogger(__name__)
 # aiohttp reports each request that is no HTTP with a traceback; what fails in our own code is told by `_answered`.
@@ -70,17 +75,19 @@ class ProgressService:
     observer: ReportObserver = SILENT_REPORTS
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._told, _answered, _bounded()], client_max_size=MOST_BYTES)
+        app = web.Application(middlewares=[self._told, _answered], client_max_size=MOST_BYTES)
         reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
         refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
 
         async def take(request: web.Request, read: _Reader) -> JobKey:
             key = JobKey(request.match_info["namespace"], request.match_info["name"])
+            if max(len(key.namespace), len(key.name)) > _LONGEST_NAME:
+                raise web.HTTPNotFound
             sender = await self._sender(request, key, refusals)
-            reports.check(key, f"job {key} may report {REPORTS_PER_SECOND:g} times a second")
-            reports.count(key)
-            self.inboxes.put(key, read(await _body(request), sender, self.clock()))
-            self.hint(key)
+            reports.take(key, f"job {key} may report {REPORTS_PER_SECOND:g} times a second")
+            with self._noting_own_errors(key):
+                self.inboxes.put(key, read(await _body(request), sender, self.clock()))
+                self.hint(key)
             return key
 
         async def progress(request: web.Request) -> web.Response:
@@ -98,17 +105,31 @@ class ProgressService:
     async def _sender(self, request: web.Request, key: JobKey, refusals: Limits[str]) -> Sender:
         address, token = request.remote or "", _token(request)
         # Behind one address may be many workers: those whose tokens are known are not locked out by another's.
-        costs_a_look = not self.reviewer.knows(token)
-        if costs_a_look:
-            refusals.check(address, "too many reports from this address were refused")
+        is_trusted = self.reviewer.trusts(token)
+        if not is_trusted:
+            refusals.take(address, "too many reports from this address were refused")
         try:
             async with asyncio.timeout(_SECONDS_TO_REVIEW):
-                return await self.reviewer.sender(token, key)
+                sender = await self.reviewer.sender(token, key, address)
         except TimeoutError:
-            raise Refused(503, "the API server was not heard from in time", _RETRY_SECONDS) from None
-        except Refused as refused:
-            if costs_a_look and refused.status in (401, 403):
-                refusals.count(address)
+            raise Refused(429, "too many unknown tokens wait to be looked at", _RETRY_SECONDS) from None
+        except NoAnswer as error:
+            self.inboxes.could_not_listen(key)
+            if not is_trusted:
+                refusals.give_back(address)
+            raise Refused(503, f"the API server could not be asked about the token: {error}", _RETRY_SECONDS) from error
+        if not is_trusted:
+            refusals.give_back(address)
+        return sender
+
+    @contextmanager
+    def _noting_own_errors(self, key: JobKey) -> Iterator[None]:
+        try:
+            yield
+        except (Refused, web.HTTPException):
+            raise
+        except Exception:
+            self.inboxes.could_not_listen(key)
             raise
 
     @web.middleware
@@ -116,16 +137,17 @@ class ProgressService:
         """The last to see an answer."""
         response = await handler(request)
         self.observer.report_answered(response.status)
-        if response.status >= 500:
-            self.inboxes.could_not_listen()
         # One that is kept between two reports costs more memory than the next handshake costs time.
         response.force_close()
         return response
 
 
 @asynccontextmanager
-async def serve(service: ProgressService, port: int, tls: ssl.SSLContext) -> AsyncIterator[None]:
-    """Listen on all addresses until the end of the block; then requests under way have a moment to end."""
+async def serve(
+    service: ProgressService, port: int, tls: ssl.SSLContext, host: str | None = None
+) -> AsyncIterator[int]:
+    """Listen on `host` (None: all addresses) until the end of the block; then requests under way have a moment to end.
+    Yields the port, which is any free one for 0."""
     runner = web.AppRunner(
         service.application(),
         access_log=None,
@@ -140,15 +162,15 @@ async def serve(service: ProgressService, port: int, tls: ssl.SSLContext) -> Asy
     server = runner.server
     assert server is not None
 
-    connections = Connections(MOST_CONNECTIONS, MOST_CONNECTIONS_PER_ADDRESS, service.inboxes.could_not_listen)
+    connections = Connections(MOST_CONNECTIONS, MOST_CONNECTIONS_PER_ADDRESS)
 
     def protocol() -> asyncio.BaseProtocol:
         return TlsConnection(connections, tls, server())
 
     try:
-        listening = await asyncio.get_running_loop().create_server(protocol, None, port)
+        listening = await asyncio.get_running_loop().create_server(protocol, host, port)
         try:
-            yield
+            yield listening.sockets[0].getsockname()[1]
         finally:
             listening.close()
     finally:
@@ -170,23 +192,6 @@ async def _answered(request: web.Request, handler: _Handler) -> web.StreamRespon
     except Exception:
         log.exception("a report could not be taken")
         return _error(500, "the report could not be taken; the operator's log says why")
-
-
-def _bounded() -> Callable[..., Awaitable[web.StreamResponse]]:
-    under_way = 0
-
-    @web.middleware
-    async def bounded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        nonlocal under_way
-        if under_way >= MOST_REQUESTS_AT_ONCE:
-            raise Refused(503, "too many reports at once", _RETRY_SECONDS)
-        under_way += 1
-        try:
-            return await handler(request)
-        finally:
-            under_way -= 1
-
-    return bounded
 
 
 def _token(request: web.Request) -> str:

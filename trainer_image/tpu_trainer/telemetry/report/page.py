@@ -25,11 +25,13 @@ ENDINGS = {
     ExitCode.Succeeded: ("well", "Succeeded"),
     ExitCode.Preempted: ("pause", "Stopped on request"),
     ExitCode.UserError: ("bad", "Failed in the task's code"),
+    ExitCode.NotFinite: ("bad", "Loss not finite"),
     ExitCode.PeerLost: ("bad", "Lost a peer"),
     ExitCode.InternalError: ("bad", "Failed in the trainer"),
     ExitCode.Hung: ("bad", "Hung"),
     ExitCode.StorageFailed: ("bad", "Storage failed"),
     ExitCode.Diverged: ("bad", "Replicas diverged"),
+    ExitCode.StorageDenied: ("bad", "Storage denied"),
     ExitCode.BadSpec: ("bad", "Refused the run spec"),
 }
 """How a run ended: the class that colours it, and the words."""

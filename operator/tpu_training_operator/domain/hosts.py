@@ -1,4 +1,5 @@
-"""How a job's hosts are: which are ready, and why the others are not. Pure. Used by `cli.job_view`.
+"""How a job's hosts are: which are ready, and why the others are not. Pure. Used by the planner for the status, and
+by `tpujob status` and `watch`.
 
 Of a pod only a few words are kept: the largest slices have thousands.
 """
@@ -8,8 +9,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.observed import WorkerPod, controller_uid
+from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.ownership import controller, worker_of
 
 _LONGEST_REASON = 300
 _NO_POD = "no pod yet"
@@ -17,13 +20,15 @@ _NO_POD = "no pod yet"
 
 @dataclass(frozen=True)
 class Host:
-    """One worker's pod. `why`: what it lacks to be ready; None when it is, or has finished."""
+    """One worker's pod. `why`: what it lacks to be ready; None when it is, or has finished. `has_ended`: it has
+    finished or failed."""
 
     worker: WorkerId
     owner: str | None
     node: str | None
     why: str | None
     has_finished: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of one attempt; `earlier`: pods of attempts before it that are still there."""
+    """The hosts of one attempt; `earlier`: pods of attempts before it that still run."""
 
     total: int
     ready: int
@@ -48,14 +53,12 @@ class Hosts:
 
 def host_of(pod: Mapping[str, Any]) -> Host | None:
     """None for a pod that only carries the job's name."""
-    found = WorkerPod(pod)
-    try:
-        worker = found.worker
-    except (KeyError, ValueError):
+    found, worker = WorkerPod(pod), worker_of(pod, pod["metadata"]["labels"].get(LABEL_JOB_NAME, ""))
+    if worker is None:
         return None
     has_finished = found.phase == "Succeeded"
-    why = None if found.is_ready or has_finished else _why(found)
-    return Host(worker, controller_uid(pod), found.node, why, has_finished)
+    why = None if found.is_ready or has_finished else waits_for(found)
+    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended)
 
 
 def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
@@ -79,12 +82,13 @@ def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: i
         total=slices * hosts_per_slice,
         ready=ready,
         finished=finished,
-        earlier=sum(worker.attempt != attempt for worker in by_worker),
+        earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
         others=tuple(sorted(groups, key=lambda group: -len(group.places))),
     )
 
 
-def _why(pod: WorkerPod) -> str:
+def waits_for(pod: WorkerPod) -> str:
+    """What a pod lacks that is neither ready nor has succeeded."""
     if pod.phase == "Failed":
         code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
         reason = pod.termination.get("reason") or pod.raw["status"].get("reason") or "failed"

@@ -1,0 +1,48 @@
+"""Reports of a local run's workers take the way of those in a cluster: TLS, token, inbox, status, hang detection."""
+
+import re
+from pathlib import Path
+
+from tests.local.runs import Runs
+
+PAGE = Path(__file__).parents[2] / "docs" / "progress.md"
+# The reporter that the documentation gives to loops of the user's own.
+[REPORTER] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+QUICK_RESTARTS = {"runPolicy.restart.backoff": {"initialSeconds": 1, "maxSeconds": 1}}
+
+HANGS_TWICE = (
+    REPORTER
+    + """
+if ATTEMPT == 1:
+    wait_for_ever()
+while ATTEMPT == 2:
+    wants_stacks = report(7, loss=0.5, warnings=["slow"], checkpointStep=5)
+    if wants_stacks:
+        report(7, stacks="Thread 1: in all_reduce")
+    time.sleep(1)
+report(300, phase="Done", loss=float("nan"), checkpointStep=300) if HOST == 0 else None
+"""
+)
+
+
+def test_a_loop_that_hangs_is_restarted_with_or_without_a_word_and_one_that_reports_shows_its_stacks(
+    runs: Runs,
+) -> None:
+    run = runs.start(HANGS_TWICE, {"runPolicy.progressDeadlineSeconds": 2, **QUICK_RESTARTS})
+    assert run.wait() == 0, run.stdout + run.stderr
+    result = run.result()
+    assert (result["attempts"], result["restarts"]) == (3, {"Hang": 2})
+    failure = result["failure"]
+    assert (failure["attempt"], failure["class"], failure["reason"]) == (2, "Hang", "NoProgress")
+    assert failure["message"].startswith("no step was reported for 2 s, after step 7 of 300 in phase Training")
+    assert failure["message"].endswith("Thread 1: in all_reduce")
+    assert {"step": 7, "loss": 0.5} in result["lossCurve"]
+    assert result["warnings"] == ["slow"]
+
+
+def test_where_a_proxy_is_set_reports_do_not_go_to_it(runs: Runs) -> None:
+    script = REPORTER + "tell('answer', report(1, phase='Starting'))"
+    nowhere = "http://127.0.0.1:9"
+    run = runs.start(script, environ={"https_proxy": nowhere, "HTTPS_PROXY": nowhere, "no_proxy": "example.com"})
+    assert run.wait() == 0
+    assert "not reported" not in (run.out / "pods" / "digits-1-0-0" / "log.txt").read_text()

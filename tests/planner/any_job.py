@@ -1,0 +1,204 @@
+"""Any job that the API server would take, drawn from the definition's own schema: every number at its bounds, next to
+them, and in between.
+
+Slices are drawn apart: of all strings, those that name a slice are too few to be found by chance.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from tests.unit.jobs import job_body
+from tpu_training_operator.api.catalogue import generations
+from tpu_training_operator.api.crd import structural
+from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.validation import InvalidJob, parse_job
+from tpu_training_operator.domain.topology import layout_of
+
+Schema = dict[str, Any]
+Path = tuple[str, ...]
+
+_SCHEMA = structural(Spec)
+# What the planner and the rules compute with. The rest of `trainer` is handed on as it is.
+_SECTIONS = ("recipe", "runPolicy", "checkpoint", "trainer.torch", "trainer.terminationGracePeriodSeconds")
+_MORE_HOSTS_THAN_A_TEST_HAS_TIME_FOR = 8
+
+# By the patterns of `api.model`: the longest, the largest, the smallest, and what lies next to 0 and to 1.
+_DIGITS = 30
+_TEXTS = {
+    "decimal": [
+        "0.1",
+        "3e-4",
+        "1",
+        "9" * 32,
+        "9e99",
+        "1e-99",
+        "9" * 28 + "e+99",
+        "0." + "0" * 29 + "1",
+        "00012.50E+02",
+    ],
+    "fraction": ["0", "0.0", "0.9", "0.999", "0." + "9" * _DIGITS, "0." + "0" * (_DIGITS - 1) + "1", "0.0000001"],
+    "window": ["1s", "99999999s", "24h", "1m", "99999999m", "99999999h", "739000d", "800000d", "99999999d"],
+}
+
+
+def _text(schema: Schema) -> st.SearchStrategy[str] | None:
+    pattern = schema.get("pattern", "")
+    if pattern.startswith("^0("):
+        return st.sampled_from(_TEXTS["fraction"]) | st.from_regex(pattern, fullmatch=True).filter(_fits(schema))
+    if "(s|m|h|d)" in pattern:
+        return st.sampled_from(_TEXTS["window"]) | st.from_regex(pattern, fullmatch=True)
+    if "eE" in pattern:
+        return st.sampled_from(_TEXTS["decimal"]) | st.from_regex(pattern, fullmatch=True).filter(_fits(schema))
+    return None
+
+
+def _fits(schema: Schema) -> Any:
+    return lambda text: len(text) <= schema["maxLength"] and text.isascii()
+
+
+def _number(schema: Schema) -> st.SearchStrategy[int]:
+    least, most = schema["minimum"], schema["maximum"]
+    near = sorted({n for bound in (least, most) for n in (bound - 1, bound, bound + 1) if least <= n <= most})
+    powers = [2**n for n in range(64) if least <= 2**n <= most]
+    return st.sampled_from(near) | st.sampled_from(powers or near) | st.integers(least, most)
+
+
+def _value(schema: Schema) -> st.SearchStrategy[Any] | None:
+    match schema.get("type"):
+        case "integer":
+            return _number(schema)
+        case "boolean":
+            return st.booleans()
+        case "string" if "enum" in schema:
+            return st.sampled_from(schema["enum"])
+        case "string":
+            return _text(schema)
+        case "array" if (item := _value(schema["items"])) is not None:
+            return st.lists(item, min_size=schema.get("minItems", 0), max_size=schema["maxItems"])
+    return None
+
+
+def _leaves(schema: Schema, path: Path) -> Iterator[tuple[Path, st.SearchStrategy[Any]]]:
+    if path[-1:] == ("tunedOn",):
+        return
+    if "properties" in schema:
+        for name, below in schema["properties"].items():
+            yield from _leaves(below, (*path, name))
+    elif (strategy := _value(schema)) is not None:
+        yield path, strategy
+
+
+def _section(path: str) -> Iterator[tuple[Path, st.SearchStrategy[Any]]]:
+    schema = _SCHEMA
+    for part in path.split("."):
+        schema = schema["properties"][part]
+    yield from _leaves(schema, tuple(path.split(".")))
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    ".".join(path): strategy for section in _SECTIONS for path, strategy in _section(section)
+}
+
+_FEW_FIELDS = st.lists(st.sampled_from(sorted(FIELDS)), unique=True, max_size=8)
+# What meets in one computation is not often drawn together.
+_WHOLE_SECTIONS = st.sampled_from(["recipe.", "recipe.optimizer", "runPolicy.", "runPolicy.restart"]).map(
+    lambda section: [path for path in sorted(FIELDS) if path.startswith(section)]
+)
+_KNOWN = [{"generation": g.name, "topology": s.topology} for g in generations().values() for s in g.shapes]
+_DEVICES = SliceRef.model_fields["devices_per_chip"]
+_SIDES = st.sampled_from([1, 2, 3, 4, 9967, 9973, 9999]) | st.integers(1, 9999)
+
+
+@st.composite
+def _newer(draw: st.DrawFn) -> dict[str, Any]:
+    """A slice of a generation newer than the catalogue: whatever the user says it is."""
+    sides = draw(st.lists(_SIDES, min_size=2, max_size=3))
+    described: dict[str, Any] = {"generation": "tpu8t", "topology": "x".join(map(str, sides))}
+    for name in ("chipsPerHost", "devicesPerChip"):
+        schema = _SCHEMA["properties"]["slice"]["properties"][name]
+        if name == "chipsPerHost" or draw(st.booleans()):
+            described[name] = draw(_number(schema))
+    return described
+
+
+REFERENCES = st.sampled_from(_KNOWN) | _newer()
+
+
+@st.composite
+def any_job(draw: st.DrawFn, most_hosts: int = _MORE_HOSTS_THAN_A_TEST_HAS_TIME_FOR) -> dict[str, Any]:
+    """The object, valid by the schema and by every rule. What only arithmetic rules out is left to the operator."""
+    hardware = draw(st.sampled_from(["TPU", "CPU", "CPU"]))
+    reference = draw(REFERENCES) | {"hardware": hardware, "count": draw(st.sampled_from([1, 1, 2]))}
+    body = job_body({"spec.slice": reference})
+    assume(_hosts(reference) <= most_hosts)
+    for path in draw(_FEW_FIELDS | _WHOLE_SECTIONS):
+        _put(body["spec"], path, draw(FIELDS[path]))
+    _make_whole(draw, body["spec"])
+    assume(_is_valid(body))
+    return body
+
+
+def _is_valid(body: dict[str, Any]) -> bool:
+    try:
+        parse_job(body)
+    except InvalidJob:
+        return False
+    return True
+
+
+def _hosts(reference: dict[str, Any]) -> int:
+    try:
+        return layout_of(SliceRef(**{k: v for k, v in reference.items() if k != "hardware"}), "spec.slice").hosts
+    except InvalidJob:
+        return 1
+
+
+def _put(spec: dict[str, Any], path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    for part in above:
+        spec = spec.setdefault(part, {})
+    spec[last] = value
+
+
+def _make_whole(draw: st.DrawFn, spec: dict[str, Any]) -> None:
+    """Give what goes with what was drawn, so that few jobs are refused."""
+    recipe = spec["recipe"]
+    if "epochs" in recipe or "datasetSize" in recipe:
+        recipe.pop("trainSteps", None)
+        for name in ("epochs", "datasetSize"):
+            recipe.setdefault(name, draw(FIELDS[f"recipe.{name}"]))
+    schedule = recipe.get("schedule", {})
+    if "milestones" in schedule or schedule.get("name") == "Step":
+        schedule |= {"name": "Step", "milestones": schedule.get("milestones", [100])}
+    if "checkpoint" in spec:
+        spec["checkpoint"]["uri"] = "gs://bucket/digits"
+    if "torch" in spec["trainer"]:
+        spec["trainer"]["backend"] = "Torch"
+        spec["trainer"]["torch"] |= {"device": "tpu" if spec["slice"]["hardware"] == "TPU" else "cpu"}
+    if draw(st.booleans()):
+        recipe["tunedOn"] = draw(REFERENCES)
+    if draw(st.integers(0, 3)):
+        _divide(draw, recipe, spec["slice"])
+
+
+def _divide(draw: st.DrawFn, recipe: dict[str, Any], reference: dict[str, Any]) -> None:
+    """A batch that divides over the replicas it was tuned on, and often over those that it runs on."""
+    replicas = _replicas(recipe.get("tunedOn") or reference)
+    if recipe.get("scaling", {}).get("batch") == "GlobalConstant":
+        replicas *= _replicas(reference)
+    most: int = _SCHEMA["properties"]["recipe"]["properties"]["globalBatchSize"]["maximum"]
+    if replicas <= most:
+        recipe["globalBatchSize"] = replicas * draw(
+            st.sampled_from([1, most // replicas]) | st.integers(1, most // replicas)
+        )
+
+
+def _replicas(reference: dict[str, Any]) -> int:
+    try:
+        return layout_of(SliceRef(**{k: v for k, v in reference.items() if k != "hardware"}), "slice").replicas
+    except InvalidJob:
+        return 1

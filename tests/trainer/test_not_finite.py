@@ -1,0 +1,182 @@
+"""A loss or gradients that are not finite: recipe.onNotFinite, and the checkpoints such a run leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.trainer import plain
+from tests.trainer.whole_runs import run
+from tpu_trainer import Task
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.entrypoint import Loaded
+
+ADAMW = {"name": "adamw", "learningRate": "0.05", "weightDecay": "0.1"}
+MOMENTUM = {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"}
+
+
+def examples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(72, 6, generator=generator), torch.randint(0, 3, (72,), generator=generator))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class Infinite(torch.autograd.Function):
+    """A finite value whose gradient is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.inf
+
+
+def bad_at(steps: Collection[int], value: float | str = math.nan, rank: int = 0) -> Callable[[Any, int], Task]:
+    """A task whose loss becomes `value` in some steps on one rank, or ("gradients") only its gradients do. What the
+    forward pass sees is not finite either, as with a broken example."""
+
+    def task(hp: Any, own: int) -> Task:
+        calls = 0
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            nonlocal calls
+            calls += 1
+            bad = calls in steps and own == rank
+            features = batch[0] * value if bad and isinstance(value, float) else batch[0]
+            found = nn.functional.cross_entropy(model(features), batch[1])
+            return Infinite.apply(found) if bad and isinstance(value, str) else found
+
+        return Task(model=Net(), train=examples(), loss=loss)
+
+    return task
+
+
+def kept_in(directory: Path) -> dict[int, bool]:
+    """The steps of the committed checkpoints, and whether each says that it is clean."""
+    commits = [json.loads(path.read_bytes()) for path in directory.rglob("COMMIT")]
+    return {commit["step"]: commit["clean"] for commit in commits}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (math.nan, "the loss is nan"),
+        (math.inf, "the loss is nan"),
+        ("gradients", "the gradients are not finite (loss "),
+    ],
+)
+def test_a_run_stops_at_the_first_step_that_is_not_finite_and_keeps_its_checkpoints(
+    tmp_path: Path, value: float | str, what: str, replicas: int
+) -> None:
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 2}
+    ran = run(bad_at([33], value, rank=replicas - 1), replicas, checkpoint=checkpoint, trainSteps=100)
+    assert (ran.outcome.code, ran.outcome.step) == (ExitCode.NotFinite, 33)
+    assert {outcome.message for outcome in ran.outcomes} == {ran.outcome.message}
+    assert ran.outcome.message.startswith(what)
+    assert "since step 33 (learning rate 0.1)" in ran.outcome.message
+    assert kept_in(tmp_path) == {20: True, 30: True}
+
+
+def test_a_run_that_is_only_warned_goes_on_says_so_and_keeps_the_last_clean_checkpoint(tmp_path: Path) -> None:
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 2}
+    ran = run(bad_at([33]), 2, checkpoint=checkpoint, trainSteps=60, onNotFinite="Warn")
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert "WARNING: loss or gradients were not finite in 28 steps, first in step 33" in ran.outcome.message
+    assert "the loss is nan in step 33" in ran.warnings[0]
+    assert kept_in(tmp_path) == {30: True, 50: False, 60: False}
+
+
+def test_a_restarted_run_knows_that_its_checkpoint_is_not_clean(tmp_path: Path) -> None:
+    recipe = {"checkpoint": {"uri": str(tmp_path), "everySteps": 10, "keep": 1}, "onNotFinite": "Warn"}
+    run(bad_at([15]), trainSteps=20, **recipe)
+    run(bad_at([]), trainSteps=40, **recipe)
+    assert kept_in(tmp_path) == {10: True, 40: False}
+
+
+@pytest.mark.parametrize("recipe", [ADAMW, MOMENTUM], ids=["adamw", "momentum"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, "gradients"])
+@pytest.mark.parametrize("steps", [(1,), (7, 8, 23)])
+def test_a_skipped_step_leaves_no_trace(recipe: dict[str, str], value: float | str, steps: Collection[int]) -> None:
+    ran = run(bad_at(steps, value), recipe=recipe, onNotFinite="Skip")
+    assert ran.outcome.code is ExitCode.Succeeded
+    torch.manual_seed(plain.SEED)
+    model = Net()
+    if recipe is ADAMW:
+        rule: Any = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    else:
+        rule = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step, (features, labels) in enumerate(plain.batches(examples(), 40), start=1):
+        if step not in steps:
+            rule.zero_grad()
+            nn.functional.cross_entropy(model(features), labels).backward()
+            rule.step()
+    assert plain.distance(ran.models[0], model) < 1e-6
+    for ours, theirs in zip(ran.models[0].buffers(), model.buffers(), strict=True):
+        assert torch.allclose(ours, theirs)
+
+
+def test_a_run_with_a_skipped_step_is_the_same_on_all_replicas_says_so_and_continues_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    whole = run(bad_at([13], rank=1), 2, recipe=ADAMW, onNotFinite="Skip")
+    whole.assert_replicas_equal()
+    assert whole.outcome.message.endswith("; 1 step skipped, because loss or gradients were not finite")
+    assert whole.warnings[0].startswith("step 13 was skipped: the loss is nan (learning rate 0.05)")
+    rest = {"checkpoint": {"uri": str(tmp_path), "everySteps": 14, "keep": 9}, "recipe": ADAMW, "onNotFinite": "Skip"}
+    run(bad_at([13], rank=1), 2, **rest)
+    assert kept_in(tmp_path) == {14: True, 28: True, 40: True}
+    for path in tmp_path.rglob("COMMIT"):
+        if "step-00000014" not in str(path):
+            path.unlink()
+    resumed = run(bad_at([]), 2, **rest)
+    assert plain.distance(resumed.models[0], whole.models[0]) == 0
+
+
+def test_a_run_whose_steps_are_all_skipped_does_not_succeed() -> None:
+    outcome = run(bad_at(range(1, 41)), 2, onNotFinite="Skip").outcome
+    assert outcome.code is ExitCode.NotFinite
+    assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
+
+
+def test_a_skipped_step_is_not_the_end_where_later_ones_are_finite() -> None:
+    outcome = run(bad_at(range(3, 42)), onNotFinite="Skip", trainSteps=130).outcome
+    assert outcome.code is ExitCode.Succeeded
+    assert run(bad_at(range(3, 130)), onNotFinite="Skip", trainSteps=130).outcome.code is ExitCode.NotFinite
+
+
+def test_float16_parameters_are_trained_and_an_overflow_ends_the_run() -> None:
+    def half(scale: float) -> Callable[[Any, int], Loaded | Task]:
+        def task(hp: Any, rank: int) -> Task:
+            model = nn.Linear(6, 3).half()
+            return Task(
+                model=model,
+                train=examples(),
+                loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0].half() * scale), batch[1]),
+            )
+
+        return task
+
+    fine = run(half(1.0), 2)
+    assert fine.outcome.code is ExitCode.Succeeded
+    fine.assert_replicas_equal()
+    assert run(half(65504.0), 2).outcome.code is ExitCode.NotFinite

@@ -1,0 +1,79 @@
+"""A worker's last words, shortened for the status and in one line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpu_training_operator.domain.last_words import one_line, shortened
+
+IMPORT = """Traceback (most recent call last):
+  File "/app/reg.py", line 1, in <module>
+    import lightning
+ModuleNotFoundError: No module named 'lightning'"""
+RAGGED = """Traceback (most recent call last):
+  File "/app/mytask.py", line 7, in batches
+    yield from loader
+  File "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 732, in __next__
+    data = self._next_data()
+           ^^^^^^^^^^^^^^^^^
+  File "/opt/tpu_trainer/loop.py", line 3, in step
+    return collate(batch, collate_fn_map=default_collate_fn_map)
+RuntimeError: stack expects each tensor to be equal size
+"""
+CHAINED = f"""{IMPORT}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "<frozen importlib._bootstrap>", line 1, in _load
+  File "/app/train.py", line 20, in main
+    raise KeyError("label")
+KeyError: 'label'"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("cannot read the bucket", "cannot read the bucket"),
+        ("step 1\nstep 2\n  no such file  \n\n", "no such file"),
+        (IMPORT, "ModuleNotFoundError: No module named 'lightning' (reg.py:1)"),
+        (RAGGED, "RuntimeError: stack expects each tensor to be equal size (mytask.py:7)"),
+        (CHAINED, "KeyError: 'label' (train.py:20)"),
+        (
+            RAGGED + "  a message of\ntwo lines",
+            "RuntimeError: stack expects each tensor to be equal size (mytask.py:7)",
+        ),
+        ('Thread 1:\n  File "/app/a.py", line 1, in f\n    wait()', "wait()"),
+        ("x" * 400, "x" * 297 + "..."),
+        (IMPORT.replace("reg.py", "r" * 400), "ModuleNotFoundError: No module named 'lightning'"),
+    ],
+)
+def test_the_line_is_the_error_and_the_users_own_place(text: str, line: str) -> None:
+    assert one_line(text) == line
+
+
+def test_a_text_that_fits_stays_as_it_is() -> None:
+    assert shortened(RAGGED, len(RAGGED)) == RAGGED
+
+
+def test_frames_of_libraries_go_before_the_users() -> None:
+    assert shortened(RAGGED, len(RAGGED) - 1) == (
+        "Traceback (most recent call last):\n"
+        '  File "/app/mytask.py", line 7, in batches\n'
+        "    yield from loader\n"
+        "RuntimeError: stack expects each tensor to be equal size"
+    )
+
+
+def test_what_is_too_long_is_cut_between_lines() -> None:
+    assert (
+        shortened("spam spam\nspam spam\nOSError: the disk is full", 39) == "...\nspam spam\nOSError: the disk is full"
+    )
+
+
+@given(text=st.text() | st.just(RAGGED * 3), room=st.integers(0, 300))
+def test_the_room_is_never_exceeded_and_the_line_is_one(text: str, room: int) -> None:
+    assert len(shortened(text, room)) <= room
+    assert len(one_line(text)) <= 300
+    assert "\n" not in one_line(text)

@@ -1,0 +1,106 @@
+"""Text from strangers: nothing in it that a terminal obeys gets into a status, an event or a table."""
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contract.pods import ended_pod
+from tests.unit.hostile_texts import HOSTILE, SHOWN, obeyed
+from tests.unit.jobs import job_body
+from tests.unit.pods import NOON
+from tpu_training_operator.api.conditions import Condition
+from tpu_training_operator.api.status import Failure, Progress, Status
+from tpu_training_operator.api.text import plain, plain_json
+from tpu_training_operator.domain.actions import Event
+from tpu_training_operator.domain.last_words import last_words
+from tpu_training_operator.runtime.events import event_body
+from tpu_training_operator.runtime.reconciler import status_body
+
+texts = st.text(st.characters(exclude_categories=())) | st.text(
+    st.sampled_from("\x00\x07\x1b\x7f\x90\x9b\x9c\x9d[]\\;0mc\r\n\t \u202e\u2069\ud800é")
+)
+
+
+@given(texts)
+def test_no_text_keeps_what_a_terminal_obeys(text: str) -> None:
+    kept = plain(text)
+    kinds = {unicodedata.category(character) for character in kept if character not in "\n\t"}
+    assert not kinds & {"Cc", "Cs"}
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", kept)
+    kept.encode()
+
+
+@given(texts)
+def test_what_is_plain_stays_as_it_is(text: str) -> None:
+    assert plain(plain(text)) == plain(text)
+
+
+@given(texts)
+def test_no_text_grows(text: str) -> None:
+    assert len(plain(text)) <= len(text)
+
+
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Cf")) | st.sampled_from("\n\t")))
+def test_what_people_write_is_kept(text: str) -> None:
+    assert plain(text) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("\x1b[31mValueError\x1b[0m: bad", "ValueError: bad"),
+        ("\x1b]0;title\x07after", "after"),
+        ("\x1b]52;c;cHduZWQ=\x1b\\after", "after"),
+        ("\x1b]0;never ends", "0;never ends"),
+        ("\x1b[2", "2"),
+        ("10%\r20%\r\ndone", "10%\n20%\ndone"),
+        ("a\tb\n", "a\tb\n"),
+        ("\u200fעברית\u200e", "\u200fעברית\u200e"),
+        ("family 👨‍👩‍👧", "family 👨‍👩‍👧"),
+        ("half \ud83d", "half ?"),
+    ],
+)
+def test_what_is_left_of(given: str, kept: str) -> None:
+    assert plain(given) == kept
+
+
+def test_a_json_value_is_made_plain_with_its_names() -> None:
+    assert plain_json({"a\x1b": ["b\x07", {"c": 1.5, "d": None}, True]}) == {"a": ["b", {"c": 1.5, "d": None}, True]}
+
+
+@pytest.mark.parametrize("message", [HOSTILE, '{"outcome": "UserError", "message": "\\u001b[2J\\u009b2J\\ud800"}'])
+def test_last_words_are_plain(message: str) -> None:
+    assert obeyed(last_words(ended_pod(1, message))) == []
+
+
+def test_whatever_gets_into_a_status_or_an_event_is_plain() -> None:
+    status = Status(
+        conditions=[
+            Condition(
+                type="Ready", status="False", last_transition_time="2026-01-01T00:00:00Z", reason="A", message=HOSTILE
+            )
+        ],
+        progress=Progress(step=1, total_steps=2, loss="nan", metrics={HOSTILE: "1"}, warnings=[HOSTILE, "well"]),
+        last_failure=Failure.model_validate(
+            {
+                "attempt": 1,
+                "pod": HOSTILE,
+                "node": HOSTILE,
+                "slice": 0,
+                "host": 0,
+                "class": "Unknown",
+                "reason": HOSTILE,
+                "message": HOSTILE,
+                "time": "2026-01-01T00:00:00Z",
+            }
+        ),
+        avoided_nodes=[HOSTILE],
+    )
+    body = str(status_body(status))
+    assert body.count(SHOWN) + body.count("up\\ndown") >= 6
+    assert obeyed(body) == []
+    assert Status.model_validate(status_body(status)) == status
+    assert obeyed(event_body(Event("Failed", HOSTILE), job_body(), NOON)["note"]) == []

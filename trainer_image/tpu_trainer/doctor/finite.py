@@ -1,0 +1,93 @@
+"""What becomes of a run whose loss or gradients are not finite, as recipe.onNotFinite says. Held by `doctor`.
+
+Decided when the signals are read, which all replicas do after the same steps: so they all end alike.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+
+from tpu_trainer.doctor.voice import Voice
+from tpu_trainer.errors import NotFiniteError
+from tpu_trainer.signals import Reading
+from tpu_trainer.spec import OnNotFinite
+
+MOST_SKIPPED = 100
+"""Steps in a row that are skipped before the run ends: nothing is trained any more."""
+
+_ADVICE = (
+    "lower the learning rate or lengthen the warm-up; clip the gradients; look for a division by zero, the logarithm "
+    "of zero, an overflow of float16, or examples that are not finite themselves"
+)
+
+
+class Finiteness:
+    """`clean`: no update behind the present parameters had a loss or gradients that were not finite. A checkpoint says
+    so, and the run that continues from it begins with it. `bad`: steps that were not finite, skipped ones included."""
+
+    def __init__(self, policy: OnNotFinite, voice: Voice, steps: int, clean: bool = True) -> None:
+        """`steps`: those of the whole run."""
+        self._policy, self._voice = policy, voice
+        self._most = min(MOST_SKIPPED, steps)
+        self.clean = clean
+        self.bad = 0
+        self._first: int | None = None
+        self._in_a_row = 0
+
+    def read(self, first: int, reading: Reading, learning_rate: float) -> None:
+        """`first`: the step of the reading's first loss.
+
+        Raises:
+            NotFiniteError: in all replicas alike, where the run must not go on.
+        """
+        for step, loss, finite in zip(count(first), reading.losses, reading.finite, strict=False):
+            if finite:
+                self._in_a_row = 0
+                continue
+            self.bad, self._in_a_row = self.bad + 1, self._in_a_row + 1
+            self._first = step if self._first is None else self._first
+            self._judge(step, _what(loss), learning_rate)
+
+    @property
+    def summary(self) -> str:
+        """What the run's last line adds; nothing where all was finite."""
+        if not self.bad:
+            return ""
+        steps = "1 step" if self.bad == 1 else f"{self.bad} steps"
+        if self._policy is OnNotFinite.SKIP:
+            return f"; {steps} skipped, because loss or gradients were not finite"
+        return f"; WARNING: loss or gradients were not finite in {steps}, first in step {self._first}"
+
+    def _judge(self, step: int, what: str, learning_rate: float) -> None:
+        rate = f"learning rate {learning_rate:.6g}"
+        if self._policy is OnNotFinite.STOP:
+            raise NotFiniteError(
+                f"{what} since step {step} ({rate}); no checkpoint holds that step. What helps: {_ADVICE}. With "
+                "recipe.onNotFinite: Skip such steps change nothing, and the training goes on",
+                step,
+            )
+        if self._policy is OnNotFinite.SKIP:
+            if self._in_a_row == self._most:
+                raise NotFiniteError(
+                    f"the last {self._most} steps were all skipped: {what} in step {step} ({rate}). What helps: "
+                    f"{_ADVICE}",
+                    step,
+                )
+            times = "" if self.bad == 1 else f", the {self.bad}th such step"
+            self._voice.say(
+                "NotFinite", step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(self.bad)
+            )
+            return
+        self.clean = False
+        self._voice.say(
+            "NotFinite",
+            step,
+            f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: the training goes on, most likely with "
+            f"parameters that are not finite either. What helps: {_ADVICE}",
+            severity=float(self.bad),
+        )
+
+
+def _what(loss: float) -> str:
+    return f"the gradients are not finite (loss {loss:.6g})" if math.isfinite(loss) else f"the loss is {loss}"
