@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.replica import run_replica
@@ -49,6 +51,8 @@ def run(document: dict[str, Any], directory: Path) -> Run:
         master_port=0,
         progress_file=progress,
     )
+    # Tiny tensors: more threads would only wait for each other.
+    torch.set_num_threads(1)
     outcome = run_replica(parse_run_spec(document), environment, SharedStop(directory / "stop"), _hung)
     return Run(outcome, [json.loads(line) for line in progress.read_text().splitlines()])
 

@@ -26,6 +26,7 @@ from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.lightning import adopt, is_lightning
 from tpu_trainer.lightning.optimizers import configured
+from tpu_trainer.outcome import outcome_of
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
 
@@ -226,7 +227,8 @@ def test_the_trainer_that_a_module_sees_tells_what_it_knows_and_names_what_it_do
     assert (task.model.current_epoch, task.model.global_step, task.model.logger) == (0, 0, None)
     with pytest.raises(AttributeError, match=r"trainer\.strategy is not provided by tpu_trainer; it provides accum"):
         _ = trainer.strategy
-    with pytest.raises(AttributeError, match="should_stop"):
+    assert task.model.local_rank == 0
+    with pytest.raises(AttributeError, match=r"trainer\.should_stop cannot be set: .* ends after the recipe's trainS"):
         trainer.should_stop = True
 
 
@@ -247,3 +249,14 @@ def test_a_module_is_known_by_its_methods_not_by_its_class() -> None:
     task, hooks = adopted(NoLightning)
     assert isinstance(hooks.configure([], hyperparameters()), SGD)
     assert task.evaluator is None
+
+
+def test_a_module_that_needs_a_logger_is_told_that_there_is_none() -> None:
+    def drawing(self: Plain, batch: Any) -> Any:
+        self.logger.experiment.add_image("batch", batch)
+
+    task, hooks = adopted(type("Drawing", (Plain,), {"training_step": drawing}))
+    hooks.step_begins([torch.ones(2, 1)], 1)
+    with pytest.raises(UserCodeError) as refusal:
+        task.loss(task.model, [torch.ones(2, 1)])
+    assert "self.logger is None: tpu_trainer has no loggers" in outcome_of(refusal.value).message

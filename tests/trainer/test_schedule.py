@@ -113,7 +113,19 @@ def test_the_tasks_own_rate_goes_through_a_checkpoint(built: float, continued: f
     after = Groups(built, ramp=Ramp(2, 5, 0.5))
     after.rates.load(kept)
     assert (after.after(2), after.after(3), after.rates.ramp) == ([continued], [continued], None)
-    assert after.said == []
+    (said,) = after.said
+    assert said.startswith("before the checkpoint the task's own code set the learning rate")
+
+
+def test_the_rate_of_a_scheduler_that_the_task_has_no_longer_is_not_taken_from_a_checkpoint() -> None:
+    before = Groups(0.4, own=True)
+    before.put(0.003)
+    kept = json.loads(json.dumps(before.rates.state()))
+    still, no_longer = Groups(0.4, own=True), Groups(0.4)
+    for groups in (still, no_longer):
+        groups.rates.load(kept)
+        assert groups.said == []
+    assert (still.after(1), no_longer.after(1)) == ([0.003], [0.2])
 
 
 def test_the_recipes_rate_is_not_taken_from_a_checkpoint() -> None:

@@ -76,7 +76,7 @@ def test_a_required_parameter_has_torchs_default_where_the_recipe_is_silent() ->
 
 
 def test_a_class_is_called_by_its_constructors_names_and_its_kwargs_take_the_rest() -> None:
-    assert called(Model, recipe({"width": "3", "depth": "2"})).given == (3, 0.5, {"depth": "2"})
+    assert called(Model, recipe({"width": "3", "depth": "2"})).given == (3, 0.5, {"depth": 2})
 
 
 def test_positional_only_parameters_are_filled_in_order() -> None:
@@ -110,9 +110,30 @@ def test_a_text_becomes_what_the_annotation_says(kind: Any, text: str, value: An
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(("default", "value"), [(1, 8), (1.0, 8.0), ("a", "8"), (None, "8")])
+@pytest.mark.parametrize(("default", "value"), [(1, 8), (1.0, 8.0), ("a", "8"), (None, 8)])
 def test_without_annotation_a_text_becomes_what_the_default_is(default: Any, value: Any) -> None:
     found = called(lambda x=default: x, recipe({"x": "8"}))
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("32", 32),
+        ("-3", -3),
+        ("0.5", 0.5),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("False", "False"),
+        ("007", "007"),
+        ("1_000", "1_000"),
+        ("nan", "nan"),
+        ("resnet50", "resnet50"),
+        ("", ""),
+    ],
+)
+def test_with_neither_annotation_nor_default_a_text_is_what_json_would_read(text: str, value: Any) -> None:
+    found = called(lambda width, x: x, recipe({"width": "1", "x": text}))
     assert (found, type(found)) == (value, type(value))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.unit.pods import deleted, disrupted, pod, time_at, with_status
+from tpu_training_operator.api import constants
 
 Object = dict[str, Any]
 IMAGE = "registry.example/team/digits:v9"
@@ -65,8 +66,8 @@ def container(state: Object, name: str = "trainer") -> Object:
 
 def of_entrypoint(body: Object) -> Object:
     """The same, of a worker that runs `trainer.entrypoint`."""
-    env = [{"name": "TPUJOB_RUN_SPEC", "value": "/etc/tpu-training/run.json"}]
-    return {**body, "spec": {**body["spec"], "containers": [{"name": "trainer", "env": env}]}}
+    containers = [{"name": "trainer", "command": constants.TRAINER_COMMAND}]
+    return {**body, "spec": {**body["spec"], "containers": containers}}
 
 
 def of_host(host: int, body: Object) -> Object:

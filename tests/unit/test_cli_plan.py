@@ -80,11 +80,12 @@ def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
     assert "linear rule" in rows["learning rate"][2]
 
 
-def test_the_table_warns_below_itself_in_one_line() -> None:
+def test_the_table_warns_below_itself_in_one_line_each() -> None:
     changes = {"spec.recipe.optimizer.name": "sophia", "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}}
-    last = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-1]
-    assert last.startswith("warning: no scaling rule is known for optimizer 'sophia': ")
-    assert last.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
+    rule, built = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-2:]
+    assert rule.startswith("warning: no scaling rule is known for optimizer 'sophia': ")
+    assert built.startswith("warning: the trainer builds adam, adamw, rmsprop, sgd and no sophia: ")
+    assert rule.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
 
 
 SPOT = {"spec.slice.provisioning": {"spot": True}}

@@ -7,6 +7,7 @@ default. A misspelt name is an error and never silent: a run of days with a defa
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -57,7 +58,7 @@ def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str
             keywords[parameter.name] = value
     unused = [name for name in hp.parameters if name not in {p.name for p in named}]
     if takes_rest:
-        keywords |= {name: hp.parameters[name] for name in unused}
+        keywords |= {name: as_written(hp.parameters[name]) for name in unused}
     elif unused and not whole:
         raise UserCodeError(
             f"entrypoint {entrypoint}: recipe.parameters has {', '.join(unused)}, which it does not take; its "
@@ -122,9 +123,9 @@ def _value(
 
 
 def _wanted(hint: Any, default: Any) -> Any:
-    """The type a text is made into: the annotation's, else the default's, else it stays a text."""
+    """The type a text is made into: the annotation's, else the default's; None where there is neither."""
     if hint is None:
-        return str if default is inspect.Parameter.empty or default is None else type(default)
+        return None if default is inspect.Parameter.empty or default is None else type(default)
     if get_origin(hint) in (Union, types.UnionType):
         return next((kind for kind in get_args(hint) if kind is not type(None)), str)
     if isinstance(hint, str):
@@ -132,12 +133,30 @@ def _wanted(hint: Any, default: Any) -> Any:
     return str if hint is Any else hint
 
 
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
+_REAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+def as_written(text: str) -> bool | int | float | str:
+    """What a text means that nothing gives a type: a number or a truth value as JSON writes it, else the text.
+
+    "007", "1_000", ".5" and "yes" stay texts.
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) else text
+
+
 def from_text(text: str, kind: Any) -> bool | int | float | str:
-    """`text` as a bool, int, float or str. An int may be written "1e3".
+    """`text` as a bool, int, float or str, or as it is written where `kind` is None. An int may be written "1e3".
 
     Raises:
         ValueError: the text is none, or `kind` is another type.
     """
+    if kind is None:
+        return as_written(text)
     if kind is str:
         return text
     if kind is bool:

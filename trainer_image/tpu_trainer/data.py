@@ -29,10 +29,12 @@ GENERATORS = Lock()
 
 @dataclass(frozen=True)
 class Share:
-    """The part of every global batch that falls to one process: `rank` of `world`, equal parts."""
+    """The part of every global batch that falls to one process: `rank` of `world`, equal parts. `local_rank`: its
+    place among the processes of its host."""
 
     rank: int
     world: int
+    local_rank: int = 0
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class _Run:
 
     def whole(self) -> Outcome:
         backend, hp = self.backend, Hyperparameters.of(self.spec)
-        share = Share(backend.rank, backend.world)
+        share = Share(backend.rank, backend.world, backend.local_rank)
         self.telling.progress.starting(_greeting(self.spec, backend))
         task, hooks = _load(self.spec.entrypoint, hp, share, backend)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.doctor.finding import Finding
@@ -39,6 +40,17 @@ class Ramp:
         return self.begin + (1 - self.begin) * done
 
 
+class Whose(StrEnum):
+    """Who sets the rates: the recipe; the task from the start, by a scheduler; or the task since some step."""
+
+    RECIPE = "recipe"
+    TASK = "task"
+    HOOKS = "hooks"
+
+
+_TAKEN = "From here on the rate is the task's: the recipe's warm-up and schedule are not used"
+
+
 class LearningRate:
     """Sets every parameter group's rate, from the one the optimizer was built with, until the task sets one itself.
 
@@ -58,7 +70,7 @@ class LearningRate:
     ) -> None:
         self._optimizer, self._hp, self._tell = optimizer, hp, tell
         self.ramp = None if own else ramp
-        self._own = own
+        self._whose = Whose.TASK if own else Whose.RECIPE
         self._built: list[Rate] = []
         self._last: list[Rate] = []
         self._take_in_new_groups()
@@ -79,9 +91,11 @@ class LearningRate:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        if not self._own and any(group.get("lr") != last for group, last in zip(groups, self._last, strict=True)):
+        if self._whose is Whose.RECIPE and any(
+            group.get("lr") != last for group, last in zip(groups, self._last, strict=True)
+        ):
             self._taken_over(step)
-        if self._own:
+        if self._whose is not Whose.RECIPE:
             return
         factor = rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
         if self.ramp is not None:
@@ -94,17 +108,21 @@ class LearningRate:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON: whose the rates are, those the groups were built with, and the present."""
         present = [group.get("lr") for group in self._optimizer.param_groups]
-        return {"own": self._own, "built": _numbers(self._built), "present": _numbers(present)}
+        return {"whose": self._whose, "built": _numbers(self._built), "present": _numbers(present)}
 
     def load(self, kept: Mapping[str, Any] | None) -> None:
         """Goes on with rates that the task had set, in proportion where its optimizer is now built with other ones;
         the recipe's need nothing kept. None: a checkpoint that does not say."""
-        if kept is None:
+        if kept is None or kept["whose"] not in (Whose.HOOKS, self._whose):
             return
-        if not kept["own"]:
+        if kept["whose"] == Whose.RECIPE:
             self._load_new_groups(kept["built"])
             return
-        self._own, self.ramp = True, None
+        if self._whose is Whose.RECIPE:
+            self._whose, self.ramp = Whose.HOOKS, None
+            self._tell(
+                Finding("LearningRate", 0, f"before the checkpoint the task's own code set the learning rate. {_TAKEN}")
+            )
         groups = self._optimizer.param_groups
         for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
             if rate is not None:
@@ -125,7 +143,7 @@ class LearningRate:
             self._last.append(group.get("lr"))
 
     def _taken_over(self, step: int) -> None:
-        self._own = True
+        self._whose = Whose.HOOKS
         groups = self._optimizer.param_groups
         group, last = next((g, last) for g, last in zip(groups, self._last, strict=True) if g.get("lr") != last)
         self._tell(
@@ -133,7 +151,7 @@ class LearningRate:
                 "LearningRate",
                 step,
                 f"step {step + 1}: the task's own code set the learning rate to {_short(group.get('lr'))}, it was "
-                f"{_short(last)}. From here on the rate is the task's: the recipe's warm-up and schedule are not used",
+                f"{_short(last)}. {_TAKEN}",
             )
         )
 

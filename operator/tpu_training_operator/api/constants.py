@@ -35,7 +35,6 @@ NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
 
 CONTAINER_NAME = "trainer"
 TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
-ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
 TERMINATION_LOG = "/dev/termination-log"

@@ -45,7 +45,7 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         UserCodeError: the module wants what this trainer has not, or has no data, or raised.
     """
     _refuse(module, data)
-    view = view_of(hp, share.world, share.rank, data)
+    view = view_of(hp, share, data)
     session = Session(module, data, view, Log(view.callback_metrics))
     _attach(session)
     prepare(session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.errors import UserCodeError, user_code
@@ -83,13 +84,39 @@ class Session:
         method = getattr(self.module, name)
         if name not in self._indexed:
             self._indexed[name] = takes_index(method)
-        with user_code(name):
+        with _lightning_code(name):
             return method(batch, index) if self._indexed[name] else method(batch)
 
     def finish(self) -> None:
         """Nothing will be trained or evaluated any more."""
         self.call("on_fit_end")
         self.call_both("teardown", "fit")
+
+
+_OF_LOGGERS = (
+    "experiment",
+    "log_hyperparams",
+    "log_image",
+    "log_metrics",
+    "log_table",
+    "log_text",
+    "save_dir",
+    "watch",
+)
+
+
+class _lightning_code(user_code):  # noqa: N801 - reads as a statement, as user_code does
+    """Says of an attribute of the logger that there is none: `None` alone tells nobody whose fault that is."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        if isinstance(error, AttributeError) and error.obj is None and error.name in _OF_LOGGERS:
+            error.add_note(
+                "self.logger is None: tpu_trainer has no loggers. What self.log is given in an evaluation goes to the "
+                "report and to TensorBoard (spec.report); ask `if self.logger:` before using one"
+            )
+        super().__exit__(kind, error, frames)
 
 
 def takes_index(step: Callable[..., Any]) -> bool:
@@ -110,5 +137,5 @@ def takes_index(step: Callable[..., Any]) -> bool:
 
 
 def _call(target: object, name: str, *arguments: Any, **named: Any) -> Any:
-    with user_code(name):
+    with _lightning_code(name):
         return getattr(target, name)(*arguments, **named)

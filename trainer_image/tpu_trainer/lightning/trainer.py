@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
+from tpu_trainer.data import Share
 from tpu_trainer.lightning.optimizers import Scheduled
 from tpu_trainer.task import Hyperparameters
 
@@ -25,6 +26,7 @@ class TrainerView:
     accumulate_grad_batches: int
     world_size: int
     global_rank: int
+    local_rank: int = 0
     datamodule: Any = None
     max_epochs: int = -1
     num_training_batches: int | float = float("inf")
@@ -63,6 +65,16 @@ class TrainerView:
     def logged_metrics(self) -> dict[str, Any]:
         return self.callback_metrics
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).__slots__:
+            raise AttributeError(
+                f"trainer.{name} cannot be set: tpu_trainer does not read it. The training ends after the recipe's "
+                "trainSteps, on all replicas alike"
+                if name == "should_stop"
+                else f"trainer.{name} cannot be set: tpu_trainer does not read it"
+            )
+        object.__setattr__(self, name, value)
+
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}")
 
@@ -73,11 +85,12 @@ def offered() -> list[str]:
     return sorted([*(part.name for part in fields(TrainerView)), *properties])
 
 
-def view_of(hp: Hyperparameters, world: int, rank: int, datamodule: Any) -> TrainerView:
+def view_of(hp: Hyperparameters, share: Share, datamodule: Any) -> TrainerView:
     return TrainerView(
         max_steps=hp.train_steps,
         accumulate_grad_batches=hp.accumulation_steps,
-        world_size=world,
-        global_rank=rank,
+        world_size=share.world,
+        global_rank=share.rank,
+        local_rank=share.local_rank,
         datamodule=datamodule,
     )

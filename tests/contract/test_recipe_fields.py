@@ -1,0 +1,200 @@
+"""Every field of the recipe does something that can be seen, from the job's YAML to the end of a training, or the plan
+says that it does nothing. A field without a case here fails.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.contract.jobs import stored_job
+from tests.trainer import tasks
+from tests.trainer.in_process import Run, run
+from tpu_trainer import Hyperparameters, Task
+from tpu_trainer.optimizers import BUILDERS
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.run_spec import run_spec
+from tpu_training_operator.domain.unused import BUILT
+
+Changes = dict[str, Any]
+
+
+ADAM = {"name": "adam", "learningRate": "0.01"}
+SGD = {"name": "sgd", "learningRate": "0.3", "momentum": "0.9"}
+ONE_CHIP = {"acceleratorType": "v5litepod-1"}
+EPOCHS = {"trainSteps": ..., "epochs": 2, "datasetSize": tasks.EXAMPLES}
+
+
+def task(hp: Hyperparameters, width: int = 1) -> Task:
+    """Evaluated by the length of its weights, so that an average of them can be seen."""
+
+    def metrics(model: nn.Module, batch: tuple[torch.Tensor]) -> dict[str, torch.Tensor]:
+        length = torch.stack([parameter.square().sum() for parameter in model.parameters()]).sum()
+        return {"length": width * length.expand(len(batch[0]))}
+
+    evaluation = TensorDataset(torch.arange(4))
+    return dataclasses.replace(tasks.small(hp), evaluation=evaluation, metrics=metrics)
+
+
+def trained(directory: Path, changes: Changes) -> Run:
+    """The run of a job on one CPU host, of four chips, with these changes to its recipe."""
+    recipe = {f"recipe.{path}": value for path, value in ({"globalBatchSize": 16, "trainSteps": 8} | changes).items()}
+    job = stored_job(
+        {
+            "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
+            "trainer.backend": "Torch",
+            "trainer.entrypoint": "tests.contract.test_recipe_fields:task",
+            "recipe.optimizer": SGD,
+            **recipe,
+        }
+    )
+    return run(run_spec(job, resolve(job.spec), 1), directory)
+
+
+SEEN: dict[str, tuple[Any, ...]] = {}
+
+
+def seen(directory: Path, changes: Changes) -> tuple[Any, ...]:
+    """What there is to be seen of a run: its outcome, losses and evaluations. Runs are made once."""
+    key = repr(changes)
+    if key not in SEEN:
+        made = trained(directory, changes)
+        SEEN[key] = made.outcome.code, made.losses, made.evaluations
+    return SEEN[key]
+
+
+# By field: a recipe with it, and the same without it or with another value; the two runs must differ.
+ACT: dict[str, tuple[Changes, Changes]] = {
+    "tunedOn": ({"tunedOn": ONE_CHIP}, {}),
+    "globalBatchSize": ({"globalBatchSize": 32}, {}),
+    "trainSteps": ({"trainSteps": 9}, {}),
+    "epochs": (EPOCHS, EPOCHS | {"epochs": 3}),
+    "datasetSize": (EPOCHS, EPOCHS | {"datasetSize": 2 * tasks.EXAMPLES}),
+    "optimizer.name": ({"optimizer.name": "adam"}, {"optimizer.name": "rmsprop"}),
+    "optimizer.learningRate": ({"optimizer.learningRate": "0.1"}, {}),
+    "optimizer.momentum": ({"optimizer.momentum": "0.5"}, {}),
+    "optimizer.weightDecay": ({"optimizer.weightDecay": "0.1"}, {}),
+    "optimizer.beta1": ({"optimizer": ADAM | {"beta1": "0.5"}}, {"optimizer": ADAM}),
+    "optimizer.beta2": ({"optimizer": ADAM | {"beta2": "0.5"}}, {"optimizer": ADAM}),
+    "optimizer.epsilon": ({"optimizer": ADAM | {"epsilon": "0.1"}}, {"optimizer": ADAM}),
+    "warmupSteps": ({"warmupSteps": 4}, {}),
+    "schedule.name": ({"schedule": {"name": "Cosine"}}, {"schedule": {"name": "Linear"}}),
+    "schedule.milestones": (
+        {"schedule": {"name": "Step", "milestones": [3]}},
+        {"schedule": {"name": "Step", "milestones": [5]}},
+    ),
+    "schedule.factor": ({"schedule": {"name": "Linear", "factor": "0.5"}}, {"schedule": {"name": "Linear"}}),
+    "evaluateEverySteps": ({"evaluateEverySteps": 3}, {}),
+    "emaDecay": ({"emaDecay": "0.5"}, {}),
+    "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
+    "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "None"}}, {"tunedOn": ONE_CHIP}),
+    "scaling.maxLearningRate": ({"tunedOn": ONE_CHIP, "scaling": {"maxLearningRate": "0.5"}}, {"tunedOn": ONE_CHIP}),
+    "scaling.betas": (
+        {"tunedOn": ONE_CHIP, "optimizer": ADAM, "scaling": {"betas": True}},
+        {"tunedOn": ONE_CHIP, "optimizer": ADAM},
+    ),
+    "scaling.weightDecay": (
+        {"tunedOn": ONE_CHIP, "optimizer": ADAM | {"weightDecay": "0.1"}, "scaling": {"weightDecay": True}},
+        {"tunedOn": ONE_CHIP, "optimizer": ADAM | {"weightDecay": "0.1"}},
+    ),
+    "scaling.ema": (
+        {"tunedOn": ONE_CHIP, "emaDecay": "0.5", "scaling": {"ema": True}},
+        {"tunedOn": ONE_CHIP, "emaDecay": "0.5"},
+    ),
+    "seed": ({"seed": 1}, {}),
+    "parameters": ({"parameters": {"width": "2"}}, {}),
+}
+
+# What is for the plan only: the warning that it leads to.
+PLANNED: dict[str, tuple[Changes, str]] = {
+    "gradientNoiseScale": ({"gradientNoiseScale": "8"}, "the global batch of 16 is beyond the gradient noise scale"),
+}
+
+
+def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """The fields by their path; a slice is one."""
+    for name, field in model.model_fields.items():
+        kind, below = field.annotation, f"{path}{field.alias or name}"
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{below}.")
+        else:
+            yield below
+
+
+@pytest.mark.parametrize("field", list(leaves(Recipe)))
+def test_every_field_of_the_recipe_acts(field: str, tmp_path: Path) -> None:
+    if field in PLANNED:
+        changes, warning = PLANNED[field]
+        notes = resolve(
+            stored_job({f"recipe.{path}": value for path, value in ({"globalBatchSize": 16} | changes).items()}).spec
+        ).warnings
+        assert any(note.startswith(warning) for note in notes)
+        return
+    one, other = (seen(tmp_path, changes) for changes in ACT[field])
+    assert one != other
+
+
+def test_runs_of_the_same_recipe_are_the_same(tmp_path: Path) -> None:
+    first = seen(tmp_path, {})
+    SEEN.clear()
+    assert seen(tmp_path, {}) == first
+
+
+def test_the_optimizers_that_the_plan_takes_for_built_are_those_that_the_trainer_builds() -> None:
+    assert set(BUILT) == set(BUILDERS)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(
+    ("field", "setting", "value"),
+    [
+        ("momentum", "momentum", "0.5"),
+        ("weight_decay", "weightDecay", "0.1"),
+        ("beta1", "beta1", "0.5"),
+        ("beta2", "beta2", "0.5"),
+        ("epsilon", "epsilon", "0.1"),
+    ],
+)
+def test_what_an_optimizer_takes_acts_and_what_it_does_not_take_is_said_to_be_unused(
+    name: str, field: str, setting: str, value: str, tmp_path: Path
+) -> None:
+    without = {"optimizer": {"name": name, "learningRate": "0.01"}}
+    given = {"optimizer": without["optimizer"] | {setting: value}}
+    one, other = (seen(tmp_path, changes) for changes in (given, without))
+    assert (one != other) == (field in BUILT[name])
+    job = stored_job({f"recipe.{path}": value for path, value in given.items()})
+    said = f"recipe.optimizer.{setting} is not used: {name} takes none"
+    assert (said in resolve(job.spec).warnings) == (field not in BUILT[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"optimizer.name": "AdamW"}, None),
+        ({"optimizer.name": "lion"}, "the trainer builds adam, adamw, rmsprop, sgd and no lion: the task must bring"),
+        ({"optimizer.name": "adma"}, "the trainer builds adam, adamw, rmsprop, sgd and no adma (did you mean adam?)"),
+        ({"optimizer.name": "smurf"}, "the trainer builds adam, adamw, rmsprop, sgd and no smurf: the task must"),
+        ({"scaling": {"betas": True}}, "recipe.scaling.betas is not used: sgd takes none"),
+        ({"scaling": {"weightDecay": True}}, "recipe.scaling.weightDecay is not used: recipe.optimizer gives no"),
+        ({"scaling": {"ema": True}}, "recipe.scaling.ema is not used: the recipe gives no emaDecay to scale"),
+        ({"schedule": {"factor": "0.5"}}, "recipe.schedule.factor is not used: schedule Constant keeps the learning"),
+        ({"schedule": {"name": "Step", "milestones": [100, 300]}}, "milestones 300 are not reached: the training ends"),
+        ({"emaDecay": "0.9999"}, "emaDecay 0.9999 averages over more than the 300 steps of the training"),
+        ({"emaDecay": "0.99"}, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("loop", ["trainer", "own"])
+def test_what_the_plan_can_know_to_be_of_no_use_is_said(changes: Changes, warning: str | None, loop: str) -> None:
+    own = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]} if loop == "own" else {}
+    job = stored_job({f"recipe.{path}": value for path, value in changes.items()} | own)
+    warnings = resolve(job.spec).warnings
+    expected = warning if loop == "trainer" else None
+    assert len(warnings) == (expected is not None)
+    assert all(text.startswith(expected or "") for text in warnings)

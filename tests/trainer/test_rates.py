@@ -1,0 +1,132 @@
+"""The rates that the optimizer really steps with, in whole runs of tasks as they are found in public code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tests.trainer import tasks
+from tests.trainer.gang import run_spec
+from tests.trainer.in_process import Run, run
+from tpu_trainer import Hyperparameters, Task
+from tpu_trainer.contract import ExitCode
+
+RATE = 0.3
+USED: list[list[float]] = []
+
+
+class Spy(torch.optim.AdamW):
+    """Writes down the rate of every group in every step."""
+
+    def step(self, closure: Any = None) -> Any:
+        USED.append([group["lr"] for group in self.param_groups])
+        return super().step(closure)
+
+
+def layer_decay(hp: Hyperparameters) -> Task:
+    """Twelve groups, as timm's param_groups_layer_decay makes them: the rate is left to whoever schedules it."""
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(11)], nn.Linear(8, tasks.CLASSES))
+
+    def groups(parameters: Any, hp: Hyperparameters) -> Spy:
+        made = [
+            {"params": list(layer.parameters()), "lr_scale": 0.75 ** (11 - depth)} for depth, layer in enumerate(model)
+        ]
+        return Spy(made, lr=hp.learning_rate)
+
+    return Task(model=model, train=tasks.examples(), loss=tasks.loss, optimizer=groups)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__()
+        self.network, self.rate = tasks.Network(), learning_rate
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return tasks.loss(self.network, batch)
+
+    def configure_optimizers(self) -> Any:
+        return Spy(self.parameters(), lr=self.rate)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(tasks.examples(), batch_size=16)
+
+
+class WarmUp(Module):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        for group in self.optimizers().param_groups:
+            group["lr"] = self.rate * min(1.0, (self.global_step + 1) / 10)
+
+
+class Halving(Module):
+    def on_train_epoch_end(self) -> None:
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.5
+
+
+class OneCycle(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = Spy(self.parameters(), lr=self.rate)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.rate, total_steps=steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Unscaled(Module):
+    def __init__(self, base: float = 0.1) -> None:
+        super().__init__(base)
+
+
+def trained(entrypoint: str, directory: Path, **changes: Any) -> Run:
+    USED.clear()
+    optimizer = {"name": "adamw", "learningRate": str(RATE)}
+    made = run(
+        run_spec(entrypoint=f"tests.trainer.test_rates:{entrypoint}", **changes) | {"optimizer": optimizer}, directory
+    )
+    assert made.outcome.code is ExitCode.Succeeded, made.outcome.message
+    return made
+
+
+def test_twelve_groups_of_a_layer_decay_have_their_multiples_of_the_recipes_rate(tmp_path: Path) -> None:
+    made = trained("layer_decay", tmp_path)
+    scales = [0.75 ** (11 - depth) for depth in range(12)]
+    assert USED[0] == pytest.approx([RATE / 5 * scale for scale in scales])
+    assert USED[-1] == pytest.approx([RATE * scale for scale in scales])
+    assert made.warnings == []
+
+
+def test_a_warm_up_made_by_hand_is_used(tmp_path: Path) -> None:
+    made = trained("WarmUp", tmp_path)
+    assert [rate for (rate,) in USED] == pytest.approx([RATE * min(1.0, (step + 1) / 10) for step in range(24)])
+    (said,) = made.warnings
+    assert said.startswith("step 1: the task's own code set the learning rate to 0.03, it was 0.3")
+
+
+def test_a_scheduler_has_the_rate_to_itself_and_that_is_said(tmp_path: Path) -> None:
+    made = trained("OneCycle", tmp_path)
+    assert (USED[0], max(USED)) == ([pytest.approx(RATE / 25)], [pytest.approx(RATE, rel=0.01)])
+    assert [said.partition(";")[0] for said in made.warnings] == ["the task schedules the learning rate itself"]
+
+
+def test_a_module_that_does_not_take_the_rate_is_told_of_it(tmp_path: Path) -> None:
+    (said,) = trained("Unscaled", tmp_path).warnings
+    assert said.startswith("the optimizer was built with learning rate 0.1; the recipe's scaled rate is 0.3 and is not")
+
+
+@pytest.mark.parametrize("entrypoint", ["WarmUp", "Halving"])
+def test_rates_set_by_hand_go_on_after_a_resume(tmp_path: Path, entrypoint: str) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoint = {"uri": str(checkpoints), "everySteps": 6, "keep": 9}
+    whole = trained(entrypoint, tmp_path, checkpoint=checkpoint)
+    rates = list(USED)
+    for step in (12, 18, 24):
+        shutil.rmtree(next(checkpoints.glob(f"step-{step:08d}-*")))
+    rest = trained(entrypoint, tmp_path, checkpoint=checkpoint)
+    assert (rates[6:], whole.losses[6:]) == (USED, rest.losses)
+    assert len(rest.warnings) == 1
