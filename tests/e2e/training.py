@@ -78,7 +78,7 @@ class Training(Space):
 
     def checkpoint(self) -> int:
         """The step of this training's newest one that is whole; 0 where there is none."""
-        names = self._storage.names(BUCKET, f"{self.name}/step-")
+        names = self._storage.names(BUCKET, f"{self.name}/{self.name}/{NAME}/step-")
         return max((int(name.split("/step-")[1][:8]) for name in names if name.endswith("/COMMIT")), default=0)
 
     def wait_attempt(self, attempt: int = 1) -> None:

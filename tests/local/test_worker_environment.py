@@ -39,6 +39,14 @@ def test_all_hosts_are_this_machine(runs: Runs) -> None:
     assert of_all(environs, "PJRT_DEVICE") == ["CPU"] * 4
 
 
+def test_torchrun_finds_all_hosts_without_an_argument(runs: Runs) -> None:
+    environs = environments(runs.start("", {"trainer.backend": "Torch"}, hosts=2), hosts=2)
+    (meeting,) = {(environ["PET_MASTER_ADDR"], environ["PET_MASTER_PORT"]) for environ in environs}
+    assert meeting == (environs[0]["MASTER_ADDR"], environs[0]["MASTER_PORT"]) == ("127.0.0.1", meeting[1])
+    assert [(environ["PET_NODE_RANK"], environ["PET_NNODES"]) for environ in environs] == [("0", "2"), ("1", "2")]
+    assert [(environ["RANK"], environ["WORLD_SIZE"]) for environ in environs] == [("0", "2"), ("1", "2")]
+
+
 def test_the_workers_meet_at_the_rendezvous(runs: Runs) -> None:
     script = """
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

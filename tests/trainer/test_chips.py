@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from tests.trainer import tasks
@@ -23,6 +24,8 @@ def test_another_number_of_chips_than_the_run_spec_says_is_a_bad_spec(launcher: 
     gang = launcher.start(spec, module="tests.trainer.chip_replicas", **chips(2))
     assert gang.wait() == [ExitCode.BadSpec], gang.output()
     assert "the run spec says 4 replicas, PJRT sees 2" in gang.hosts[0].message()["message"]
+    # What opening real chips would depend on is said before it is tried.
+    assert f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory" in gang.hosts[0].output
 
 
 def test_a_step_is_one_all_reduce_of_one_flat_bucket(launcher: Launcher) -> None:
