@@ -23,6 +23,7 @@ from tpu_training_operator.domain.actions import (
     DeleteJob,
     DeletePod,
     Event,
+    LookAtEvents,
     Plan,
 )
 from tpu_training_operator.domain.blocked import Obstacle, blocked, name_taken
@@ -47,6 +48,7 @@ from tpu_training_operator.runtime.cluster import (
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class _Refused(Exception):
 
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where; both or neither. `side_by_side`: how many requests of
-    one stage may be under way at once."""
+    one stage may be under way at once. `notebook`: what is remembered from pass to pass."""
 
     def __init__(
         self,
@@ -73,8 +75,10 @@ class Reconciler:
         reporting: Reporting | None = None,
         observer: JobObserver = SILENT_JOBS,
         side_by_side: int = 32,
+        notebook: Notebook | None = None,
     ) -> None:
         self._cluster = cluster
+        self._notebook = notebook or Notebook(cluster, clock)
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
@@ -96,12 +100,13 @@ class Reconciler:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             self._forget(key)
+            self._notebook.forget(key)
             self._written.pop(key, None)
             self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = self._with_inbox(Observed.of(job, pods), key)
+        observed = replace(self._with_inbox(Observed.of(job, pods), key), notes=self._notebook.of(key))
         decided = plan(observed, self._clock(), self._reporting)
         try:
             for stage in decided.stages:
@@ -112,6 +117,7 @@ class Reconciler:
         self._observer.job_seen(key, status.state)
         if status.completion_time is not None:
             self._forget(key)
+            self._notebook.forget(key)
         return decided.again
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
@@ -164,6 +170,8 @@ class Reconciler:
             case AskForStacks():
                 if self._inboxes is not None:
                     self._inboxes.ask_for_stacks(key)
+            case LookAtEvents(pods):
+                await self._notebook.look_at_events(key, dict(pods))
 
     async def _create(self, body: Object, job: Object, key: JobKey) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
@@ -202,6 +210,7 @@ class Reconciler:
             return before
         written = await self._cluster.update_status({**job, "status": status_body(after)})
         self._written[key] = written["metadata"]["resourceVersion"]
+        self._notebook.wrote_status(key)
         self._observer.status_written(before, after)
         # A report alone is no decision.
         level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
@@ -254,3 +263,5 @@ def _verb(action: Action) -> str:
             return "delete finished job"
         case AskForStacks():
             return "ask for stacks"
+        case LookAtEvents():
+            return "look at events"
