@@ -18,6 +18,7 @@ from tpu_training_operator.domain.notes import Notes
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.situation import Situation
+from tpu_training_operator.domain.words import count
 
 _NEW_REASON = timedelta(seconds=10)
 _NEW_COUNTS = timedelta(minutes=1)
@@ -54,7 +55,7 @@ def sentence(here: Situation) -> str:
     hosts = (host for pod in here.pods if (host := host_of(pod.raw)) is not None)
     found = summary(hosts, here.attempt, layout.slices, layout.hosts_per_slice)
     lines = here.observed.notes.events.lines if here.observed.notes and here.observed.notes.events else {}
-    parts = [f"attempt {here.attempt}: {found.ready + found.finished} of {found.total} hosts ready"]
+    parts = [f"attempt {here.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"]
     parts += [_with_event(group, here, lines) for group in found.others[:_MOST_GROUPS]]
     if left := sum(len(group.places) for group in found.others[_MOST_GROUPS:]):
         parts.append(f"{left} more for other reasons")
