@@ -120,7 +120,7 @@ def test_a_gang_that_starts_at_once_costs_no_further_write() -> None:
 
 
 def test_an_hour_of_waiting_costs_few_writes_and_few_questions() -> None:
-    cluster = given_a_created_gang()
+    cluster = given_a_created_gang({"spec.slice.acceleratorType": "v5litepod-4"})
     before = writes(cluster)
     waits(cluster, 3600)
     assert writes(cluster) - before <= 14
@@ -130,13 +130,13 @@ def test_an_hour_of_waiting_costs_few_writes_and_few_questions() -> None:
 
 
 def test_counts_that_change_all_the_time_are_told_once_a_minute() -> None:
-    cluster = given_a_created_gang({"spec.slice.acceleratorType": "v5litepod-256", "spec.recipe.globalBatchSize": 256})
+    cluster = given_a_created_gang({"spec.slice.acceleratorType": "v5litepod-64", "spec.recipe.globalBatchSize": 256})
     waits(cluster, 60)
     before = writes(cluster)
-    for index, pod in enumerate(list(cluster.pods.values())[:18]):
+    for index, pod in enumerate(list(cluster.pods.values())):
         finds_no_node(cluster, pod["metadata"]["name"], f"0/{index} nodes are available")
         waits(cluster, 10)
-    assert writes(cluster) - before <= 5, "three minutes, and one new reason"
+    assert writes(cluster) - before <= 5, "less than three minutes, and one new reason"
 
 
 def test_a_kubelet_that_goes_to_and_fro_is_no_new_reason() -> None:
