@@ -6,7 +6,7 @@ A test module inherits `ClusterContract` and gives the fixtures `cluster` (a run
 
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,9 +23,12 @@ from tests.contract.objects import (
     version,
     with_status,
 )
+from tpu_training_operator.domain.actions import Event
 from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.pod_events import line_of
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
+    EVENTS,
     JOBS,
     PODS,
     AlreadyExists,
@@ -36,6 +39,7 @@ from tpu_training_operator.runtime.cluster import (
     Object,
     Resource,
 )
+from tpu_training_operator.runtime.events import event_body
 
 ANOTHER_UID = "11111111-2222-3333-4444-555555555555"
 
@@ -149,6 +153,16 @@ class ReadingContract:
         assert await names({"job": "digits"}) == {"both", "other-value", "one-label"}
         assert await names({"job": "letters"}) == set()
         assert await names(None) == {"both", "other-value", "one-label", "none"}
+
+    async def test_a_list_of_events_is_of_one_pod(self, cluster: Cluster, namespace: str) -> None:
+        for uid in ("uid-1", "uid-1", "uid-2"):
+            regarding = {"kind": "Pod", "name": "digits-1-0-0", "namespace": namespace, "uid": uid}
+            job = {"metadata": {"name": "digits", "namespace": namespace, "uid": uid}}
+            body = event_body(Event("FailedMount", "no volume", warning=True), job, datetime.now(UTC))
+            await cluster.create({**body, "regarding": regarding})
+        found = await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-1"})
+        assert [line_of([event]) for event in found] == ["FailedMount: no volume"] * 2
+        assert await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-3"}) == []
 
     async def test_a_list_is_of_one_namespace_or_of_all(self, cluster: Cluster, namespace: str) -> None:
         labels = {"test": namespace}

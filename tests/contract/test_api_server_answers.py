@@ -1,7 +1,10 @@
 """What the adapter makes of an API server's answers, the bad ones above all, against a scripted server on loopback."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import aiohttp
@@ -311,3 +314,15 @@ async def test_only_a_good_answer_counts_as_a_sign_of_life(server: ApiServer, cl
     after_failure = cluster.last_success
     await get(cluster)
     assert before == after_failure < cluster.last_success
+
+
+@pytest.mark.parametrize("answer", [says, refuses], ids=["a good answer", "a refusal"])
+async def test_the_clock_is_the_api_servers(
+    server: ApiServer, cluster: KubernetesCluster, answer: Callable[..., Any]
+) -> None:
+    noon = datetime(2040, 1, 15, 12, tzinfo=UTC)
+    body = () if answer is refuses else ({"kind": "ConfigMap", "metadata": {"name": "data"}},)
+    server.answers = [answer(200 if body else 404, *body, Date=format_datetime(noon, usegmt=True))]
+    with contextlib.suppress(NotFound):
+        await cluster.get(CONFIG_MAPS, "default", "data")
+    assert abs(cluster.clock.now() - noon) < timedelta(minutes=1)

@@ -17,9 +17,10 @@ from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Inbox
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, ApiError, NotFound, Object, Resource
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, ApiError, NotFound, Object, Resource
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")
@@ -68,8 +69,19 @@ class Requests:
         return copied(found)
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
+        if resource is EVENTS:
+            self.cluster.event_lists += 1
+            return [
+                copied(event)
+                for event in self.cluster.pod_events
+                if event["regarding"]["uid"] == (fields or {})["regarding.uid"]
+            ]
         assert resource is PODS
         return copied(self.seen[1]) if self.seen else self.cluster.read()[1]
 
@@ -122,8 +134,9 @@ class Pass:
 class Operator:
     """Does passes over the job of the cluster; `Pass` says how each went."""
 
-    def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
+    def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None, notebook: Notebook | None = None) -> None:
         self._cluster = cluster
+        self._notebook = notebook or new_notebook(cluster)
         self.inboxes = cluster.new_inboxes() if inboxes is None else inboxes
 
     def work(
@@ -136,7 +149,13 @@ class Operator:
     ) -> Pass:
         cluster = self._cluster
         requests = Requests(cluster, seen, lives_for, trouble, order)
-        reconciler = Reconciler(requests, lambda: cluster.now, inboxes=self.inboxes, reporting=cluster.reporting)
+        reconciler = Reconciler(
+            requests,
+            lambda: cluster.now,
+            inboxes=self.inboxes,
+            reporting=cluster.reporting,
+            notebook=self._notebook,
+        )
         again, error = None, None
         try:
             again = _run(reconciler.reconcile(KEY))
@@ -147,6 +166,7 @@ class Operator:
             error = Crash()
         if isinstance(error, Crash):
             self.inboxes = cluster.new_inboxes()
+            self._notebook = new_notebook(cluster)
         return Pass(again, requests.effects, error, requests.failed)
 
     @property
@@ -156,6 +176,10 @@ class Operator:
     def view(self) -> Observed:
         """What it decides upon."""
         return Observed.of(*self._cluster.read(), self.inbox)
+
+
+def new_notebook(cluster: ModelCluster) -> Notebook:
+    return Notebook(Requests(cluster), lambda: cluster.now)
 
 
 def look(cluster: ModelCluster) -> Plan:
@@ -169,7 +193,9 @@ def look(cluster: ModelCluster) -> Plan:
 def one_pass(cluster: ModelCluster) -> Plan:
     """A pass in which nothing goes wrong, and what it decided."""
     decided = look(cluster)
-    result = Operator(cluster, cluster.inboxes).work()
+    if cluster.notebook is None:
+        cluster.notebook = new_notebook(cluster)
+    result = Operator(cluster, cluster.inboxes, cluster.notebook).work()
     if result.error is not None:
         raise result.error
     # A refusal makes another pass of it.

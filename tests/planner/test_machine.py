@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
-from tests.planner import kubelet
+from tests.planner import kubelet, scheduler
 from tests.planner.laws import Ledger, active, broken_laws, is_finished
 from tests.planner.mishaps import ENDINGS, ENDS, FIRED, LOSSES, STARTS, TROUBLES, fired
 from tests.planner.model_cluster import ModelCluster, copied
@@ -222,12 +222,8 @@ class Gang(Surroundings):
 
     @invariant()
     def workers_are_of_one_attempt_but_for_those_on_lost_nodes(self) -> None:
-        status = self.cluster.status
-        counted = (
-            pod
-            for pod in self.own_pods()
-            if pod["metadata"]["uid"] not in self.late and not is_lost(pod) and not is_kept(pod, status)
-        )
+        running = (pod for pod in self.own_pods() if not scheduler.has_ended(pod))
+        counted = (pod for pod in running if pod["metadata"]["uid"] not in self.late and not is_lost(pod))
         assert len({attempt_of(pod) for pod in counted}) <= 1
 
     @invariant()
@@ -291,8 +287,8 @@ def is_lost(pod: Object) -> bool:
 
 def is_kept(pod: Object, status: Status) -> bool:
     """It has failed, and its log is there for people."""
-    failure, has_ended = status.last_failure, pod["status"]["phase"] in ("Succeeded", "Failed")
-    return failure is not None and failure.pod == pod["metadata"]["name"] and has_ended
+    failure = status.last_failure
+    return failure is not None and failure.pod == pod["metadata"]["name"] and scheduler.has_ended(pod)
 
 
 def named(done: Pass, prefix: str, suffix: str = "") -> list[str]:

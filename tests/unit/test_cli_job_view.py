@@ -34,9 +34,9 @@ LIVE = {
 digits: Starting, attempt 1, v5litepod-16
  why        attempt 1: waiting for 4 workers on v5litepod-16 to become ready
  hosts      1/4 ready
-            2 x no node: 0/4 nodes are available: 4 Insufficient google.com/tpu.
-            (0/2, 0/3)
-            1 x ContainerCreating (0/1 on node-1)
+            2 hosts: no node: 0/4 nodes are available: 4 Insufficient
+            google.com/tpu. (0/2, 0/3)
+            1 host: ContainerCreating (0/1 on node-1)
  time       queue 10m00s""",
     "running": """\
 digits: Running, attempt 1, v5litepod-16
@@ -66,7 +66,7 @@ digits: Restarting, attempt 3, v5litepod-16
             with Infrastructure (Killed, exit code 137)
  next       attempt 3 in 7s
  hosts      0/4 ready
-            4 x no pod yet (0/0, 0/1, 0/2, 0/3)
+            4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3)
             1 worker of earlier attempts not gone yet
  step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %
  checkpoint step 140
@@ -88,7 +88,7 @@ digits: Blocked, attempt 1, v5litepod-16
  why        Service digits exists and belongs to somebody else; delete it or
             rename the job
  hosts      0/4 ready
-            4 x no pod yet (0/0, 0/1, 0/2, 0/3)""",
+            4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3)""",
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
  why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit
@@ -123,7 +123,7 @@ digits: Restarting, attempt 3, v5litepod-16
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
  hosts      0/4 ready
-            4 x no pod yet (0/0, 0/1, 0/2, 0/3)
+            4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3)
             1 worker of earlier attempts not gone yet
  step       150/300 (50 %)
  checkpoint step 140
@@ -209,8 +209,8 @@ def test_a_line_does_not_change_by_the_clock_alone(stage: str) -> None:
             64,
             [
                 "44/64 ready",
-                "11 x ContainerCreating (0/4, 0/9, 0/14, 0/19 and 7 more)",
-                "9 x no node: 0/2304 nodes are available (0/6, 0/13, 0/20, 0/27 and 5 more)",
+                "11 hosts: ContainerCreating (0/4, 0/9, 0/14, 0/19 and 7 more)",
+                "9 hosts: no node: 0/2304 nodes are available (0/6, 0/13, 0/20, 0/27 and 5 more)",
             ],
         ),
         (
@@ -218,8 +218,8 @@ def test_a_line_does_not_change_by_the_clock_alone(stage: str) -> None:
             2304,
             [
                 "1580/2304 ready",
-                "395 x ContainerCreating (0/4, 0/9, 0/14, 0/19 and 391 more)",
-                "329 x no node: 0/2304 nodes are available (0/6, 0/13, 0/20, 0/27 and 325 more)",
+                "395 hosts: ContainerCreating (0/4, 0/9, 0/14, 0/19 and 391 more)",
+                "329 hosts: no node: 0/2304 nodes are available (0/6, 0/13, 0/20, 0/27 and 325 more)",
             ],
         ),
     ],

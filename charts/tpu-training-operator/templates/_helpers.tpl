@@ -73,5 +73,5 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end }}

@@ -84,7 +84,8 @@ class RunPolicy(ApiModel):
     start_deadline_seconds: Count = Field(
         600,
         description="A gang of which only a part has found nodes gives them back when no further worker has found"
-        " one for so long, and tries again later.",
+        " one for so long, and tries again later. One that has all its nodes restarts when not all of its containers"
+        " have started within 30 minutes, or within this time if it is longer.",
     )
     active_deadline_seconds: Count | None = Field(
         None,
@@ -94,7 +95,8 @@ class RunPolicy(ApiModel):
     progress_deadline_seconds: Count | None = Field(
         None,
         description="A gang that runs and reports no further step for so long is taken for hung, and restarts. Goes for"
-        " a loop of your own too, which must then report its steps.",
+        " a loop of your own too, which must then report its steps. A worker that runs on after its peers have"
+        " succeeded is taken for hung after 45 minutes, or after this time if it is longer.",
     )
     ttl_seconds_after_finished: Count | None = Field(
         None, description="The job is deleted, with all that it owns, so long after it has finished."

@@ -7,7 +7,7 @@ from tpu_training_operator.api.status import Activity, Failure, Goodput, Progres
 from tpu_training_operator.cli.job_view import JobView, until
 from tpu_training_operator.cli.words import ago, duration, several
 from tpu_training_operator.domain.failure_words import failed_where, failed_why, gist
-from tpu_training_operator.domain.hosts import Group, Hosts
+from tpu_training_operator.domain.hosts import Group, Hosts, group_words
 from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.domain.words import count
 
@@ -84,7 +84,7 @@ def hosts_rows(view: JobView) -> list[Row]:
     rows = [Row("hosts", f"{hosts.ready}/{hosts.total} ready{finished}")]
     rows += [Row("", _group(group), "yellow") for group in hosts.others[:_MOST_GROUPS]]
     if (left := hosts.others[_MOST_GROUPS:]) != ():
-        rows.append(Row("", f"{sum(len(group.places) for group in left)} x other reasons", "yellow"))
+        rows.append(Row("", f"{count(sum(len(group.places) for group in left), 'host')}: other reasons", "yellow"))
     if hosts.earlier:
         rows.append(Row("", f"{count(hosts.earlier, 'worker')} of earlier attempts not gone yet", "yellow"))
     return rows
@@ -197,7 +197,7 @@ def _hosts_shown(view: JobView) -> Hosts | None:
 def _group(group: Group) -> str:
     """A few nodes may be the cause; many are not."""
     nodes = f" on {', '.join(group.nodes)}" if 0 < len(group.nodes) <= _MOST_NAMES else ""
-    return f"{len(group.places)} x {group.why} ({several(group.places, _MOST_NAMES)}{nodes})"
+    return f"{group_words(group)} ({several(group.places, _MOST_NAMES)}{nodes})"
 
 
 def _numbers(progress: Progress) -> list[str]:

@@ -92,6 +92,8 @@ async def _watch(connection: Connection, name: str) -> int:
     if view.has_succeeded:
         return 0
     click.echo(f"{view.state_word}: {view.message}", err=True)
+    if view.failure is not None and "\n" in view.failure.message:
+        click.echo(view.failure.message, err=True)
     return _FAILED
 
 

@@ -48,7 +48,14 @@ class AskForStacks:
     """Have the reporting worker say where its threads stand, with its next report."""
 
 
-Action = Create | DeletePod | DeleteConfigMap | DeleteJob | AskForStacks
+@dataclass(frozen=True)
+class LookAtEvents:
+    """Note what the events of these pods say, by name and uid."""
+
+    pods: tuple[tuple[str, str], ...]
+
+
+Action = Create | DeletePod | DeleteConfigMap | DeleteJob | AskForStacks | LookAtEvents
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.ownership import controller, worker_of
+from tpu_training_operator.domain.words import count
 
 _LONGEST_REASON = 300
 _NO_POD = "no pod yet"
@@ -38,6 +39,11 @@ class Group:
     why: str
     places: tuple[str, ...]
     nodes: tuple[str, ...]
+
+
+def group_words(group: Group) -> str:
+    """3 hosts: ImagePullBackOff: ..."""
+    return f"{count(len(group.places), 'host')}: {group.why}"
 
 
 @dataclass(frozen=True)

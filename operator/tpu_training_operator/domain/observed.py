@@ -8,6 +8,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.notes import Notes
 from tpu_training_operator.domain.ownership import is_ours, worker_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
 from tpu_training_operator.domain.topology import SliceLayout
@@ -94,11 +95,13 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class Observed:
-    """The job, its workers' pods (`domain.ownership` says which they are), and what its workers have said."""
+    """The job, its workers' pods (`domain.ownership` says which they are), what its workers have said, and what
+    this operator has noted of it; None for somebody who only looks."""
 
     job: Object
     pods: tuple[WorkerPod, ...]
     inbox: Inbox = NOTHING_HEARD
+    notes: Notes | None = None
 
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":

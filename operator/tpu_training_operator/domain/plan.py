@@ -32,6 +32,7 @@ from tpu_training_operator.domain.resolve import resolve
 from tpu_training_operator.domain.restart import fail_or_restart, is_half_made, release
 from tpu_training_operator.domain.restart_policy import longest_wait
 from tpu_training_operator.domain.situation import Situation
+from tpu_training_operator.domain.waiting import tell_why
 from tpu_training_operator.domain.words import count, every
 from tpu_training_operator.domain.worker_pod import worker_pod
 
@@ -251,7 +252,7 @@ def _watch(here: Situation) -> Plan:
             again = late.deadline - here.now
         # A gang that starts is shown as such already, unless something stood in its way meanwhile.
         freed = here.present(here.status, _starting(here, here.attempt)) if here.is_refused else None
-        return Plan(status=freed, again=again)
+        return tell_why(here, Plan(status=freed, again=again))
     message = f"attempt {here.attempt}: {every(len(pods), 'worker')} ready"
     picture = Picture(State.RUNNING, Kind.SETTLED, Reason.ALL_WORKERS_READY, message)
     goodput = here.goodput()

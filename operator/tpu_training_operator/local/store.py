@@ -10,6 +10,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.runtime.cluster import (
@@ -48,7 +49,11 @@ class Store:
         return copy.deepcopy(self._find(resource, namespace, name))
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         wanted = (labels or {}).items()
         return [
@@ -57,6 +62,7 @@ class Store:
             if plural == resource.plural
             and namespace in (None, place)
             and wanted <= (found["metadata"].get("labels") or {}).items()
+            and all(_field(found, path) == value for path, value in (fields or {}).items())
         ]
 
     async def create(self, body: Object) -> Object:
@@ -184,6 +190,12 @@ class Store:
     def _tell(self, body: Object) -> None:
         for callback in self._subscribers:
             callback(copy.deepcopy(body))
+
+
+def _field(body: Object, path: str) -> Any:
+    for name in path.split("."):
+        body = body.get(name) or {}
+    return body
 
 
 def _key(body: Object) -> _Key:

@@ -86,9 +86,14 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """The objects in the namespace (None: everywhere) that carry all the labels, as they are now."""
+        """The objects in the namespace (None: everywhere) that carry all the labels and have these values in these
+        fields (those that the API server selects by), as they are now."""
         ...
 
     async def create(self, body: Object) -> Object:

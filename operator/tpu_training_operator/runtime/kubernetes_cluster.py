@@ -64,11 +64,17 @@ class KubernetesCluster:
         return await self._request("GET", f"{resource.path(namespace)}/{name}")
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         query = {"limit": str(_PAGE)}
         if labels:
-            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
+            query["labelSelector"] = _selector(labels)
+        if fields:
+            query["fieldSelector"] = _selector(fields)
         items: list[Object] = []
         while True:
             page = await self._request("GET", resource.path(namespace), query=query)
@@ -161,6 +167,10 @@ async def connect(
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         throttle = Throttle(requests_per_second, burst, time.monotonic)
         yield KubernetesCluster(session, credentials, throttle, observer)
+
+
+def _selector(wanted: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in wanted.items())
 
 
 def _object(text: str) -> Object | None:

@@ -23,6 +23,7 @@ from tpu_training_operator.domain.actions import (
     DeleteJob,
     DeletePod,
     Event,
+    LookAtEvents,
     Plan,
 )
 from tpu_training_operator.domain.blocked import Obstacle, blocked, name_taken
@@ -48,6 +49,7 @@ from tpu_training_operator.runtime.cluster import (
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
 
 log = logging.getLogger(__name__)
@@ -63,8 +65,8 @@ class _Refused(Exception):
 
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where; both or neither. `isolation`: of a job's workers from
-    other pods; None where they are left open. `side_by_side`: how many requests of
-    one stage may be under way at once."""
+    other pods; None where they are left open. `side_by_side`: how many requests of one stage may be under way at once.
+    `notebook`: what is remembered from pass to pass."""
 
     def __init__(
         self,
@@ -76,8 +78,10 @@ class Reconciler:
         isolation: Isolation | None = None,
         observer: JobObserver = SILENT_JOBS,
         side_by_side: int = 32,
+        notebook: Notebook | None = None,
     ) -> None:
         self._cluster = cluster
+        self._notebook = notebook or Notebook(cluster, clock)
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
@@ -101,13 +105,14 @@ class Reconciler:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             self._forget(key)
+            self._notebook.forget(key)
             self._written.pop(key, None)
             self._told_optional.discard(key)
             self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = self._with_inbox(Observed.of(job, pods), key)
+        observed = replace(self._with_inbox(Observed.of(job, pods), key), notes=self._notebook.of(key))
         decided = plan(observed, self._clock(), self._reporting)
         if self._isolation is not None:
             decided = self._isolation.applied(decided, job)
@@ -120,6 +125,7 @@ class Reconciler:
         self._observer.job_seen(key, status.state)
         if status.completion_time is not None:
             self._forget(key)
+            self._notebook.forget(key)
         return decided.again
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
@@ -174,6 +180,8 @@ class Reconciler:
             case AskForStacks():
                 if self._inboxes is not None:
                     self._inboxes.ask_for_stacks(key)
+            case LookAtEvents(pods):
+                await self._notebook.look_at_events(key, dict(pods))
 
     async def _create(self, body: Object, job: Object, key: JobKey) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
@@ -222,6 +230,7 @@ class Reconciler:
             return before
         written = await self._cluster.update_status({**job, "status": status_body(after)})
         self._written[key] = written["metadata"]["resourceVersion"]
+        self._notebook.wrote_status(key)
         self._observer.status_written(before, after)
         # A report alone is no decision.
         level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
@@ -280,3 +289,5 @@ def _verb(action: Action) -> str:
             return "delete finished job"
         case AskForStacks():
             return "ask for stacks"
+        case LookAtEvents():
+            return "look at events"
