@@ -20,6 +20,7 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import unused_port
 from click.testing import CliRunner, Result
+from kubernetes.config import kube_config
 from rich.console import Console
 
 from tests.unit.hostile_texts import HOSTILE, obeyed
@@ -432,6 +433,16 @@ def test_a_job_that_there_is_not_is_answered_with_the_nearest(
     ]
 
 
+def test_where_no_name_is_near_it_names_those_there_are(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    job = seen_job()
+    for number in range(7):
+        cluster.show({**job, "metadata": {**job["metadata"], "name": f"train-{number}"}})
+    assert told(tpujob(kubeconfig, "status", "nope")) == [
+        "tpujob: there is no job 'nope' in namespace 'default'; it has train-0, train-1, train-2, train-3, train-4 and"
+        " 2 more"
+    ]
+
+
 RIGHTS = "tpujob: needed: get, list and watch tputrainingjobs.tpu-operator.dev and pods; get pods/log"
 
 
@@ -480,15 +491,21 @@ def test_credentials_that_are_not_accepted(cluster: OneJobCluster, kubeconfig: P
     ]
 
 
-def test_without_a_kubeconfig(tmp_path: Path) -> None:
-    [line] = told(tpujob(tmp_path / "missing", "status"))
+def test_without_a_kubeconfig_it_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "missing"))
+    [line] = told(CliRunner().invoke(main, ["status"]))
     assert line.startswith("tpujob: no usable kubeconfig: ")
     assert line.endswith("; name a cluster with --kubeconfig or KUBECONFIG")
 
 
+def test_a_kubeconfig_that_was_named_is_not_asked_for(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert told(tpujob(missing, "status")) == [f"tpujob: no usable kubeconfig: {missing}: No such file or directory"]
+
+
 def test_a_context_that_there_is_not(kubeconfig: Path) -> None:
     [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
-    assert line.startswith("tpujob: there is no context 'there' in the kubeconfig; there are: here; name a cluster")
+    assert line == "tpujob: there is no context 'there' in the kubeconfig; there are: here"
 
 
 def test_called_by_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:

@@ -27,10 +27,10 @@ class Door:
     def __init__(self) -> None:
         self.status = 200
 
-    def knows(self, token: str) -> bool:
+    def trusts(self, token: str) -> bool:
         return True
 
-    async def sender(self, token: str, key: JobKey) -> Sender:
+    async def sender(self, token: str, key: JobKey, address: str) -> Sender:
         if self.status != 200:
             raise Refused(self.status, "no")
         return Sender(key.name, attempt=1, pod_uid="uid-1", total_steps=300)

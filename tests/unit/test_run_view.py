@@ -1,16 +1,19 @@
 """What a person watching `tpujob run` is told, on a terminal and in a pipe."""
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.reviewing_cluster import RESOLVED
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.run_view import view
-from tpu_training_operator.local.progress import Report
+from tpu_training_operator.local.progress import ProgressFollower, Report
 from tpu_training_operator.local.run import Update
 
 
@@ -62,3 +65,13 @@ def test_a_gang_that_is_restarted_does_not_do_what_the_last_one_did() -> None:
 )
 def test_a_loss_that_is_no_number_is_shown_as_such(report: Report, loss: str) -> None:
     assert loss in shown_on_a_terminal(Update(RUNNING, (report,)))
+
+
+def test_what_a_loop_writes_into_the_progress_file_is_plain_or_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "progress.jsonl"
+    line = {"phase": f"training{HOSTILE}", "step": 1, "totalSteps": 2, "warnings": [HOSTILE], "evaluation": {"step": 1}}
+    deep = "[" * 100_000 + "]" * 100_000
+    file.write_bytes(f"{json.dumps(line)}\n{deep}\nno JSON\n".encode() + b"\xff\n" + json.dumps(line).encode() + b"\n")
+    reports = ProgressFollower(file).new_reports()
+    assert len(reports) == 2
+    assert obeyed(str(reports)) == []

@@ -1,5 +1,6 @@
 """Follows the progress file of worker 0. Used by `local.run`; the lines are those of `tpu_trainer.progress`."""
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,6 +9,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
+
+from tpu_training_operator.api.text import plain_json
 
 
 @dataclass(frozen=True)
@@ -72,5 +75,5 @@ class ProgressFollower:
 def _reports(lines: list[bytes]) -> Iterator[Report]:
     for line in lines:
         # A loop of the user's own may write here, too, and whatever it likes.
-        with suppress(ValidationError):
-            yield _REPORT.validate_json(line)
+        with suppress(ValidationError, ValueError, RecursionError):
+            yield _REPORT.validate_python(plain_json(json.loads(line)))
