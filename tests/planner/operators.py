@@ -10,14 +10,14 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Inbox
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, ApiError, NotFound, Object, Resource
+from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, ApiError, Cluster, NotFound, Object, Resource
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
@@ -119,12 +119,32 @@ class Pass:
     met_trouble: bool = False
 
 
+class Connection:
+    """One operator's, over all of its passes: each makes its own requests."""
+
+    requests: Requests
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.requests, name)
+
+
 class Operator:
     """Does passes over the job of the cluster; `Pass` says how each went."""
 
     def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
         self._cluster = cluster
         self.inboxes = cluster.new_inboxes() if inboxes is None else inboxes
+        self._start()
+
+    def _start(self) -> None:
+        cluster = self._cluster
+        self._connection = Connection()
+        self._reconciler = Reconciler(
+            cast("Cluster", self._connection),
+            lambda: cluster.now,
+            inboxes=self.inboxes,
+            reporting=cluster.reporting,
+        )
 
     def work(
         self,
@@ -135,11 +155,10 @@ class Operator:
         order: int = 0,
     ) -> Pass:
         cluster = self._cluster
-        requests = Requests(cluster, seen, lives_for, trouble, order)
-        reconciler = Reconciler(requests, lambda: cluster.now, inboxes=self.inboxes, reporting=cluster.reporting)
+        requests = self._connection.requests = Requests(cluster, seen, lives_for, trouble, order)
         again, error = None, None
         try:
-            again = _run(reconciler.reconcile(KEY))
+            again = _run(self._reconciler.reconcile(KEY))
         except (ApiError, Crash) as raised:
             error = raised
         if lives_for is not None and len(requests.effects) >= lives_for:
@@ -147,6 +166,7 @@ class Operator:
             error = Crash()
         if isinstance(error, Crash):
             self.inboxes = cluster.new_inboxes()
+            self._start()
         return Pass(again, requests.effects, error, requests.failed)
 
     @property

@@ -64,9 +64,7 @@ def test_the_apis_bound_counts_the_hosts_that_a_layout_has() -> None:
     chips_per_host=st.integers(1, 64),
     count=st.integers(1, 256),
 )
-def test_it_counts_those_of_a_slice_that_the_user_describes(
-    sides: list[int], chips_per_host: int, count: int
-) -> None:
+def test_it_counts_those_of_a_slice_that_the_user_describes(sides: list[int], chips_per_host: int, count: int) -> None:
     topology = "x".join(map(str, sides))
     found = SliceRef(generation="tpu8t", topology=topology, chips_per_host=chips_per_host, count=count)
     try:

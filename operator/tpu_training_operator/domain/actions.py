@@ -1,6 +1,7 @@
 """What a plan asks for: the only effects the operator ever has, apart from writing status. Carried out by
 `runtime.reconciler`, in the order of the plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -63,7 +64,7 @@ class Plan:
     `again` asks for another pass after that time even if nothing is heard from the cluster.
     """
 
-    stages: tuple[tuple[Action, ...], ...] = ()
+    stages: tuple[Sequence[Action], ...] = ()
     status: Status | None = None
     events: tuple[Event, ...] = ()
     again: timedelta | None = None

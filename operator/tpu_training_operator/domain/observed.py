@@ -114,6 +114,33 @@ class Observed:
         return sorted((p for p in self.pods if p.worker.attempt != attempt), key=lambda pod: pod.worker)
 
 
+# What the planner reads of a pod, and what tells a person which one it was. A pod has twice as much in its
+# managedFields alone, and the largest gang has five thousand pods.
+_METADATA = (
+    *("name", "uid", "ownerReferences"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers"),
+)
+_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+_STATUS = ("phase", "reason", "message", "startTime", "conditions", "initContainerStatuses", "containerStatuses")
+_LABELS = (constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX, constants.LABEL_HOST_INDEX)
+_CONTAINER = ("name", "state", "lastState", "ready", "restartCount")
+
+
+def slim(pod: Object) -> dict[str, Any]:
+    """The pod with the fields that the planner reads: every plan is the same as with all of them."""
+    status = _only(pod.get("status") or {}, _STATUS)
+    for name in ("initContainerStatuses", "containerStatuses"):
+        if containers := status.get(name):
+            status[name] = [_only(container, _CONTAINER) for container in containers]
+    metadata = _only(pod["metadata"], _METADATA)
+    metadata["labels"] = _only(pod["metadata"].get("labels") or {}, _LABELS)
+    return {"metadata": metadata, "spec": _only(pod.get("spec") or {}, _SPEC), "status": status}
+
+
+def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
+
+
 def controller_uid(raw: Object) -> str | None:
     references: Sequence[Object] = raw["metadata"].get("ownerReferences") or ()
     return next((str(reference["uid"]) for reference in references if reference.get("controller")), None)
