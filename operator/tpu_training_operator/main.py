@@ -167,18 +167,19 @@ class Operator:
     async def _probe(self, **_: Any) -> dict[str, float]:
         return self._health.check() if self._health else {}
 
-    async def _job_event(
-        self, type: str | None, namespace: str | None, name: str | None, meta: Mapping[str, Any], **_: Any
+    async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **kwargs: Any) -> None:
+        self._hint(kwargs, namespace, name, meta.get("resourceVersion"))
+
+    async def _pod_event(self, namespace: str | None, labels: Mapping[str, str], **kwargs: Any) -> None:
+        self._hint(kwargs, namespace, labels.get(LABEL_JOB_NAME))
+
+    def _hint(
+        self, event: Mapping[str, Any], namespace: str | None, name: str | None, job_version: str | None = None
     ) -> None:
-        self._hint(type, namespace, name, meta.get("resourceVersion"))
-
-    async def _pod_event(self, type: str | None, namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        self._hint(type, namespace, labels.get(LABEL_JOB_NAME))
-
-    def _hint(self, type: str | None, namespace: str | None, name: str | None, job_version: str | None = None) -> None:
-        """`type`: None where the object was listed, when a watch begins."""
         if self._controller and namespace and name:
-            self._controller.hint(JobKey(namespace, name), job_version=job_version, background=type is None)
+            # No type: the object was listed when a watch began, and nothing has happened to it.
+            background = event["type"] is None
+            self._controller.hint(JobKey(namespace, name), job_version=job_version, background=background)
 
 
 async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Authority:

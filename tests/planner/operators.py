@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
-from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.observed import Observed, slim
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Inbox
 from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, ApiError, Cluster, NotFound, Object, Resource
@@ -71,7 +71,8 @@ class Requests:
         self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
     ) -> list[Object]:
         assert resource is PODS
-        return copied(self.seen[1]) if self.seen else self.cluster.read()[1]
+        # As the adapter hands them on.
+        return [slim(pod) for pod in copied(self.seen[1] if self.seen else self.cluster.read()[1])]
 
     async def create(self, body: Object) -> Object:
         created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
@@ -173,9 +174,10 @@ class Operator:
     def inbox(self) -> Inbox:
         return Inbox() if self.inboxes is None else self.inboxes.of(KEY)
 
-    def view(self) -> Observed:
+    def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
         """What it decides upon."""
-        return Observed.of(*self._cluster.read(), self.inbox)
+        job, pods = self._cluster.read()
+        return Observed.of(job, list(map(thinned, pods)), self.inbox)
 
 
 def look(cluster: ModelCluster) -> Plan:
@@ -183,6 +185,7 @@ def look(cluster: ModelCluster) -> Plan:
     operator = Operator(cluster, cluster.inboxes)
     decided = plan(operator.view(), cluster.now, cluster.reporting)
     assert decided == plan(operator.view(), cluster.now, cluster.reporting), "the same view, another plan"
+    assert decided == plan(operator.view(slim), cluster.now, cluster.reporting), "a slimmed pod lacks what is read"
     return decided
 
 

@@ -1,13 +1,15 @@
 """The order of a pass, and how it ends when the cluster says no. The rest of the reconciler is tested on clusters."""
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from tests.unit.jobs import job_body
+from tests.unit.kstatus import kstatus
 from tests.unit.pods import NOON, pod
-from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.local.store import Store
@@ -37,6 +39,7 @@ class Recorded(Store):
         self.refuses: dict[str, ApiError] = {}
         self.hides_pods = False
         self.while_listing: Callable[[], Awaitable[None]] | None = None
+        self.while_creating: Callable[[Object], Awaitable[None]] | None = None
 
     async def get(self, *arguments: Any) -> Object:
         self.asked.append(f"get {arguments[0].kind}")
@@ -50,6 +53,8 @@ class Recorded(Store):
 
     async def create(self, body: Object) -> Object:
         self.asked.append(f"create {body['kind']}")
+        if self.while_creating:
+            await self.while_creating(body)
         if refusal := self.refuses.get(body["kind"]):
             raise refusal
         return await super().create(body)
@@ -67,9 +72,29 @@ async def store() -> Recorded:
     return store
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
 @pytest.fixture
-def reconciler(store: Recorded) -> Reconciler:
-    return Reconciler(store, lambda: NOON)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reconciler(store: Recorded, clock: Clock) -> Reconciler:
+    return Reconciler(store, clock)
+
+
+async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> timedelta | None:
+    """A refusal is believed when it is met again after a while."""
+    wait = await reconciler.reconcile(KEY)
+    clock.now += wait or timedelta(0)
+    return await reconciler.reconcile(KEY)
 
 
 async def status_of(store: Recorded) -> Status:
@@ -147,11 +172,11 @@ async def test_a_job_that_is_gone_needs_nothing(store: Recorded, reconciler: Rec
     ],
 )
 async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
-    store: Recorded, reconciler: Reconciler, refusal: ApiError, reason: str
+    store: Recorded, reconciler: Reconciler, clock: Clock, refusal: ApiError, reason: str
 ) -> None:
     store.refuses = {"Pod": refusal}
     await reconciler.reconcile(KEY)
-    again = await reconciler.reconcile(KEY)
+    again = await reconcile_until_believed(reconciler, clock)
     status = await status_of(store)
     stalled = find(status.conditions, ConditionType.STALLED)
     assert stalled is not None
@@ -160,10 +185,30 @@ async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
     assert str(refusal)[:60] in stalled.message
 
 
-async def test_a_refusal_that_was_told_is_not_told_again(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_403_of_a_moment_is_no_reason_to_stall(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
+    await reconciler.reconcile(KEY)
+    before = await status_of(store)
+    store.refuses = {"Pod": Forbidden(403, "Forbidden", "not yet known to this API server")}
+    for seconds in (0, 4, 9):
+        clock.now = NOON + timedelta(seconds=seconds)
+        assert await reconciler.reconcile(KEY) == timedelta(seconds=10 - seconds)
+    assert await status_of(store) == before
+    store.refuses = {}
+    await reconciler.reconcile(KEY)
+    # A later one is another one.
+    store.refuses = {"Pod": Forbidden(403, "Forbidden", "no")}
+    await store.delete(
+        PODS, "default", "digits-1-0-0", (await store.get(PODS, "default", "digits-1-0-0"))["metadata"]["uid"]
+    )
+    clock.now += timedelta(hours=1)
+    assert await reconciler.reconcile(KEY) == timedelta(seconds=10)
+    assert (await status_of(store)).state == State.STARTING
+
+
+async def test_a_refusal_that_was_told_is_not_told_again(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
     store.refuses = {"Pod": Forbidden(403, "Forbidden", "exceeded quota: tpu")}
-    for _ in range(2):
-        await reconciler.reconcile(KEY)
+    await reconciler.reconcile(KEY)
+    await reconcile_until_believed(reconciler, clock)
     store.asked.clear()
     await reconciler.reconcile(KEY)
     assert "write status" not in store.asked
@@ -187,14 +232,14 @@ async def test_a_cluster_that_does_not_answer_is_the_queues_business(store: Reco
 
 @pytest.mark.parametrize(("refused", "unanswered"), [("Service", "ConfigMap"), ("ConfigMap", "Service")])
 async def test_a_refusal_is_told_even_where_other_requests_went_unanswered(
-    store: Recorded, reconciler: Reconciler, refused: str, unanswered: str
+    store: Recorded, reconciler: Reconciler, clock: Clock, refused: str, unanswered: str
 ) -> None:
     await reconciler.reconcile(KEY)
     store.refuses = {
         refused: Forbidden(403, "Forbidden", "exceeded quota"),
         unanswered: Unavailable(503, "", "overloaded"),
     }
-    await reconciler.reconcile(KEY)
+    await reconcile_until_believed(reconciler, clock)
     assert (await status_of(store)).state == State.BLOCKED
 
 
@@ -246,3 +291,181 @@ async def test_it_knows_its_own_last_write(store: Recorded, reconciler: Reconcil
     version = (await store.get(JOBS, "default", "digits"))["metadata"]["resourceVersion"]
     assert reconciler.wrote(KEY, version)
     assert not reconciler.wrote(KEY, "0")
+
+
+LARGE = {
+    "spec.slice": {"generation": "tpu8t", "topology": "200x1", "chipsPerHost": 1},
+    "spec.recipe.globalBatchSize": 200,
+}
+
+
+@pytest.fixture
+async def large() -> Recorded:
+    """A store with a job of 200 hosts, whose attempt has begun."""
+    store = Recorded()
+    await store.create(job_body(LARGE))
+    await Reconciler(store, lambda: NOON).reconcile(KEY)
+    store.asked.clear()
+    return store
+
+
+async def change_the_spec(store: Recorded) -> None:
+    job = store._find(JOBS, "default", "digits")
+    job["spec"]["runPolicy"] = {"suspend": True}
+    job["metadata"]["generation"] += 1
+
+
+async def delete_the_job(store: Recorded) -> None:
+    job = await store.get(JOBS, "default", "digits")
+    await store.delete(JOBS, "default", "digits", job["metadata"]["uid"])
+
+
+async def apply_it_again(store: Recorded) -> None:
+    await delete_the_job(store)
+    await store.create(job_body(LARGE))
+
+
+async def mark_it_for_deletion(store: Recorded) -> None:
+    store._find(JOBS, "default", "digits")["metadata"]["deletionTimestamp"] = "2026-01-15T12:00:00Z"
+
+
+@pytest.mark.parametrize("change", [change_the_spec, delete_the_job, apply_it_again, mark_it_for_deletion])
+async def test_a_gang_that_is_not_wanted_any_more_is_not_made_to_the_end(
+    large: Recorded, change: Callable[[Recorded], Awaitable[None]]
+) -> None:
+    async def at_the_tenth_pod(body: Object) -> None:
+        if body["kind"] == "Pod" and large.asked.count("create Pod") == 10:
+            await change(large)
+
+    large.while_creating = at_the_tenth_pod
+    again = await Reconciler(large, lambda: NOON).reconcile(KEY)
+    assert large.asked.count("create Pod") == 64
+    assert "write status" not in large.asked
+    assert again == timedelta(0)
+
+
+async def test_a_cluster_that_fails_is_not_asked_for_the_rest_of_the_gang(large: Recorded) -> None:
+    large.refuses = {"Pod": Unavailable(500, "InternalError", "failed calling webhook")}
+    with pytest.raises(Unavailable):
+        await Reconciler(large, lambda: NOON, side_by_side=1).reconcile(KEY)
+    assert large.asked.count("create Pod") == 3
+
+
+async def test_single_failures_do_not_stop_a_stage(large: Recorded) -> None:
+    async def every_other(body: Object) -> None:
+        if body["kind"] == "Pod" and large.asked.count("create Pod") % 2:
+            raise Unavailable(500, "InternalError", "no")
+
+    large.while_creating = every_other
+    with pytest.raises(Unavailable):
+        await Reconciler(large, lambda: NOON, side_by_side=1).reconcile(KEY)
+    # The page is made to its end; the rest is for the next pass.
+    assert large.asked.count("create Pod") == 64
+
+
+FAILING = {
+    "500": (
+        Unavailable(500, "InternalError", "failed calling webhook"),
+        "the API server answers 500: failed calling w",
+    ),
+    "no answer": (Unavailable(0, "NoAnswer", "connection refused"), "the API server cannot be reached: connection ref"),
+    "a bug": (KeyError("metadata"), "the operator fails: KeyError: 'metadata'; its log says more; retrying"),
+}
+
+
+@pytest.mark.parametrize(("error", "words"), FAILING.values(), ids=FAILING.keys())
+async def test_a_pass_that_goes_on_failing_is_told_in_the_status(
+    store: Recorded, reconciler: Reconciler, error: Exception, words: str
+) -> None:
+    async def fail(body: Object) -> None:
+        if body["kind"] != "Event":
+            raise error
+
+    await reconciler.reconcile(KEY)
+    before = await status_of(store)
+    store.while_creating = fail
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await reconciler.reconcile(KEY)
+        assert await status_of(store) == before
+    with pytest.raises(type(error)):
+        await reconciler.reconcile(KEY)
+
+    told = await status_of(store)
+    reconciling = find(told.conditions, ConditionType.RECONCILING)
+    assert reconciling is not None
+    assert reconciling.reason == "ProgressingWithRetry"
+    assert reconciling.message.startswith(words)
+    assert (told.state, find(told.conditions, ConditionType.STALLED)) == (State.STARTING, None)
+    assert kstatus(await store.get(JOBS, "default", "digits")) == "InProgress"
+
+    store.asked.clear()
+    with pytest.raises(type(error)):
+        await reconciler.reconcile(KEY)
+    assert "write status" not in store.asked
+    # Any operator can tell that it is over.
+    store.while_creating = None
+    await Reconciler(store, lambda: NOON).reconcile(KEY)
+    assert await status_of(store) == before
+
+
+async def test_a_running_job_stays_one_while_passes_fail(store: Recorded, reconciler: Reconciler) -> None:
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    for host in range(4):
+        body = await store.get(PODS, "default", f"digits-1-0-{host}")
+        conditions = [{"type": "Ready", "status": "True"}]
+        store.set_pod_status(
+            "default", body["metadata"]["name"], body["metadata"]["uid"], {"phase": "Running", "conditions": conditions}
+        )
+    await reconciler.reconcile(KEY)
+    running = await status_of(store)
+
+    async def fail() -> None:
+        raise Forbidden(403, "Forbidden", "pods is forbidden")
+
+    store.while_listing = fail
+    for _ in range(3):
+        with pytest.raises(Forbidden):
+            await reconciler.reconcile(KEY)
+    told = await status_of(store)
+    assert (told.state, is_true(told.conditions, ConditionType.READY)) == (State.RUNNING, True)
+    assert kstatus(await store.get(JOBS, "default", "digits")) == "InProgress"
+    store.while_listing = None
+    await reconciler.reconcile(KEY)
+    assert await status_of(store) == running
+
+
+async def test_a_deletion_that_is_refused_is_told_too(store: Recorded, reconciler: Reconciler) -> None:
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    job = store._find(JOBS, "default", "digits")
+    job["spec"]["runPolicy"] = {"suspend": True}
+    await reconciler.reconcile(KEY)
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise Forbidden(403, "Forbidden", "pods may not be deleted")
+
+    store.delete = refuse  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(Forbidden):
+            await reconciler.reconcile(KEY)
+    reconciling = find((await status_of(store)).conditions, ConditionType.RECONCILING)
+    assert reconciling is not None
+    assert reconciling.message == "the API server answers 403: pods may not be deleted; retrying"
+
+
+async def test_a_job_of_more_hosts_than_this_operator_takes_is_invalid(store: Recorded) -> None:
+    small = Reconciler(store, lambda: NOON, max_hosts=3)
+    await small.reconcile(KEY)
+    status = await status_of(store)
+    stalled = find(status.conditions, ConditionType.STALLED)
+    assert stalled is not None
+    assert (status.state, status.attempt) == (State.INVALID, 0)
+    assert "4 hosts are too many: this operator takes jobs of at most 3" in stalled.message
+    # One that takes more goes on.
+    await Reconciler(store, lambda: NOON, max_hosts=4).reconcile(KEY)
+    assert (await status_of(store)).state == State.STARTING
+    # And a job that has begun is not given up.
+    await small.reconcile(KEY)
+    assert (await status_of(store)).state == State.STARTING

@@ -56,7 +56,7 @@ class Controller:
         if job_version is not None and self._reconciler.wrote(key, job_version):
             return
         if in_seconds is None:
-            self._queue.hint(key, background=background)
+            self._queue.hint(key, settle_seconds=self._reconciler.settle_seconds(key), background=background)
         else:
             self._queue.add_after(key, in_seconds)
 

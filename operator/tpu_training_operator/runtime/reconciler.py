@@ -57,6 +57,8 @@ _AT_ONCE = timedelta(0)
 # Longer than an API server takes to be replaced by another, or a role to reach all of them.
 _DOUBT = timedelta(seconds=10)
 _FAILURES_BEFORE_TOLD = 3
+# Five seconds for the largest gang, of which a restart takes minutes.
+_SECONDS_PER_POD = 0.001
 
 
 class Reconciler:
@@ -84,12 +86,19 @@ class Reconciler:
         self._written: dict[JobKey, str] = {}
         # Passes that failed in a row.
         self._failures: dict[JobKey, int] = {}
+        # Pods of the job, when they were last listed.
+        self._pods: dict[JobKey, int] = {}
         # Since when something is refused that may be taken in a moment.
         self._doubted: dict[JobKey, datetime] = {}
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Whether this resourceVersion of the job is of the status that was written here last."""
         return self._written.get(key) == version
+
+    def settle_seconds(self, key: JobKey) -> float:
+        """How long a hint about the job is worth waiting for others: every pass reads all of its pods, and the pods of
+        a large gang start one by one."""
+        return self._pods.get(key, 0) * _SECONDS_PER_POD
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring the job one step closer to what was asked for.
@@ -113,12 +122,13 @@ class Reconciler:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             self._forget(key)
-            for known in (self._written, self._failures, self._doubted):
+            for known in (self._written, self._failures, self._doubted, self._pods):
                 known.pop(key, None)
             self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
+        self._pods[key] = len(pods)
         before = Status.model_validate(job.get("status") or {})
         # The planner decides as if no pass had failed.
         known_good = recovered(before)

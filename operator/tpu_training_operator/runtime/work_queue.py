@@ -19,7 +19,7 @@ _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 60.0
 # Keys of the background in work at once, beside other work: enough to use up the request rate, and no more in the way.
 _BACKGROUND_AT_ONCE = 2
-# Where hints never end, the background gets every so manieth turn.
+# Where hints never end, the background gets one turn of so many.
 _TURNS = 8
 
 
@@ -40,10 +40,11 @@ class WorkQueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
         self._available = asyncio.Event()
 
-    def hint(self, key: Key, *, background: bool = False) -> None:
-        """Something about the key may have changed; with `background`, nothing says so."""
+    def hint(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False) -> None:
+        """Something about the key may have changed; with `background`, nothing says so. `settle_seconds`: where this
+        key should wait longer for more hints than others."""
         if not background:
-            self.add_after(key, self._settle_seconds)
+            self.add_after(key, max(self._settle_seconds, settle_seconds))
         elif key not in self._wanted and key not in self._timers:
             self._want(key)
             if key not in self._in_work:
