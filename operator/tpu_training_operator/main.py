@@ -23,7 +23,7 @@ import kopf
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
 from tpu_training_operator.domain.observed import slim
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import PODS, ApiError, Unavailable
+from tpu_training_operator.runtime.cluster import JOBS, PODS, ApiError, Unavailable
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.runtime.health import Health
@@ -40,10 +40,12 @@ from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.service_name import ServiceName
 from tpu_training_operator.runtime.progress.tls import server_tls
 from tpu_training_operator.runtime.reconciler import Reconciler
-from tpu_training_operator.runtime.resync import jobs_to_look_at
+from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 
 log = logging.getLogger(__name__)
 
+# What a list holds on to of objects that may be many, or large.
+_KEPT = {PODS: slim, JOBS: slim_job}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
 # Far beyond the life of any operator: a login ends with the first 401.
@@ -88,9 +90,7 @@ class Operator:
 
     async def _start(self, **_: Any) -> None:
         options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
-        cluster = await enter(
-            connect(self._credentials, options.qps, options.burst, metrics.requests, keep={PODS: slim})
-        )
+        cluster = await enter(connect(self._credentials, options.qps, options.burst, metrics.requests, keep=_KEPT))
 
         async def list_keys() -> list[JobKey]:
             return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics.jobs)
@@ -214,7 +214,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
     # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them.
-    settings.watching.chunk_size = 250
+    settings.watching.chunk_size = 50
     settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5

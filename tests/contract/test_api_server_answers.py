@@ -120,7 +120,7 @@ async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: K
         says(200, {"kind": "PodList", "metadata": {}, "items": [{"n": 3}]}),
     ]
     assert await cluster.list(PODS, None, {"job": "digits", "attempt": "1"}) == [{"n": 1}, {"n": 2}, {"n": 3}]
-    page = {"limit": "250", "labelSelector": "job=digits,attempt=1"}
+    page = {"limit": "100", "labelSelector": "job=digits,attempt=1"}
     assert [(call.path, call.query) for call in server.calls] == [
         ("/api/v1/pods", page),
         ("/api/v1/pods", page | {"continue": "second"}),

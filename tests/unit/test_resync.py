@@ -13,7 +13,7 @@ from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import Forbidden, Object
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
-from tpu_training_operator.runtime.resync import jobs_to_look_at
+from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 
 TTL = {"spec.runPolicy": {"ttlSecondsAfterFinished": 60}}
 
@@ -28,7 +28,7 @@ class Listed(Store):
     async def list(self, *arguments: Any) -> list[Object]:
         if not (jobs := self._jobs.get(arguments[1])):
             raise Forbidden(403, "Forbidden", "tputrainingjobs is forbidden")
-        return jobs
+        return [slim_job(job) for job in jobs]
 
 
 def a_job(name: str, changes: dict[str, Any] | None = None, **status: Any) -> Object:

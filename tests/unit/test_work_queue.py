@@ -211,6 +211,16 @@ async def test_what_is_hinted_or_in_work_already_waits_in_no_background(time: Ti
     worker.leave()
 
 
+async def test_what_is_due_much_later_is_looked_at_in_the_background_all_the_same(
+    time: Time, queue: WorkQueue[str]
+) -> None:
+    queue.add_after("a", 10**6)
+    queue.hint("a", background=True)
+    assert await taken(queue, 1) == ["a"]
+    await time.pass_by(10**6)
+    assert await taken(queue, 1) == ["a"]
+
+
 async def test_a_key_may_wait_longer_for_more_hints_than_others(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     queue.hint("large", settle_seconds=SETTLE * 10)

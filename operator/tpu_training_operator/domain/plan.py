@@ -19,7 +19,7 @@ from tpu_training_operator.domain.actions import AskForStacks, Create, DeleteCon
 from tpu_training_operator.domain.behind import behind
 from tpu_training_operator.domain.endings import active_time_left, after_the_end, exceed_deadline, succeed
 from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look
-from tpu_training_operator.domain.gang import config_map, service
+from tpu_training_operator.domain.gang import check_config_map, config_map, service
 from tpu_training_operator.domain.hang import STACKS_WAIT, stacks_due, standstill
 from tpu_training_operator.domain.leftovers import deletions, in_the_way, look_again
 from tpu_training_operator.domain.naming import config_map_name
@@ -54,6 +54,7 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, 
         resolution = resolve(job.spec)
         if status.attempt == 0 and not observed.pods:
             check_hosts(resolution, max_hosts)
+            check_config_map(job, resolution)
     except InvalidJob as error:
         return _invalid(observed, status, error, now)
     if any(pod.worker.attempt > status.attempt for pod in observed.pods):

@@ -16,6 +16,7 @@ import aiohttp
 
 from tpu_training_operator.api.constants import MANAGER
 from tpu_training_operator.runtime.cluster import (
+    PODS,
     AlreadyExists,
     ApiError,
     Conflict,
@@ -34,8 +35,10 @@ from tpu_training_operator.runtime.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
-# Of pods, some two megabytes, which are read and thinned out before the next page is asked for.
-_PAGE = 250
+# Objects of a page, which are read and thinned out before the next one is asked for. A job can be as large as etcd
+# takes, over a megabyte.
+_PAGE = 50
+_PAGE_OF_PODS = 100
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _TRIES_WHEN_OVERLOADED = 5
 _LONGEST_RETRY_AFTER = 30.0
@@ -68,7 +71,7 @@ class KubernetesCluster:
     async def list(
         self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
     ) -> list[Object]:
-        query = {"limit": str(_PAGE)}
+        query = {"limit": str(_PAGE_OF_PODS if resource is PODS else _PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
         keep = self._keep.get(resource, _as_it_is)

@@ -158,7 +158,10 @@ class Reconciler:
         now = self._clock()
         wait = self._doubted.setdefault(key, now) + _DOUBT - now
         # A clock that was set back must not put it off.
-        return wait if _AT_ONCE < wait <= _DOUBT else None
+        if not _AT_ONCE < wait <= _DOUBT:
+            return None
+        log.info("refused, to be confirmed: %s", refused, extra={"job": str(key)})
+        return wait
 
     async def _failed(self, key: JobKey, error: Exception) -> None:
         """One more pass that failed; after a few of them in a row the job says why."""

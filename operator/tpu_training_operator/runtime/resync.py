@@ -14,6 +14,9 @@ from tpu_training_operator.runtime.observers import JobObserver
 
 log = logging.getLogger(__name__)
 
+_POLICY = ("ttlSecondsAfterFinished",)
+_STATUS = ("state", "attempt", "completionTime")
+
 
 async def jobs_to_look_at(
     cluster: Cluster, namespaces: Sequence[str], now: datetime, observer: JobObserver
@@ -32,6 +35,17 @@ async def jobs_to_look_at(
     if complete:
         observer.jobs_listed({_key(job): _state(job) for job in found})
     return [_key(job) for job in found if _may_need_a_pass(job, now)]
+
+
+def slim_job(job: Object) -> Object:
+    """The job with what is read here."""
+    metadata, status = job["metadata"], job.get("status") or {}
+    policy = (job.get("spec") or {}).get("runPolicy") or {}
+    return {
+        "metadata": {name: metadata[name] for name in ("namespace", "name")},
+        "spec": {"runPolicy": {name: policy[name] for name in _POLICY if name in policy}},
+        "status": {name: status[name] for name in _STATUS if name in status},
+    }
 
 
 def _key(job: Object) -> JobKey:

@@ -45,7 +45,7 @@ class WorkQueue(Generic[Key]):
         key should wait longer for more hints than others."""
         if not background:
             self.add_after(key, max(self._settle_seconds, settle_seconds))
-        elif key not in self._wanted and key not in self._timers:
+        elif key not in self._wanted:
             self._want(key)
             if key not in self._in_work:
                 self._background[key] = None
