@@ -6,7 +6,7 @@ Lists in pages, watches, uids and versions, and pods as large as real ones. Used
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -14,22 +14,19 @@ from typing import Any
 from aiohttp import web
 
 Object = dict[str, Any]
-Fault = Callable[[web.Request], Awaitable[web.Response | None]]
 
 POD_BYTES = 7400
 _BATCH = 500
 
 
 class Cluster:
-    """Objects by plural, namespace and name, each with its JSON text; `fault` may answer a request instead."""
+    """Objects by plural, namespace and name, each with its JSON text."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[tuple[str, str], Object]] = {}
-        self.requests = 0
-        self.fault: Fault | None = None
         self._texts: dict[str, str] = {}
         self._version = 0
-        self._watchers: dict[str, set[asyncio.Queue[str]]] = {}
+        self._watchers: dict[str, set[asyncio.Queue[str | None]]] = {}
 
     def all(self, plural: str) -> list[Object]:
         return [found for _, found in sorted(self.objects.get(plural, {}).items())]
@@ -64,9 +61,6 @@ class Cluster:
             watcher.put_nowait(f'{{"type": "{what}", "object": {text}}}\n')
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.requests += 1
-        if self.fault and (answer := await self.fault(request)):
-            return answer
         if request.path in _DISCOVERY:
             return web.json_response(_DISCOVERY[request.path])
         parts = request.path.strip("/").split("/")
@@ -122,21 +116,27 @@ class Cluster:
         return web.Response(text=text, content_type=_JSON)
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
-        queue: asyncio.Queue[str] = asyncio.Queue()
+        queue: asyncio.Queue[str | None] = asyncio.Queue()
         watchers = self._watchers.setdefault(plural, set())
         watchers.add(queue)
         response = web.StreamResponse(headers={"Content-Type": _JSON})
         try:
             await response.prepare(request)
-            while True:
-                lines = [await queue.get()]
-                while not queue.empty() and len(lines) < _BATCH:
-                    lines.append(queue.get_nowait())
+            while line := await queue.get():
+                lines = [line]
+                while not queue.empty() and len(lines) < _BATCH and (line := queue.get_nowait()):
+                    lines.append(line)
                 await response.write("".join(lines).encode())
         except ConnectionError:
-            return response
+            pass
         finally:
             watchers.discard(queue)
+        return response
+
+    def close(self) -> None:
+        """End the watches."""
+        for watcher in (queue for watchers in self._watchers.values() for queue in watchers):
+            watcher.put_nowait(None)
 
 
 _JSON = "application/json"
@@ -195,4 +195,5 @@ async def serve(cluster: Cluster, port: int = 0) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
+        cluster.close()
         await runner.cleanup()
