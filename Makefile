@@ -23,6 +23,7 @@ check: .setup
 # What the numbers in docs/ were measured with.
 bench: .setup
 	.venv/bin/python -m bench.placement
+	.venv/bin/python -m bench.operator_memory
 
 # This trainer's loop beside others, some three quarters of an hour on a machine that does nothing else
 # (docs/performance.md). ARGS=--quick: does it work?

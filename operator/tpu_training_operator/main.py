@@ -20,13 +20,12 @@ from typing import Any
 
 import click
 import kopf
-from pydantic import ValidationError
 
-from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
-from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
 from tpu_training_operator.domain.isolation import Isolation
+from tpu_training_operator.domain.observed import slim
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Object, Unavailable
+from tpu_training_operator.runtime.cluster import JOBS, PODS, ApiError, Object, Unavailable
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.runtime.health import Health
@@ -43,9 +42,12 @@ from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.service_name import ServiceName
 from tpu_training_operator.runtime.progress.tls import server_tls
 from tpu_training_operator.runtime.reconciler import Reconciler
+from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 
 log = logging.getLogger(__name__)
 
+# What a list holds on to of objects that may be many, or large.
+_KEPT = {PODS: slim, JOBS: slim_job}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
 # Far beyond the life of any operator: a login ends with the first 401.
@@ -64,6 +66,7 @@ class Options:
     metrics_port: int | None
     progress_port: int
     service: ServiceName | None
+    max_hosts: int
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
 
@@ -91,13 +94,10 @@ class Operator:
 
     async def _start(self, **_: Any) -> None:
         options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
-        cluster = await enter(connect(self._credentials, options.qps, options.burst, metrics.requests))
+        cluster = await enter(connect(self._credentials, options.qps, options.burst, metrics.requests, keep=_KEPT))
 
         async def list_keys() -> list[JobKey]:
-            jobs = [job for scope in options.namespaces or (None,) for job in await cluster.list(JOBS, scope)]
-            states = {JobKey(job["metadata"]["namespace"], job["metadata"]["name"]): _state(job) for job in jobs}
-            metrics.jobs.jobs_listed(states)
-            return list(states)
+            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics.jobs)
 
         inboxes, reporting = None, None
         if options.service is not None:
@@ -109,6 +109,7 @@ class Operator:
             reporting=reporting,
             isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
             observer=metrics.jobs,
+            max_hosts=options.max_hosts,
         )
         self._controller = Controller(reconciler, list_keys, observer=metrics.work)
         self._health = Health(self._controller, cluster)
@@ -171,15 +172,19 @@ class Operator:
     async def _probe(self, **_: Any) -> dict[str, float]:
         return self._health.check() if self._health else {}
 
-    async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **_: Any) -> None:
-        self._hint(namespace, name, meta.get("resourceVersion"))
+    async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **kwargs: Any) -> None:
+        self._hint(kwargs, namespace, name, meta.get("resourceVersion"))
 
-    async def _pod_event(self, namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        self._hint(namespace, labels.get(LABEL_JOB_NAME))
+    async def _pod_event(self, namespace: str | None, labels: Mapping[str, str], **kwargs: Any) -> None:
+        self._hint(kwargs, namespace, labels.get(LABEL_JOB_NAME))
 
-    def _hint(self, namespace: str | None, name: str | None, job_version: str | None = None) -> None:
+    def _hint(
+        self, event: Mapping[str, Any], namespace: str | None, name: str | None, job_version: str | None = None
+    ) -> None:
         if self._controller and namespace and name:
-            self._controller.hint(JobKey(namespace, name), job_version=job_version)
+            # No type: the object was listed when a watch began, and nothing has happened to it.
+            background = event["type"] is None
+            self._controller.hint(JobKey(namespace, name), job_version=job_version, background=background)
 
 
 async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Authority:
@@ -194,14 +199,6 @@ async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Author
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _state(job: Object) -> State | None:
-    try:
-        return Status.model_validate(job.get("status") or {}).state
-    except ValidationError:
-        # Its own pass says what is wrong; the others' must not wait for it.
-        return None
 
 
 def _end_at_once() -> None:
@@ -221,6 +218,9 @@ def _settings() -> kopf.OperatorSettings:
     # Only what the handlers name is watched; no look at CRDs and namespaces, so no rights to them.
     settings.scanning.disabled = True
     settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
+    # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them.
+    settings.watching.chunk_size = 50
+    settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _BACKOFF_SECONDS
@@ -275,6 +275,13 @@ class _IngressRuleType(click.ParamType[Object]):
 )
 @click.option("--qps", default=50.0, show_default=True, help="API requests per second, on average.")
 @click.option("--burst", default=200, show_default=True, help="API requests at once.")
+@click.option(
+    "--max-hosts",
+    type=click.IntRange(1, MAX_HOSTS),
+    default=MAX_HOSTS,
+    show_default=True,
+    help="No job with more hosts is begun.",
+)
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)
 def main(health_port: int, log_level: str, log_format: LogFormat, **options: Any) -> None:

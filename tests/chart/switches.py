@@ -117,6 +117,7 @@ SWITCHES = (
     Switch("replicas", 0, lambda o: named(o, "Deployment")["spec"]["replicas"], 0),
     Switch("logLevel", "DEBUG", lambda o: "--log-level=DEBUG" in _arguments(o), True),
     Switch("qps", 12.5, lambda o: "--qps=12.5" in _arguments(o), True),
+    Switch("maxHosts", 64, lambda o: "--max-hosts=64" in _arguments(o), True),
     # Seven digits: helm reads numbers as floats, and prints larger ones as 2e+06 where a template lets it.
     Switch("burst", 2_000_000, lambda o: "--burst=2000000" in _arguments(o), True),
     Switch(

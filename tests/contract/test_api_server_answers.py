@@ -1,8 +1,8 @@
 """What the adapter makes of an API server's answers, the bad ones above all, against a scripted server on loopback."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -14,6 +14,7 @@ from aiohttp.test_utils import unused_port
 from kubernetes.client import Configuration
 
 from tests.contract.api_server import (
+    Answer,
     ApiServer,
     Call,
     answers_in_plain_text,
@@ -25,7 +26,7 @@ from tests.contract.api_server import (
 )
 from tests.contract.jobs import job_body
 from tests.contract.objects import config_map
-from tpu_training_operator.runtime import kubernetes_cluster
+from tpu_training_operator.runtime import kubernetes_cluster, pulse
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,
@@ -121,12 +122,19 @@ async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: K
         says(200, {"kind": "PodList", "metadata": {}, "items": [{"n": 3}]}),
     ]
     assert await cluster.list(PODS, None, {"job": "digits", "attempt": "1"}) == [{"n": 1}, {"n": 2}, {"n": 3}]
-    page = {"limit": "500", "labelSelector": "job=digits,attempt=1"}
+    page = {"limit": "100", "labelSelector": "job=digits,attempt=1"}
     assert [(call.path, call.query) for call in server.calls] == [
         ("/api/v1/pods", page),
         ("/api/v1/pods", page | {"continue": "second"}),
         ("/api/v1/pods", page | {"continue": "third"}),
     ]
+
+
+async def test_what_is_not_wanted_of_an_object_is_not_kept(server: ApiServer) -> None:
+    server.answers = [says(200, {"kind": "PodList", "metadata": {}, "items": [{"n": 1, "managedFields": "x" * 1000}]})]
+    async with connect(credentials_for(server.url), 1000, 1000, keep={PODS: lambda pod: {"n": pod["n"]}}) as cluster:
+        assert await cluster.list(PODS, None) == [{"n": 1}]
+        assert await cluster.list(JOBS, None) == [{"n": 1, "managedFields": "x" * 1000}]
 
 
 async def test_a_page_that_has_expired_fails_the_list(server: ApiServer, cluster: KubernetesCluster) -> None:
@@ -146,6 +154,7 @@ REFUSALS = [
     (get, 403, "Forbidden", Forbidden),
     (get, 404, "NotFound", NotFound),
     (create, 404, "NotFound", NotFound),
+    (create, 413, "RequestEntityTooLarge", Invalid),
     (create, 409, "AlreadyExists", AlreadyExists),
     (create, 409, "Conflict", Conflict),
     (update_status, 409, "Conflict", Conflict),
@@ -269,6 +278,14 @@ async def test_a_server_that_stays_overloaded_is_unavailable(server: ApiServer, 
     assert len(server.calls) == 5
 
 
+async def test_nobody_waits_after_the_last_try(
+    server: ApiServer, cluster: KubernetesCluster, waits: list[float]
+) -> None:
+    server.answers = [refuses(429, "TooManyRequests", "try later", **{"Retry-After": "30"})]
+    await failure_of(create(cluster))
+    assert waits == [30.0] * 4
+
+
 # Who asks
 
 
@@ -307,15 +324,6 @@ async def test_a_refused_token_is_read_anew(server: ApiServer, with_token: Kuber
     assert [call.authorization for call in server.calls] == ["Bearer 1", "Bearer 2"]
 
 
-async def test_only_a_good_answer_counts_as_a_sign_of_life(server: ApiServer, cluster: KubernetesCluster) -> None:
-    server.answers = [refuses(500), OK]
-    before = cluster.last_success
-    await failure_of(get(cluster))
-    after_failure = cluster.last_success
-    await get(cluster)
-    assert before == after_failure < cluster.last_success
-
-
 @pytest.mark.parametrize("answer", [says, refuses], ids=["a good answer", "a refusal"])
 async def test_the_clock_is_the_api_servers(
     server: ApiServer, cluster: KubernetesCluster, answer: Callable[..., Any]
@@ -323,6 +331,33 @@ async def test_the_clock_is_the_api_servers(
     noon = datetime(2040, 1, 15, 12, tzinfo=UTC)
     body = () if answer is refuses else ({"kind": "ConfigMap", "metadata": {"name": "data"}},)
     server.answers = [answer(200 if body else 404, *body, Date=format_datetime(noon, usegmt=True))]
-    with contextlib.suppress(NotFound):
+    with suppress(NotFound):
         await cluster.get(CONFIG_MAPS, "default", "data")
     assert abs(cluster.clock.now() - noon) < timedelta(minutes=1)
+
+
+async def test_any_answer_but_a_refused_token_counts_as_a_sign_of_life(
+    server: ApiServer, cluster: KubernetesCluster
+) -> None:
+    server.answers = [refuses(401, "Unauthorized"), refuses(500), OK]
+    moments = [cluster.last_answer]
+    for _ in range(3):
+        with suppress(ApiError):
+            await get(cluster)
+        moments.append(cluster.last_answer)
+    assert moments[0] == moments[1] < moments[2] < moments[3]
+
+
+@pytest.mark.parametrize("answer", [OK, refuses(500), hangs_up])
+async def test_a_request_beats_for_the_pass_that_made_it(
+    server: ApiServer, cluster: KubernetesCluster, answer: Answer
+) -> None:
+    server.answers = [answer]
+    with pulse.taken() as stuck:
+        pass
+    with pulse.taken() as working:
+        begun = working.at
+        with suppress(ApiError):
+            await asyncio.create_task(get(cluster))
+    assert begun < working.at
+    assert stuck.at <= begun

@@ -36,7 +36,11 @@ def active(goodput: Goodput) -> int:
 
 
 def _one_picture(_: Status, after: Status) -> bool:
-    return [is_true(after.conditions, kind) for kind in _PICTURES].count(True) == 1
+    """Besides, Reconciling may say that passes fail, whatever was decided before."""
+    shown = [kind for kind in _PICTURES if is_true(after.conditions, kind)]
+    if reason(after, ConditionType.RECONCILING) == ("True", "ProgressingWithRetry") and len(shown) > 1:
+        shown.remove(ConditionType.RECONCILING)
+    return len(shown) == 1
 
 
 def _every_attempt_has_a_reason(before: Status, after: Status) -> bool:

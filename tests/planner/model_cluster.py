@@ -17,7 +17,6 @@ from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import AlreadyExists, Conflict, NotFound, Object
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.notebook import Notebook
 
 GRACE = timedelta(seconds=30)
 REPORTING = Reporting("https://operator.tpu-operator.svc:8443", "-----BEGIN CERTIFICATE-----")
@@ -38,7 +37,8 @@ class ModelCluster:
         self.pod_events: list[Object] = []
         self.event_lists = 0
         # Of the one operator that most tests have.
-        self.notebook: Notebook | None = None
+        # The one that makes the passes of a story: what it remembers counts in the next.
+        self.operator: Any = None
         self.lost: set[str] = set()
         self.reporting = REPORTING if listens else None
         # What the workers say to the one operator that most tests have; tests with several give each its own.

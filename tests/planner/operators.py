@@ -10,17 +10,26 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
-from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.observed import Observed, slim
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Inbox
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, ApiError, NotFound, Object, Resource
+from tpu_training_operator.runtime.cluster import (
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    PODS,
+    ApiError,
+    Cluster,
+    NotFound,
+    Object,
+    Resource,
+)
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")
@@ -83,7 +92,8 @@ class Requests:
                 if event["regarding"]["uid"] == (fields or {})["regarding.uid"]
             ]
         assert resource is PODS
-        return copied(self.seen[1]) if self.seen else self.cluster.read()[1]
+        # As the adapter hands them on.
+        return [slim(pod) for pod in copied(self.seen[1] if self.seen else self.cluster.read()[1])]
 
     async def create(self, body: Object) -> Object:
         created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
@@ -131,13 +141,32 @@ class Pass:
     met_trouble: bool = False
 
 
+class Connection:
+    """One operator's, over all of its passes: each makes its own requests."""
+
+    requests: Requests
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.requests, name)
+
+
 class Operator:
     """Does passes over the job of the cluster; `Pass` says how each went."""
 
-    def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None, notebook: Notebook | None = None) -> None:
+    def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
         self._cluster = cluster
-        self._notebook = notebook or new_notebook(cluster)
         self.inboxes = cluster.new_inboxes() if inboxes is None else inboxes
+        self._start()
+
+    def _start(self) -> None:
+        cluster = self._cluster
+        self._connection = Connection()
+        self._reconciler = Reconciler(
+            cast("Cluster", self._connection),
+            lambda: cluster.now,
+            inboxes=self.inboxes,
+            reporting=cluster.reporting,
+        )
 
     def work(
         self,
@@ -148,17 +177,10 @@ class Operator:
         order: int = 0,
     ) -> Pass:
         cluster = self._cluster
-        requests = Requests(cluster, seen, lives_for, trouble, order)
-        reconciler = Reconciler(
-            requests,
-            lambda: cluster.now,
-            inboxes=self.inboxes,
-            reporting=cluster.reporting,
-            notebook=self._notebook,
-        )
+        requests = self._connection.requests = Requests(cluster, seen, lives_for, trouble, order)
         again, error = None, None
         try:
-            again = _run(reconciler.reconcile(KEY))
+            again = _run(self._reconciler.reconcile(KEY))
         except (ApiError, Crash) as raised:
             error = raised
         if lives_for is not None and len(requests.effects) >= lives_for:
@@ -166,20 +188,17 @@ class Operator:
             error = Crash()
         if isinstance(error, Crash):
             self.inboxes = cluster.new_inboxes()
-            self._notebook = new_notebook(cluster)
+            self._start()
         return Pass(again, requests.effects, error, requests.failed)
 
     @property
     def inbox(self) -> Inbox:
         return Inbox() if self.inboxes is None else self.inboxes.of(KEY)
 
-    def view(self) -> Observed:
+    def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
         """What it decides upon."""
-        return Observed.of(*self._cluster.read(), self.inbox)
-
-
-def new_notebook(cluster: ModelCluster) -> Notebook:
-    return Notebook(Requests(cluster), lambda: cluster.now)
+        job, pods = self._cluster.read()
+        return Observed.of(job, list(map(thinned, pods)), self.inbox)
 
 
 def look(cluster: ModelCluster) -> Plan:
@@ -187,15 +206,16 @@ def look(cluster: ModelCluster) -> Plan:
     operator = Operator(cluster, cluster.inboxes)
     decided = plan(operator.view(), cluster.now, cluster.reporting)
     assert decided == plan(operator.view(), cluster.now, cluster.reporting), "the same view, another plan"
+    assert decided == plan(operator.view(slim), cluster.now, cluster.reporting), "a slimmed pod lacks what is read"
     return decided
 
 
 def one_pass(cluster: ModelCluster) -> Plan:
     """A pass in which nothing goes wrong, and what it decided."""
     decided = look(cluster)
-    if cluster.notebook is None:
-        cluster.notebook = new_notebook(cluster)
-    result = Operator(cluster, cluster.inboxes, cluster.notebook).work()
+    if cluster.operator is None:
+        cluster.operator = Operator(cluster, cluster.inboxes)
+    result = cluster.operator.work()
     if result.error is not None:
         raise result.error
     # A refusal makes another pass of it.

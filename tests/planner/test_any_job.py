@@ -30,7 +30,7 @@ _LARGEST_CONFIG_MAP = 2**20
 
 # Ends of a gang that runs, and of one that does not get there.
 MISHAPS: dict[str, Mishap] = {**ENDINGS, **LOSSES, **STARTS}
-FEW = settings(max_examples=250, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+FEW = settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 
 
 def look(cluster: ModelCluster) -> timedelta:

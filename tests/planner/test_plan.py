@@ -372,3 +372,27 @@ def test_an_edit_that_changes_nothing_now_is_noted() -> None:
     assert kstatus(cluster.job) == "InProgress"
     assert actions(one_pass(cluster)) == []
     assert kstatus(cluster.job) == "Current"
+
+
+def test_parameters_that_no_config_map_holds_are_refused_before_anything_is_begun() -> None:
+    # Beyond ASCII a character is six bytes of JSON.
+    large = {f"p{number}": "\u00e9" * 4096 for number in range(60)}
+    cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
+    assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)
+    condition = find(cluster.status.conditions, ConditionType.STALLED)
+    assert condition is not None
+    assert "spec.recipe.parameters: the run spec and the names of 4 hosts take" in condition.message
+
+
+def test_the_host_names_of_the_largest_gang_fit_into_one() -> None:
+    """Names of 48 characters, and the most parameters that people have."""
+    largest = {
+        "metadata.name": "a" * 48,
+        "spec.slice": {"generation": "tpu8t", "topology": "5000x1x1", "chipsPerHost": 1},
+        "spec.recipe.globalBatchSize": 5000,
+        "spec.recipe.parameters": {f"p{number}": "x" * 1024 for number in range(128)},
+    }
+    cluster = given_a_job(largest)
+    assert look(cluster).status is not None
+    one_pass(cluster)
+    assert cluster.status.state == State.STARTING

@@ -23,7 +23,12 @@ class Seen:
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         self.keys.put_nowait(key)
+        # A request's time.
+        await asyncio.sleep(0.001)
         return None
+
+    def settle_seconds(self, key: JobKey) -> float:
+        return 0.0
 
     def wrote(self, key: JobKey, version: str) -> bool:
         return version == OWN_VERSION
@@ -70,5 +75,25 @@ async def test_the_echo_of_its_own_write_is_no_reason_to_look(seen: Seen) -> Non
     # Passes are made in the order of the hints.
     assert await asyncio.wait_for(seen.keys.get(), timeout=10) == other
     assert seen.keys.empty()
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_hint_is_served_before_the_backlog_of_a_resync(seen: Seen) -> None:
+    backlog = [JobKey("team", f"kept-{number}") for number in range(100)]
+    listed = asyncio.Event()
+
+    async def list_keys() -> list[JobKey]:
+        listed.set()
+        return backlog
+
+    working = controller(seen, list_keys)
+    running = asyncio.create_task(working.run())
+    await listed.wait()
+    working.hint(KEY)
+    order = [await asyncio.wait_for(seen.keys.get(), timeout=10) for _ in range(101)]
+
+    assert set(order) == {KEY, *backlog}
+    assert order.index(KEY) < 10
     running.cancel()
     await asyncio.wait({running})

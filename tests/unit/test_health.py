@@ -11,15 +11,15 @@ from tpu_training_operator.runtime.health import Health, Unhealthy
 @dataclass
 class Controller:
     is_running: bool = True
-    pass_seconds: float = 0.0
+    standstill: float = 0.0
 
-    def longest_pass_seconds(self) -> float:
-        return self.pass_seconds
+    def longest_standstill_seconds(self) -> float:
+        return self.standstill
 
 
 @dataclass
 class Cluster:
-    last_success: float
+    last_answer: float
 
 
 def health(monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: float) -> Health:
@@ -28,23 +28,23 @@ def health(monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: flo
 
 
 def test_a_working_process_tells_its_two_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    ages = health(monkeypatch, Controller(pass_seconds=2.04), 12.34).check()
-    assert ages == {"longestPassSeconds": 2.0, "secondsSinceLastAnswer": 12.3}
+    ages = health(monkeypatch, Controller(standstill=2.04), 12.34).check()
+    assert ages == {"longestStandstillSeconds": 2.0, "secondsSinceLastAnswer": 12.3}
 
 
-@pytest.mark.parametrize(("pass_seconds", "silence"), [(300.0, 0.0), (0.0, 900.0)])
-def test_a_slow_pass_and_a_quiet_api_server_are_borne_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, pass_seconds: float, silence: float
+@pytest.mark.parametrize(("standstill", "silence"), [(300.0, 0.0), (0.0, 900.0)])
+def test_a_slow_request_and_a_quiet_api_server_are_borne_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, standstill: float, silence: float
 ) -> None:
-    assert health(monkeypatch, Controller(pass_seconds=pass_seconds), silence).check()
+    assert health(monkeypatch, Controller(standstill=standstill), silence).check()
 
 
 @pytest.mark.parametrize(
     ("controller", "silence", "why"),
     [
         (Controller(is_running=False), 0.0, "the controller has stopped"),
-        (Controller(pass_seconds=301.0), 0.0, "one pass has been running for 301 s"),
-        (Controller(), 901.0, "no successful API request for 901 s"),
+        (Controller(standstill=301.0), 0.0, "one pass has done nothing for 301 s"),
+        (Controller(), 901.0, "no answer of the API server for 901 s"),
     ],
 )
 def test_a_process_in_which_nothing_moves_is_unhealthy(

@@ -1,6 +1,7 @@
 """The order of a pass, and how it ends when the cluster says no. The rest of the reconciler is tested on clusters."""
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Recorded(Store):
         self.refuses: dict[str, ApiError] = {}
         self.hides_pods = False
         self.while_listing: Callable[[], Awaitable[None]] | None = None
+        self.while_creating: Callable[[Object], Awaitable[None]] | None = None
 
     async def get(self, *arguments: Any) -> Object:
         self.asked.append(f"get {arguments[0].kind}")
@@ -54,6 +56,8 @@ class Recorded(Store):
 
     async def create(self, body: Object) -> Object:
         self.asked.append(f"create {body['kind']}")
+        if self.while_creating:
+            await self.while_creating(body)
         if refusal := self.refuses.get(body["kind"]):
             raise refusal
         return await super().create(body)
@@ -71,9 +75,29 @@ async def store() -> Recorded:
     return store
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
 @pytest.fixture
-def reconciler(store: Recorded) -> Reconciler:
-    return Reconciler(store, lambda: NOON)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reconciler(store: Recorded, clock: Clock) -> Reconciler:
+    return Reconciler(store, clock)
+
+
+async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> timedelta | None:
+    """A refusal is believed when it is met again after a while."""
+    wait = await reconciler.reconcile(KEY)
+    clock.now += wait or timedelta(0)
+    return await reconciler.reconcile(KEY)
 
 
 async def status_of(store: Recorded) -> Status:
@@ -151,11 +175,11 @@ async def test_a_job_that_is_gone_needs_nothing(store: Recorded, reconciler: Rec
     ],
 )
 async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
-    store: Recorded, reconciler: Reconciler, refusal: ApiError, reason: str
+    store: Recorded, reconciler: Reconciler, clock: Clock, refusal: ApiError, reason: str
 ) -> None:
     store.refuses = {"Pod": refusal}
     await reconciler.reconcile(KEY)
-    again = await reconciler.reconcile(KEY)
+    again = await reconcile_until_believed(reconciler, clock)
     status = await status_of(store)
     stalled = find(status.conditions, ConditionType.STALLED)
     assert stalled is not None
@@ -164,10 +188,30 @@ async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
     assert str(refusal)[:60] in stalled.message
 
 
-async def test_a_refusal_that_was_told_is_not_told_again(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_403_of_a_moment_is_no_reason_to_stall(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
+    await reconciler.reconcile(KEY)
+    before = await status_of(store)
+    store.refuses = {"Pod": Forbidden(403, "Forbidden", "not yet known to this API server")}
+    for seconds in (0, 4, 9):
+        clock.now = NOON + timedelta(seconds=seconds)
+        assert await reconciler.reconcile(KEY) == timedelta(seconds=10 - seconds)
+    assert await status_of(store) == before
+    store.refuses = {}
+    await reconciler.reconcile(KEY)
+    # A later one is another one.
+    store.refuses = {"Pod": Forbidden(403, "Forbidden", "no")}
+    await store.delete(
+        PODS, "default", "digits-1-0-0", (await store.get(PODS, "default", "digits-1-0-0"))["metadata"]["uid"]
+    )
+    clock.now += timedelta(hours=1)
+    assert await reconciler.reconcile(KEY) == timedelta(seconds=10)
+    assert (await status_of(store)).state == State.STARTING
+
+
+async def test_a_refusal_that_was_told_is_not_told_again(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
     store.refuses = {"Pod": Forbidden(403, "Forbidden", "exceeded quota: tpu")}
-    for _ in range(2):
-        await reconciler.reconcile(KEY)
+    await reconciler.reconcile(KEY)
+    await reconcile_until_believed(reconciler, clock)
     store.asked.clear()
     await reconciler.reconcile(KEY)
     assert "write status" not in store.asked
@@ -191,14 +235,14 @@ async def test_a_cluster_that_does_not_answer_is_the_queues_business(store: Reco
 
 @pytest.mark.parametrize(("refused", "unanswered"), [("Service", "ConfigMap"), ("ConfigMap", "Service")])
 async def test_a_refusal_is_told_even_where_other_requests_went_unanswered(
-    store: Recorded, reconciler: Reconciler, refused: str, unanswered: str
+    store: Recorded, reconciler: Reconciler, clock: Clock, refused: str, unanswered: str
 ) -> None:
     await reconciler.reconcile(KEY)
     store.refuses = {
         refused: Forbidden(403, "Forbidden", "exceeded quota"),
         unanswered: Unavailable(503, "", "overloaded"),
     }
-    await reconciler.reconcile(KEY)
+    await reconcile_until_believed(reconciler, clock)
     assert (await status_of(store)).state == State.BLOCKED
 
 

@@ -159,6 +159,77 @@ async def test_the_sooner_of_two_times_counts(time: Time, queue: WorkQueue[str])
     assert worker.key == "a"
 
 
+async def taken(queue: WorkQueue[str], number: int) -> list[str]:
+    """The next keys, each given back before the next is taken."""
+    keys = []
+    for _ in range(number):
+        keys.append(await queue.get())
+        queue.done(keys[-1])
+    return keys
+
+
+async def test_a_hint_goes_before_what_waits_in_the_background(time: Time, queue: WorkQueue[str]) -> None:
+    for key in ("a", "b", "c"):
+        queue.hint(key, background=True)
+    queue.hint("urgent")
+    queue.hint("c")
+    await time.pass_by(SETTLE * 2)
+    assert await taken(queue, 4) == ["urgent", "c", "a", "b"]
+
+
+async def test_the_background_never_has_all_hands(time: Time, queue: WorkQueue[str]) -> None:
+    for key in "abcdefgh":
+        queue.hint(key, background=True)
+    workers = [Worker(queue) for _ in range(4)]
+    await time.pass_by(0)
+    assert [worker.key for worker in workers] == ["a", "b", None, None]
+    queue.done("a")
+    await time.pass_by(0)
+    assert [worker.key for worker in workers] == ["a", "b", "c", None]
+    workers[3].leave()
+
+
+async def test_hints_without_end_do_not_starve_the_background(time: Time, queue: WorkQueue[str]) -> None:
+    queue.hint("background", background=True)
+    for key in range(20):
+        queue.hint(str(key))
+    await time.pass_by(SETTLE * 2)
+    assert "background" in await taken(queue, 10)
+
+
+async def test_what_is_hinted_or_in_work_already_waits_in_no_background(time: Time, queue: WorkQueue[str]) -> None:
+    queue.hint("a")
+    queue.hint("a", background=True)
+    await time.pass_by(SETTLE * 2)
+    assert await queue.get() == "a"
+    queue.hint("a", background=True)
+    queue.done("a")
+    assert await taken(queue, 1) == ["a"]
+    worker = Worker(queue)
+    await time.pass_by(60)
+    assert worker.key is None
+    worker.leave()
+
+
+async def test_what_is_due_much_later_is_looked_at_in_the_background_all_the_same(
+    time: Time, queue: WorkQueue[str]
+) -> None:
+    queue.add_after("a", 10**6)
+    queue.hint("a", background=True)
+    assert await taken(queue, 1) == ["a"]
+    await time.pass_by(10**6)
+    assert await taken(queue, 1) == ["a"]
+
+
+async def test_a_key_may_wait_longer_for_more_hints_than_others(time: Time, queue: WorkQueue[str]) -> None:
+    worker = Worker(queue)
+    queue.hint("large", settle_seconds=SETTLE * 10)
+    await time.pass_by(SETTLE * 9)
+    assert worker.key is None
+    await time.pass_by(SETTLE * 2)
+    assert worker.key == "large"
+
+
 async def test_nothing_comes_after_the_queue_was_closed(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     queue.hint("a")

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     NAME_CONFLICT = "NameConflict"
     FORBIDDEN = "Forbidden"
     REJECTED = "Rejected"
+    PROGRESSING_WITH_RETRY = "ProgressingWithRetry"
 
 
 class StatusModel(BaseModel):

@@ -15,6 +15,7 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.domain.gang import check_config_map
 from tpu_training_operator.domain.resolve import Resolution, resolve
 
 # libyaml where it is there: ten times faster, same documents.
@@ -82,7 +83,9 @@ def load(path: Path, *, except_rules: tuple[Rule, ...] = (), override: Mapping[s
         if override and isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
             body["spec"]["slice"] |= override
         job = parse_job(body, except_rules=except_rules)
-        return JobFile(path, body, job, resolve(job.spec))
+        resolution = resolve(job.spec)
+        check_config_map(job, resolution)
+        return JobFile(path, body, job, resolution)
     except InvalidJob as error:
         raise BadInput(path, error.problems) from None
 

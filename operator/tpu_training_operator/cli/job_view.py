@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Failure, Goodput, Progress, Resolved, State, Status
@@ -109,7 +109,6 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
     """The job and its pods as they were read; `hosts` may hold pods of other owners and of earlier attempts."""
     metadata, spec = job["metadata"], job["spec"]
     status = Status.model_validate(job.get("status") or {})
-    ready = find(status.conditions, ConditionType.READY)
     restart = _restart(spec)
     return JobView(
         name=metadata["name"],
@@ -121,12 +120,22 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         has_own_loop="entrypoint" not in spec.get("trainer", {}),
         status=status,
         state_word=str((job.get("status") or {}).get("state") or ""),
-        message=ready.message if ready else "",
+        message=_message(status),
         hosts=_hosts(status, [host for host in hosts if host.owner == metadata["uid"]]),
         window=restart.window if restart else "",
         budgets=_budgets(status, restart, now) if restart else (),
         goodput=_goodput(status, now),
     )
+
+
+def _message(status: Status) -> str:
+    """What was decided last; and before it, what keeps the operator from going on."""
+    ready = find(status.conditions, ConditionType.READY)
+    decided = ready.message if ready else ""
+    reconciling = find(status.conditions, ConditionType.RECONCILING)
+    if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
+        return decided
+    return f"{reconciling.message}; before: {decided}" if decided else reconciling.message
 
 
 def _restart(spec: Mapping[str, Any]) -> Restart | None:

@@ -7,7 +7,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import DeleteJob, Event, Plan
 from tpu_training_operator.domain.goodput import active_seconds
 from tpu_training_operator.domain.leftovers import deletions, next_force
-from tpu_training_operator.domain.observed import Observed, parse_time
+from tpu_training_operator.domain.observed import Object, Observed, parse_time
 from tpu_training_operator.domain.outcome import final_progress, final_words
 from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.situation import Situation
@@ -46,7 +46,7 @@ def exceed_deadline(here: Situation) -> Plan:
 def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
     """A finished job stops what still runs, and goes itself when its time is over."""
     running = [pod for pod in observed.pods if not pod.has_ended]
-    ttl = _time_to_live(observed)
+    ttl = _time_to_live(observed.job)
     left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
     if left is not None and left <= _AT_ONCE:
         metadata = observed.job["metadata"]
@@ -56,8 +56,18 @@ def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
     return Plan(stages=deletions(running, now), again=min(waits, default=None))
 
 
-def _time_to_live(observed: Observed) -> timedelta | None:
+def may_need_a_pass(job: Object, now: datetime) -> bool:
+    """Whether there may be anything to do about the job. Not about one that has finished: its last pass said when its
+    time is over, and only if that was lost the time is over already."""
+    status = Status.model_validate(job.get("status") or {})
+    if status.completion_time is None:
+        return True
+    ttl = _time_to_live(job)
+    return ttl is not None and parse_time(status.completion_time) + ttl <= now
+
+
+def _time_to_live(job: Object) -> timedelta | None:
     """From the spec as it stands: a finished job's spec may be one that this operator would refuse."""
-    policy = observed.job.get("spec", {}).get("runPolicy") or {}
+    policy = job.get("spec", {}).get("runPolicy") or {}
     given = policy.get("ttlSecondsAfterFinished")
     return timedelta(seconds=given) if isinstance(given, int) else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.naming import (
     config_map_name,
     host_name,
@@ -60,6 +61,26 @@ def service(job: TPUTrainingJob) -> Object:
 def hosts_key(slice_index: int) -> str:
     """The ConfigMap's key for the host names of one slice, comma-separated, in the order of TPU_WORKER_ID."""
     return f"hosts-{slice_index}"
+
+
+# What the API server takes of one ConfigMap's data.
+_LARGEST_CONFIG_MAP = 2**20
+# The certificate that workers trust, with room to spare.
+_CERTIFICATE = 16_384
+_LAST_ATTEMPT = 99_999
+
+
+def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
+    """Raises InvalidJob where the run spec and the host list are more than a ConfigMap holds."""
+    data = config_map(job, resolution, _LAST_ATTEMPT)["data"]
+    size = sum(len(key) + len(value.encode()) for key, value in data.items())
+    if size > _LARGEST_CONFIG_MAP - _CERTIFICATE:
+        parameters = len(json.dumps(dict(job.spec.recipe.parameters or {})))
+        message = (
+            f"the run spec and the names of {resolution.layout.hosts} hosts take {size} bytes, {parameters} of them for"
+            f" the parameters as JSON; a ConfigMap holds {_LARGEST_CONFIG_MAP}: put large values into a file"
+        )
+        raise InvalidJob([Problem("spec.recipe.parameters", message)])
 
 
 def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, reporting: Reporting | None = None) -> Object:

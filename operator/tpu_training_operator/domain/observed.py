@@ -136,6 +136,36 @@ class Observed:
         return sorted((p for p in self.pods if p.worker.attempt < attempt), key=lambda pod: pod.worker)
 
 
+# What the planner reads of a pod, and what tells a person which one it was. A pod has twice as much in its
+# managedFields alone, and the largest gang has five thousand pods.
+_METADATA = (
+    *("name", "uid", "ownerReferences"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers"),
+)
+_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+_STATUS = ("phase", "reason", "message", "startTime", "conditions", "initContainerStatuses", "containerStatuses")
+_LABELS = (constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX, constants.LABEL_HOST_INDEX)
+_CONTAINER = ("name", "command")
+_CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
+
+
+def slim(pod: Object) -> dict[str, Any]:
+    """The pod with the fields that the planner reads: every plan is the same as with all of them."""
+    status = _only(pod.get("status") or {}, _STATUS)
+    for name in ("initContainerStatuses", "containerStatuses"):
+        if containers := status.get(name):
+            status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]
+    metadata = _only(pod["metadata"], _METADATA)
+    metadata["labels"] = _only(pod["metadata"].get("labels") or {}, _LABELS)
+    spec = _only(pod.get("spec") or {}, _SPEC)
+    spec["containers"] = [_only(container, _CONTAINER) for container in pod.get("spec", {}).get("containers") or ()]
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
+
+
 def parse_time(text: str) -> datetime:
     """A Kubernetes timestamp (RFC 3339, UTC)."""
     return datetime.fromisoformat(text)

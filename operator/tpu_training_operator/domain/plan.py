@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
+from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Activity, Failure, Goodput, State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain import goodput as accounts
@@ -18,7 +19,7 @@ from tpu_training_operator.domain.actions import AskForStacks, Create, DeleteCon
 from tpu_training_operator.domain.behind import is_behind, take_up, wait_for_news
 from tpu_training_operator.domain.endings import active_time_left, after_the_end, exceed_deadline, succeed
 from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look, not_started
-from tpu_training_operator.domain.gang import config_map, service
+from tpu_training_operator.domain.gang import check_config_map, config_map, service
 from tpu_training_operator.domain.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.leftovers import by_force, deletions, in_the_way, look_again, next_force
 from tpu_training_operator.domain.naming import config_map_name
@@ -28,21 +29,22 @@ from tpu_training_operator.domain.placement import held_up, starts_late
 from tpu_training_operator.domain.pod_signs import left_early
 from tpu_training_operator.domain.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.resolve import check_hosts, resolve
 from tpu_training_operator.domain.restart import fail_or_restart, is_half_made, release
 from tpu_training_operator.domain.restart_policy import longest_wait
 from tpu_training_operator.domain.situation import Situation
 from tpu_training_operator.domain.waiting import tell_why
 from tpu_training_operator.domain.words import count, every
-from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.domain.worker_creations import WorkerCreations
 
 _AT_ONCE = timedelta(0)
 
 
-def plan(observed: Observed, now: datetime, reporting: Reporting | None = None) -> Plan:
+def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, *, max_hosts: int = MAX_HOSTS) -> Plan:
     """The next actions and the status to write. The same arguments give the same plan.
 
-    `reporting`: where the workers report to; None where nobody listens.
+    `reporting`: where the workers report to; None where nobody listens. `max_hosts`: a job with more hosts is not
+    begun; one that has begun under another bound goes on.
     """
     status = Status.model_validate(observed.job.get("status") or {})
     if "deletionTimestamp" in observed.job["metadata"]:
@@ -53,9 +55,12 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None) 
     try:
         job = parse_job(observed.job)
         resolution = resolve(job.spec)
+        observed = observed.within(resolution.layout)
+        if status.attempt == 0 and not observed.pods:
+            check_hosts(resolution, max_hosts)
+            check_config_map(job, resolution)
     except InvalidJob as error:
         return _invalid(observed, status, error, now)
-    observed = observed.within(resolution.layout)
     if status.attempt == 0 and observed.pods:
         return take_up(Situation(job, resolution, status, observed, now, reporting))
     told = heard(status, observed.report, resolution.recipe.train_steps)
@@ -224,9 +229,8 @@ def _create_missing(here: Situation) -> Plan:
         Create(config_map(job, here.resolution, attempt, here.reporting)),
         *((DeleteConfigMap(config_map_name(job.name, attempt - 1)),) if attempt > 1 else ()),
     )
-    avoid = here.status.avoided_nodes
-    pods = (worker_pod(job, here.resolution, worker, here.reporting, avoid) for worker in here.missing)
-    return Plan(stages=(shared, tuple(map(Create, pods))))
+    avoid = tuple(here.status.avoided_nodes)
+    return Plan(stages=(shared, WorkerCreations(job, here.resolution, tuple(here.missing), here.reporting, avoid)))
 
 
 def _wait_for_its_time(here: Situation) -> timedelta:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
-from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain import backends, own_loop, parameters
 from tpu_training_operator.domain.scaling import ScaledRecipe, scale
 from tpu_training_operator.domain.scaling.numbers import decimal, plain
@@ -50,6 +50,14 @@ class Resolution:
             scale_factor=plain(round(decimal(recipe.factor), 6)),
             notes=[_fitting(note) for note in (*recipe.notes, *(f"warning: {warning}" for warning in self.warnings))],
         )
+
+
+def check_hosts(resolution: Resolution, most: int) -> None:
+    """Raises InvalidJob for more hosts than this operator takes; the API's own bound is a rule of `api.slice`."""
+    hosts = resolution.layout.hosts
+    if hosts > most:
+        message = f"{hosts} hosts are too many: this operator takes jobs of at most {most} (its option --max-hosts)"
+        raise InvalidJob([Problem("spec.slice", message)])
 
 
 def _fitting(note: str) -> str:

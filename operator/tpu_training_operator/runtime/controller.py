@@ -9,9 +9,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from tpu_training_operator.runtime import pulse
 from tpu_training_operator.runtime.cluster import ApiError, Conflict
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.observers import SILENT_WORK, PassResult, WorkObserver
+from tpu_training_operator.runtime.pulse import Pulse
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.work_queue import WorkQueue
 
@@ -19,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """`list_keys` names all jobs for the resync; `workers` is how many jobs are worked on at once."""
+    """`list_keys` names the jobs for the resync; `workers` is how many jobs are worked on at once."""
 
     def __init__(
         self,
@@ -37,17 +39,24 @@ class Controller:
         self._workers = workers
         self._observer = observer
         self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, observer)
-        self._working_since: dict[JobKey, float] = {}
+        self._pulses: dict[JobKey, Pulse] = {}
         self.is_running = False
 
-    def hint(self, key: JobKey, *, in_seconds: float | None = None, job_version: str | None = None) -> None:
+    def hint(
+        self,
+        key: JobKey,
+        *,
+        in_seconds: float | None = None,
+        job_version: str | None = None,
+        background: bool = False,
+    ) -> None:
         """Something about the job may have changed: look at once, or in so many seconds at the latest. Not for
         `job_version`, the job's resourceVersion, where that is of our own last write: a pass that writes says itself
-        when the next is due."""
+        when the next is due. `background`: it is only listed, and nothing says that it has changed."""
         if job_version is not None and self._reconciler.wrote(key, job_version):
             return
         if in_seconds is None:
-            self._queue.hint(key)
+            self._queue.hint(key, settle_seconds=self._reconciler.settle_seconds(key), background=background)
         else:
             self._queue.add_after(key, in_seconds)
 
@@ -63,15 +72,15 @@ class Controller:
             self.is_running = False
             self._queue.close()
 
-    def longest_pass_seconds(self) -> float:
-        """How long the slowest pass under way has been running; 0 when there is none."""
-        return time.monotonic() - min(self._working_since.values(), default=time.monotonic())
+    def longest_standstill_seconds(self) -> float:
+        """How long ago the pass under way that has waited longest had its last answer; 0 when there is none."""
+        return time.monotonic() - min((pulse.at for pulse in self._pulses.values()), default=time.monotonic())
 
     async def _resync(self) -> None:
         while True:
             try:
                 for key in await self._list_keys():
-                    self._queue.hint(key)
+                    self._queue.hint(key, background=True)
             except ApiError as error:
                 log.warning("jobs could not be listed: %s", error)
             except Exception:
@@ -82,12 +91,13 @@ class Controller:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            began = self._working_since[key] = time.monotonic()
+            began = time.monotonic()
             try:
-                result = await self._one_pass(key)
+                with pulse.taken() as self._pulses[key]:
+                    result = await self._one_pass(key)
                 self._observer.passed(result, time.monotonic() - began)
             finally:
-                del self._working_since[key]
+                del self._pulses[key]
                 self._queue.done(key)
 
     async def _one_pass(self, key: JobKey) -> PassResult:

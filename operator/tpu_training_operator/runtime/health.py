@@ -1,9 +1,13 @@
-"""Is this process still doing its work? Asked by the liveness probe through `main`."""
+"""Is this process still doing its work? Asked by the liveness probe through `main`.
+
+A slow API server, or one that answers with errors, is no reason to restart: the next process would meet the same one.
+"""
 
 import time
 from typing import Protocol
 
-_LONGEST_PASS_SECONDS = 300.0
+# One request takes 30 s at most, and is made five times with pauses of 30 s where the API server is overloaded.
+_LONGEST_STANDSTILL_SECONDS = 300.0
 # The resync reads the API every 300 s; three of them without one answer is not a hiccup.
 _LONGEST_SILENCE_SECONDS = 900.0
 
@@ -11,11 +15,11 @@ _LONGEST_SILENCE_SECONDS = 900.0
 class _Passes(Protocol):
     is_running: bool
 
-    def longest_pass_seconds(self) -> float: ...
+    def longest_standstill_seconds(self) -> float: ...
 
 
 class _Answers(Protocol):
-    last_success: float
+    last_answer: float
 
 
 class Unhealthy(Exception):
@@ -31,10 +35,10 @@ class Health:
         """The two ages in seconds. Raises Unhealthy when one of them shows that nothing moves any more."""
         if not self._controller.is_running:
             raise Unhealthy("the controller has stopped")
-        longest_pass = self._controller.longest_pass_seconds()
-        silence = time.monotonic() - self._cluster.last_success
-        if longest_pass > _LONGEST_PASS_SECONDS:
-            raise Unhealthy(f"one pass has been running for {longest_pass:.0f} s")
+        standstill = self._controller.longest_standstill_seconds()
+        silence = time.monotonic() - self._cluster.last_answer
+        if standstill > _LONGEST_STANDSTILL_SECONDS:
+            raise Unhealthy(f"one pass has done nothing for {standstill:.0f} s")
         if silence > _LONGEST_SILENCE_SECONDS:
-            raise Unhealthy(f"no successful API request for {silence:.0f} s")
-        return {"longestPassSeconds": round(longest_pass, 1), "secondsSinceLastAnswer": round(silence, 1)}
+            raise Unhealthy(f"no answer of the API server for {silence:.0f} s")
+        return {"longestStandstillSeconds": round(standstill, 1), "secondsSinceLastAnswer": round(silence, 1)}

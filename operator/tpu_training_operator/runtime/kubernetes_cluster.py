@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import aiohttp
 
 from tpu_training_operator.api.constants import MANAGER
 from tpu_training_operator.runtime.cluster import (
+    PODS,
     AlreadyExists,
     ApiError,
     Conflict,
@@ -29,12 +30,16 @@ from tpu_training_operator.runtime.cluster import (
 )
 from tpu_training_operator.runtime.credentials import Credentials
 from tpu_training_operator.runtime.observers import SILENT_REQUESTS, RequestObserver
+from tpu_training_operator.runtime.pulse import beat
 from tpu_training_operator.runtime.server_clock import ServerClock
 from tpu_training_operator.runtime.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
-_PAGE = 500
+# Objects of a page, which are read and thinned out before the next one is asked for. A job can be as large as etcd
+# takes, over a megabyte.
+_PAGE = 50
+_PAGE_OF_PODS = 100
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _TRIES_WHEN_OVERLOADED = 5
 _LONGEST_RETRY_AFTER = 30.0
@@ -49,15 +54,17 @@ class KubernetesCluster:
         credentials: Credentials,
         throttle: Throttle,
         observer: RequestObserver = SILENT_REQUESTS,
+        keep: Mapping[Resource, Callable[[Object], Object]] | None = None,
     ) -> None:
         self._session = session
         self._credentials = credentials
         self._throttle = throttle
         self._observer = observer
+        self._keep = keep or {}
         self._ssl = credentials.ssl_context()
         self._authorization: str | None = None
         self._authorized_at = float("-inf")
-        self.last_success = time.monotonic()
+        self.last_answer = time.monotonic()
         self.clock = ServerClock()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
@@ -70,15 +77,16 @@ class KubernetesCluster:
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        query = {"limit": str(_PAGE)}
+        query = {"limit": str(_PAGE_OF_PODS if resource is PODS else _PAGE)}
         if labels:
             query["labelSelector"] = _selector(labels)
         if fields:
             query["fieldSelector"] = _selector(fields)
+        keep = self._keep.get(resource, _as_it_is)
         items: list[Object] = []
         while True:
             page = await self._request("GET", resource.path(namespace), query=query)
-            items += page["items"]
+            items += map(keep, page["items"])
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
                 return items
@@ -109,11 +117,11 @@ class KubernetesCluster:
     async def _request(
         self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None
     ) -> Object:
-        for _ in range(_TRIES_WHEN_OVERLOADED):
+        for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
             await self._throttle.wait()
             status, headers, text = await self._send(method, path, body, query)
             pause = _pause_asked_for(status, headers)
-            if pause is None:
+            if pause is None or not tries_left:
                 break
             log.warning(
                 "pausing %g s, as the API server asks: %s %s: %s", pause, method, path, _error(method, status, text)
@@ -125,7 +133,6 @@ class KubernetesCluster:
         if answer is None:
             # A proxy on the way, or an answer that was cut off.
             raise Unavailable(status, "NoObject", f"{method} {path}: answered with no object: {_quote(text)}")
-        self.last_success = time.monotonic()
         return answer
 
     async def _send(
@@ -146,10 +153,14 @@ class KubernetesCluster:
                 if response.status == 401:
                     # The token was replaced before we thought it would be.
                     self._authorized_at = float("-inf")
+                else:
+                    self.last_answer = time.monotonic()
                 return response.status, response.headers, text
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             self._observer.answered(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
+        finally:
+            beat()
 
     async def _current_authorization(self) -> str | None:
         if time.monotonic() - self._authorized_at > _TOKEN_LIFETIME:
@@ -160,13 +171,22 @@ class KubernetesCluster:
 
 @asynccontextmanager
 async def connect(
-    credentials: Credentials, requests_per_second: float, burst: int, observer: RequestObserver = SILENT_REQUESTS
+    credentials: Credentials,
+    requests_per_second: float,
+    burst: int,
+    observer: RequestObserver = SILENT_REQUESTS,
+    keep: Mapping[Resource, Callable[[Object], Object]] | None = None,
 ) -> AsyncIterator[KubernetesCluster]:
-    """A cluster adapter with its own connections, closed at the end."""
+    """A cluster adapter with its own connections, closed at the end. `keep`: what `list` returns of objects of a kind,
+    where not all of them is wanted."""
     # The throttle bounds the rate; the connection limit bounds what may be under way at once.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         throttle = Throttle(requests_per_second, burst, time.monotonic)
-        yield KubernetesCluster(session, credentials, throttle, observer)
+        yield KubernetesCluster(session, credentials, throttle, observer, keep)
+
+
+def _as_it_is(found: Object) -> Object:
+    return found
 
 
 def _selector(wanted: Mapping[str, str]) -> str:
@@ -201,6 +221,8 @@ def _error(method: str, status: int, text: str) -> ApiError:
         400: Invalid,
         403: Forbidden,
         404: NotFound,
+        # Larger than etcd takes.
+        413: Invalid,
         409: AlreadyExists if method == "POST" and reason == "AlreadyExists" else Conflict,
         422: Invalid,
     }

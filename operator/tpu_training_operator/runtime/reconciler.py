@@ -4,16 +4,17 @@ The order matters. Actions come before the status, so that a status never claims
 raised in a pass without actions, so that nothing is done that the status does not know.
 """
 
-import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import ValidationError
+
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.api.constants import LABEL_JOB_NAME, MAX_HOSTS
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.actions import (
     Action,
@@ -32,6 +33,7 @@ from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.retrying import recovered, retrying
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,
@@ -39,6 +41,7 @@ from tpu_training_operator.runtime.cluster import (
     AlreadyExists,
     ApiError,
     Cluster,
+    Conflict,
     Forbidden,
     Invalid,
     NotFound,
@@ -51,22 +54,22 @@ from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
+from tpu_training_operator.runtime.stages import Refused, carry_out
 
 log = logging.getLogger(__name__)
 
-
-class _Refused(Exception):
-    """An action that will be refused again until somebody changes something."""
-
-    def __init__(self, obstacle: Obstacle) -> None:
-        super().__init__(obstacle.message)
-        self.obstacle = obstacle
+_AT_ONCE = timedelta(0)
+# Longer than an API server takes to be replaced by another, or a role to reach all of them.
+_DOUBT = timedelta(seconds=10)
+_FAILURES_BEFORE_TOLD = 3
+# Five seconds for the largest gang, of which a restart takes minutes.
+_SECONDS_PER_POD = 0.001
 
 
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where; both or neither. `isolation`: of a job's workers from
     other pods; None where they are left open. `side_by_side`: how many requests of one stage may be under way at once.
-    `notebook`: what is remembered from pass to pass."""
+    `max_hosts`: no larger job is begun."""
 
     def __init__(
         self,
@@ -78,10 +81,10 @@ class Reconciler:
         isolation: Isolation | None = None,
         observer: JobObserver = SILENT_JOBS,
         side_by_side: int = 32,
-        notebook: Notebook | None = None,
+        max_hosts: int = MAX_HOSTS,
     ) -> None:
         self._cluster = cluster
-        self._notebook = notebook or Notebook(cluster, clock)
+        self._notebook = Notebook(cluster, clock)
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
@@ -89,44 +92,109 @@ class Reconciler:
         self._told_optional: set[JobKey] = set()
         self._observer = observer
         self._side_by_side = side_by_side
+        self._max_hosts = max_hosts
         self._written: dict[JobKey, str] = {}
+        # Passes that failed in a row.
+        self._failures: dict[JobKey, int] = {}
+        # Pods of the job, when they were last listed.
+        self._pods: dict[JobKey, int] = {}
+        # Since when something is refused that may be taken in a moment.
+        self._doubted: dict[JobKey, datetime] = {}
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Whether this resourceVersion of the job is of the status that was written here last."""
         return self._written.get(key) == version
 
+    def settle_seconds(self, key: JobKey) -> float:
+        """How long a hint about the job is worth waiting for others: every pass reads all of its pods, and the pods of
+        a large gang start one by one."""
+        return self._pods.get(key, 0) * _SECONDS_PER_POD
+
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring the job one step closer to what was asked for.
 
         Returns the time after which to look again even if nothing is heard. Raises ApiError where another try is
-        due: Conflict when the job has changed meanwhile, Unavailable when the cluster could not answer.
+        due: Conflict when the job has changed meanwhile, Unavailable when the cluster could not answer. Passes that go
+        on failing are told in the job's status.
         """
+        try:
+            again = await self._pass(key)
+        except Conflict:
+            raise
+        except Exception as error:
+            await self._failed(key, error)
+            raise
+        self._failures.pop(key, None)
+        return again
+
+    async def _pass(self, key: JobKey) -> timedelta | None:
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             self._forget(key)
             self._notebook.forget(key)
-            self._written.pop(key, None)
             self._told_optional.discard(key)
+            for known in (self._written, self._failures, self._doubted, self._pods):
+                known.pop(key, None)
             self._observer.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
-        observed = replace(self._with_inbox(Observed.of(job, pods), key), notes=self._notebook.of(key))
-        decided = plan(observed, self._clock(), self._reporting)
+        self._pods[key] = len(pods)
+        before = Status.model_validate(job.get("status") or {})
+        # The planner decides as if no pass had failed.
+        known_good = recovered(before)
+        seen = job if known_good is before else {**job, "status": status_body(known_good)}
+        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=self._notebook.of(key))
+        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
         if self._isolation is not None:
             decided = self._isolation.applied(decided, job)
         try:
-            for stage in decided.stages:
-                await self._carry_out(stage, job, key)
-        except _Refused as refused:
+            if not await self._carry_out(decided, job, key):
+                return _AT_ONCE
+        except Refused as refused:
+            if wait := self._doubt(refused, key):
+                return wait
             decided = blocked(observed, refused.obstacle, self._clock())
-        status = await self._write_status(decided, job, key)
+        else:
+            self._doubted.pop(key, None)
+        status = await self._write_status(decided, known_good, before, job, key)
         self._observer.job_seen(key, status.state)
         if status.completion_time is not None:
             self._forget(key)
             self._notebook.forget(key)
         return decided.again
+
+    def _doubt(self, refused: Refused, key: JobKey) -> timedelta | None:
+        """How long to wait until the refusal is believed; None where it is. An API server that is being replaced may
+        refuse what it takes a moment later."""
+        if refused.sure:
+            return None
+        now = self._clock()
+        wait = self._doubted.setdefault(key, now) + _DOUBT - now
+        # A clock that was set back must not put it off.
+        if not _AT_ONCE < wait <= _DOUBT:
+            return None
+        log.info("refused, to be confirmed: %s", refused, extra={"job": str(key)})
+        return wait
+
+    async def _failed(self, key: JobKey, error: Exception) -> None:
+        """One more pass that failed; after a few of them in a row the job says why."""
+        self._failures[key] = failures = self._failures.get(key, 0) + 1
+        if failures < _FAILURES_BEFORE_TOLD:
+            return
+        try:
+            job = await self._cluster.get(JOBS, key.namespace, key.name)
+            before = Status.model_validate(job.get("status") or {})
+            if before.completion_time is not None:
+                return
+            generation = job["metadata"].get("generation", 1)
+            after = retrying(before, _words(error), generation, self._clock())
+            if after != before:
+                event = Event("Retrying", _words(error), warning=True)
+                await self._write(after, before, job, key, (event,) if recovered(before) is before else ())
+        except (ApiError, ValidationError) as failure:
+            log.warning("what is wrong cannot be told in the job's status: %s", failure, extra={"job": str(key)})
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """With what the job's own workers have said; of a namesake's, which is gone or going, nothing is kept."""
@@ -142,28 +210,31 @@ class Reconciler:
         if self._inboxes is not None:
             self._inboxes.forget(key)
 
-    async def _carry_out(self, stage: Sequence[Action], job: Object, key: JobKey) -> None:
-        limit = asyncio.Semaphore(self._side_by_side)
-        refused = False
+    async def _carry_out(self, decided: Plan, job: Object, key: JobKey) -> bool:
+        """False where the job has changed meanwhile, so that the rest of the plan is not what it wants."""
+        metadata = job["metadata"]
 
-        async def one(action: Action) -> None:
-            nonlocal refused
-            async with limit:
-                if refused:
-                    # What is refused once is refused to the rest of a gang, too: two thousand times, over a quota.
-                    return
-                try:
-                    await self._act(action, job, key)
-                except _Refused:
-                    refused = True
-                    raise
+        async def is_still_wanted() -> bool:
+            try:
+                now = (await self._cluster.get(JOBS, key.namespace, key.name))["metadata"]
+            except NotFound:
+                return False
+            same = all(now.get(field) == metadata.get(field) for field in ("uid", "generation"))
+            return same and "deletionTimestamp" not in now
 
-        results = await asyncio.gather(*map(one, stage), return_exceptions=True)
-        if errors := [result for result in results if isinstance(result, BaseException)]:
-            # What cannot heal by itself is what a person must hear of first.
-            raise next((error for error in errors if isinstance(error, _Refused)), errors[0])
-        if stage:
-            log.info("carried out %s", _summary(stage), extra={"job": str(key), "uid": job["metadata"]["uid"]})
+        async def act(action: Action) -> None:
+            await self._act(action, job, key)
+
+        for stage in decided.stages:
+            done: Counter[str] = Counter()
+            try:
+                if not await carry_out(stage, act, is_still_wanted, self._side_by_side, done):
+                    return False
+            finally:
+                if done:
+                    what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
+                    log.info("carried out %s", what, extra={"job": str(key), "uid": metadata["uid"]})
+        return True
 
     async def _act(self, action: Action, job: Object, key: JobKey) -> None:
         match action:
@@ -190,16 +261,17 @@ class Reconciler:
         except AlreadyExists:
             existing = await self._cluster.get(resource_of(body), key.namespace, name)
             if obstacle := name_taken(kind, existing, job):
-                raise _Refused(obstacle) from None
+                raise Refused(obstacle) from None
         except Forbidden as error:
-            raise _Refused(Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")) from error
+            obstacle = Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")
+            raise Refused(obstacle, sure=False) from error
         except Invalid as error:
-            raise _Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}")) from error
+            raise Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}")) from error
 
     async def _create_optional(self, body: Object, job: Object, key: JobKey) -> None:
         try:
             await self._create(body, job, key)
-        except (_Refused, ApiError) as error:
+        except (Refused, ApiError) as error:
             if key not in self._told_optional:
                 self._told_optional.add(key)
                 message = f"the gang runs without its {body['kind']}: {error}"
@@ -222,22 +294,26 @@ class Reconciler:
         except NotFound:
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
 
-    async def _write_status(self, decided: Plan, job: Object, key: JobKey) -> Status:
+    async def _write_status(
+        self, decided: Plan, known_good: Status, before: Status, job: Object, key: JobKey
+    ) -> Status:
         """The status as it stands afterwards."""
-        before = Status.model_validate(job.get("status") or {})
-        after = decided.status
-        if after is None or after == before:
+        after = decided.status or known_good
+        if after == before:
             return before
-        written = await self._cluster.update_status({**job, "status": status_body(after)})
-        self._written[key] = written["metadata"]["resourceVersion"]
-        self._notebook.wrote_status(key)
-        self._observer.status_written(before, after)
+        await self._write(after, before, job, key, decided.events if after != known_good else ())
         # A report alone is no decision.
         level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
         context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
         log.log(level, "job is %s", _without_words(before, after), extra=context)
-        await self._send(decided.events, job, key)
         return after
+
+    async def _write(self, after: Status, before: Status, job: Object, key: JobKey, events: tuple[Event, ...]) -> None:
+        written = await self._cluster.update_status({**job, "status": status_body(after)})
+        self._written[key] = written["metadata"]["resourceVersion"]
+        self._notebook.wrote_status(key)
+        self._observer.status_written(before, after)
+        await self._send(events, job, key)
 
     async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> None:
         for event in events:
@@ -272,22 +348,12 @@ def _without_words(before: Status, after: Status) -> str:
     return f"{text}: {failure.pod} failed with {failure.failure_class} ({failure.reason}{code})"
 
 
-def _summary(stage: Sequence[Action]) -> str:
-    counts = Counter(map(_verb, stage))
-    return ", ".join(f"{what} x {count}" for what, count in counts.items())
-
-
-def _verb(action: Action) -> str:
-    match action:
-        case Create(body):
-            return f"create {body['kind']}"
-        case DeletePod(force=force):
-            return "delete Pod by force" if force else "delete Pod"
-        case DeleteConfigMap():
-            return "delete old ConfigMap"
-        case DeleteJob():
-            return "delete finished job"
-        case AskForStacks():
-            return "ask for stacks"
-        case LookAtEvents():
-            return "look at events"
+def _words(error: Exception) -> str:
+    """For the job's owner, who can do nothing about it but tell an administrator."""
+    match error:
+        case ApiError(status=0):
+            return f"the API server cannot be reached: {error}; retrying"
+        case ApiError(status=status):
+            return f"the API server answers {status}: {error}; retrying"
+        case _:
+            return f"the operator fails: {type(error).__name__}: {error}; its log says more; retrying"

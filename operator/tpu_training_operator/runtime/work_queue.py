@@ -2,6 +2,9 @@
 
 The algorithm of client-go's work queue: any number of hints about a key that waits collapse into one, a hint about
 a key in work makes it come once more afterwards, and a key whose work failed waits longer every time.
+
+What is looked at for no better reason than that it exists waits in the background: a resync of thousands of jobs must
+not stand before the one whose worker has just failed.
 """
 
 import asyncio
@@ -14,6 +17,10 @@ Key = TypeVar("Key")
 
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 60.0
+# Keys of the background in work at once, beside other work: enough to use up the request rate, and no more in the way.
+_BACKGROUND_AT_ONCE = 2
+# Where hints never end, the background gets one turn of so many.
+_TURNS = 8
 
 
 class WorkQueue(Generic[Key]):
@@ -23,15 +30,26 @@ class WorkQueue(Generic[Key]):
         self._settle_seconds = settle_seconds
         self._observer = observer
         self._ready: deque[Key] = deque()
+        # In their order; a dictionary, because a hint takes a key out of the middle.
+        self._background: dict[Key, None] = {}
+        self._background_in_work: set[Key] = set()
+        self._turns = 0
         self._wanted: set[Key] = set()
         self._in_work: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._available = asyncio.Event()
 
-    def hint(self, key: Key) -> None:
-        """Something about the key may have changed."""
-        self.add_after(key, self._settle_seconds)
+    def hint(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False) -> None:
+        """Something about the key may have changed; with `background`, nothing says so. `settle_seconds`: where this
+        key should wait longer for more hints than others."""
+        if not background:
+            self.add_after(key, max(self._settle_seconds, settle_seconds))
+        elif key not in self._wanted:
+            self._want(key)
+            if key not in self._in_work:
+                self._background[key] = None
+                self._available.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Have the key worked on in `seconds`, or sooner if it is due sooner anyway."""
@@ -57,21 +75,35 @@ class WorkQueue(Generic[Key]):
 
     async def get(self) -> Key:
         """The next key; it belongs to the caller until `done`."""
-        while not self._ready:
+        while (key := self._next()) is None:
             self._available.clear()
             await self._available.wait()
-        key = self._ready.popleft()
         self._wanted.discard(key)
         self._in_work.add(key)
         self._observer.taken(key)
         return key
 
+    def _next(self) -> Key | None:
+        may = self._background and len(self._background_in_work) < _BACKGROUND_AT_ONCE
+        if self._ready and not (may and self._turns >= _TURNS):
+            self._turns += 1
+            return self._ready.popleft()
+        if not may:
+            return None
+        self._turns = 0
+        key = next(iter(self._background))
+        del self._background[key]
+        self._background_in_work.add(key)
+        return key
+
     def done(self, key: Key) -> None:
         self._in_work.discard(key)
+        self._background_in_work.discard(key)
         self._observer.done(key)
         if key in self._wanted:
             self._ready.append(key)
-            self._available.set()
+        # Also for those who wait for a turn of the background.
+        self._available.set()
 
     def close(self) -> None:
         """Cancel what is due later."""
@@ -81,10 +113,15 @@ class WorkQueue(Generic[Key]):
 
     def _add(self, key: Key) -> None:
         self._timers.pop(key, None)
-        if key in self._wanted:
+        if key in self._wanted and key not in self._background:
             return
-        self._wanted.add(key)
-        self._observer.added(key)
+        self._background.pop(key, None)
+        self._want(key)
         if key not in self._in_work:
             self._ready.append(key)
             self._available.set()
+
+    def _want(self, key: Key) -> None:
+        if key not in self._wanted:
+            self._wanted.add(key)
+            self._observer.added(key)

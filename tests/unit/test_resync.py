@@ -1,0 +1,86 @@
+"""Which jobs the resync looks at, and what one namespace that cannot be listed does to the others."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.unit.jobs import job_body
+from tests.unit.pods import NOON, time_at
+from tpu_training_operator.api.status import State
+from tpu_training_operator.local.store import Store
+from tpu_training_operator.runtime.cluster import Forbidden, Object
+from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
+from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
+
+TTL = {"spec.runPolicy": {"ttlSecondsAfterFinished": 60}}
+
+
+class Listed(Store):
+    """Jobs by namespace; a namespace without any may not be listed."""
+
+    def __init__(self, jobs: Mapping[str | None, list[Object]]) -> None:
+        super().__init__()
+        self._jobs = jobs
+
+    async def list(self, *arguments: Any) -> list[Object]:
+        if not (jobs := self._jobs.get(arguments[1])):
+            raise Forbidden(403, "Forbidden", "tputrainingjobs is forbidden")
+        return [slim_job(job) for job in jobs]
+
+
+def a_job(name: str, changes: dict[str, Any] | None = None, **status: Any) -> Object:
+    return job_body({"metadata.name": name, "status": status} | (changes or {}))
+
+
+def finished(name: str, changes: dict[str, Any] | None = None, *, after: float) -> Object:
+    condition = {"type": "Succeeded", "status": "True", "reason": "", "lastTransitionTime": time_at(after)}
+    return a_job(name, changes, state="Succeeded", completionTime=time_at(after), conditions=[condition])
+
+
+class Counted(JobObserver):
+    def __init__(self) -> None:
+        self.states: list[Mapping[JobKey, State | None]] = []
+
+    def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
+        self.states.append(states)
+
+
+async def looked_at(*jobs: Object) -> list[str]:
+    keys = await jobs_to_look_at(Listed({None: list(jobs)}), (), NOON, SILENT_JOBS)
+    return [key.name for key in keys]
+
+
+async def test_what_has_finished_is_left_alone_until_its_time_is_over() -> None:
+    jobs = [
+        a_job("new"),
+        a_job("running", state="Running"),
+        a_job("unreadable", attempt="many"),
+        finished("kept", after=-(10**6)),
+        finished("not-yet-due", TTL, after=-59),
+        finished("due", TTL, after=-60),
+    ]
+    assert await looked_at(*jobs) == ["new", "running", "unreadable", "due"]
+
+
+async def test_a_namespace_that_cannot_be_listed_keeps_nothing_from_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Listed({"team-a": [a_job("one")], "team-c": [a_job("two")]})
+    counted = Counted()
+    with caplog.at_level(logging.WARNING):
+        keys = await jobs_to_look_at(cluster, ("team-a", "team-b", "team-c"), NOON, counted)
+    assert [key.name for key in keys] == ["one", "two"]
+    assert "the jobs of namespace team-b could not be listed: tputrainingjobs is forbidden" in caplog.text
+    # Half a count would look like jobs that are gone.
+    assert counted.states == []
+
+
+async def test_all_jobs_are_counted_the_finished_ones_too() -> None:
+    counted = Counted()
+    await jobs_to_look_at(Listed({None: [a_job("new"), finished("kept", after=-60)]}), (), NOON, counted)
+    assert counted.states == [
+        {JobKey("default", "new"): None, JobKey("default", "kept"): State.SUCCEEDED},
+    ]
