@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LONGEST_FILE = 350
+LONGEST_FILE = 600
 PRODUCT = {"operator": "tpu_training_operator", "trainer_image": "tpu_trainer"}
 
 
