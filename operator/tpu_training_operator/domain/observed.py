@@ -144,12 +144,7 @@ _METADATA = (
 )
 _SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
 _STATUS = ("phase", "reason", "message", "startTime", "conditions", "initContainerStatuses", "containerStatuses")
-_LABELS = (
-    constants.LABEL_JOB_NAME,
-    constants.LABEL_ATTEMPT,
-    constants.LABEL_SLICE_INDEX,
-    constants.LABEL_HOST_INDEX,
-)
+_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
 _CONTAINER = ("name", "command")
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
 
