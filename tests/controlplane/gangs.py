@@ -32,12 +32,16 @@ class Gang:
         self._space.wait(reached, f"{self.name} runs in attempt {attempt}", timeout)
 
     def must_have_restarted(self, times: int) -> None:
-        """So often and no oftener; of all workers only the last gang's are left."""
+        """So often and no oftener; of all workers only the last gang's are left, and the one that failed last, for its
+        log."""
         found = self._job()["status"]
+        failed = [found["lastFailure"]["pod"]] if times else []
         assert found["attempt"] == times + 1
         assert found["restarts"]["byClass"] == ({"Infrastructure": times} if times else {})
         # One that somebody else made late, for an attempt that is over, may still be on its way out.
-        self._space.wait(lambda: self._pods() == self._workers(times + 1), f"only attempt {times + 1} is left")
+        self._space.wait(
+            lambda: self._pods() == sorted(failed + self._workers(times + 1)), f"only attempt {times + 1} is left"
+        )
 
     def must_have_been_made_once(self, proxy: FaultyProxy) -> None:
         """No worker was made twice by the operator behind the proxy."""

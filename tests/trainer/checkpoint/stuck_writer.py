@@ -18,7 +18,7 @@ if __name__ == "__main__":
         threading.Event().wait()
 
     target = Target(Intercepted(MemoryStore(), never), author(), 1)
-    checkpoints = Checkpointer(target, Due(1, None, 9), lambda step, _: snapshot(step), print)
-    checkpoints.after_step(1, Position())
+    checkpoints = Checkpointer(target, Due(1, None, 9), lambda step, *_: snapshot(step), print)
+    checkpoints.save(1, Position(), clean=True)
     asked.wait()
     print("ends")
