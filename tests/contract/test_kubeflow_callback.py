@@ -30,7 +30,7 @@ async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", str(tmp_path / "ca.crt"))
     # Between two of its reports it lets five seconds pass.
     monkeypatch.setattr(KubeflowCallback, "_MIN_UPDATE_INTERVAL", 0.0)
-    desk.cluster.objects[0]["status"] = {"resolved": RESOLVED}
+    desk.cluster.objects[0]["status"]["resolved"] = RESOLVED
     callback, control = KubeflowCallback(), TrainerControl()
     state = TrainerState(max_steps=300, is_world_process_zero=True)
 

@@ -3,7 +3,9 @@ says that it does nothing. A field without a case here fails.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +31,25 @@ Changes = dict[str, Any]
 ADAM = {"name": "adam", "learningRate": "0.01"}
 SGD = {"name": "sgd", "learningRate": "0.3", "momentum": "0.9"}
 ONE_CHIP = {"acceleratorType": "v5litepod-1"}
+BROKEN = {"parameters": {"broken_step": "3"}}
 EPOCHS = {"trainSteps": ..., "epochs": 2, "datasetSize": tasks.EXAMPLES}
 
 
-def task(hp: Hyperparameters, width: int = 1) -> Task:
-    """Evaluated by the length of its weights, so that an average of them can be seen."""
+def task(hp: Hyperparameters, width: int = 1, broken_step: int = 0) -> Task:
+    """Evaluated by the length of its weights, so that an average of them can be seen. The loss of `broken_step`,
+    counted from 1, is NaN."""
+    small, steps = tasks.small(hp), count(1)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        mean = small.loss(model, batch)
+        return mean * math.nan if next(steps) == broken_step else mean
 
     def metrics(model: nn.Module, batch: tuple[torch.Tensor]) -> dict[str, torch.Tensor]:
         length = torch.stack([parameter.square().sum() for parameter in model.parameters()]).sum()
         return {"length": width * length.expand(len(batch[0]))}
 
     evaluation = TensorDataset(torch.arange(4))
-    return dataclasses.replace(tasks.small(hp), evaluation=evaluation, metrics=metrics)
+    return dataclasses.replace(small, loss=loss, evaluation=evaluation, metrics=metrics)
 
 
 def trained(directory: Path, changes: Changes) -> Run:
@@ -93,6 +102,7 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     "schedule.factor": ({"schedule": {"name": "Linear", "factor": "0.5"}}, {"schedule": {"name": "Linear"}}),
     "evaluateEverySteps": ({"evaluateEverySteps": 3}, {}),
     "emaDecay": ({"emaDecay": "0.5"}, {}),
+    "onNotFinite": (BROKEN | {"onNotFinite": "Skip"}, BROKEN),
     "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
     "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "None"}}, {"tunedOn": ONE_CHIP}),
     "scaling.maxLearningRate": ({"tunedOn": ONE_CHIP, "scaling": {"maxLearningRate": "0.5"}}, {"tunedOn": ONE_CHIP}),

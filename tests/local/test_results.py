@@ -1,12 +1,13 @@
 """How a local run ends: exit status, result.json, and what a person reads."""
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from tests.contract.jobs import stored_job
 from tests.local.runs import Run, Runs
+from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.resolve import resolve
 
 REPORT = """
@@ -58,11 +59,13 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
     run = runs.start(TRAIN, hosts=2)
     result = succeeded(run)
     assert result.pop("seconds") > 0
-    resolved = resolve(stored_job({"slice.acceleratorType": "v5litepod-8"}).spec).resolved
+    job = parse_job(json.loads((run.directory / "job.json").read_text()))
+    resolved = resolve(job.spec).resolved
     assert result == {
         "job": "digits",
         "state": "Succeeded",
         "attempts": 1,
+        "message": "all 2 workers have finished: trained",
         "resolved": resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
         "metrics": {"loss": 0.25, "accuracy": 0.75},
         "examplesPerSecond": 1000.5,

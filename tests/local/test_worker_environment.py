@@ -172,6 +172,7 @@ host = os.environ["TPUJOB_HOST_INDEX"]
 unfinished = pathlib.Path(f"told.started.1.{host}.unfinished")
 unfinished.write_text(json.dumps({"env": dict(os.environ)}))
 unfinished.rename(unfinished.with_suffix(".json"))
+pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text('{"outcome": "Succeeded"}')
 """
 
 

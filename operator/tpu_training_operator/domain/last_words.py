@@ -38,8 +38,9 @@ def trainer_message(pod: WorkerPod) -> Mapping[str, Any] | None:
 def last_words(pod: WorkerPod) -> str:
     """The message in a trainer's termination message, or the message itself where it is plain text."""
     message = trainer_message(pod)
-    said = pod.termination.get("message") if message is None else message.get("message")
-    return plain(str(said or "").strip())
+    if message is None:
+        return plain(str(pod.termination.get("message") or "").strip())
+    return plain(str(message.get("message", "")))
 
 
 def step_reached(pod: WorkerPod) -> int | None:
