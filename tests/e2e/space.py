@@ -40,7 +40,13 @@ class Space:
         job = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
         job["metadata"]["name"] = name
         del job["spec"]["trainer"]["entrypoint"]
-        job["spec"]["trainer"] |= {"command": ["python3", "-c", WAITS], "terminationGracePeriodSeconds": 5}
+        # By default TPU workers request most of a machine that is larger than this one.
+        requests = {"cpu": "10m", "memory": "32Mi"}
+        job["spec"]["trainer"] |= {
+            "command": ["python3", "-c", WAITS],
+            "terminationGracePeriodSeconds": 5,
+            "resources": {"requests": requests},
+        }
         job["spec"] |= changes
         self.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
 
