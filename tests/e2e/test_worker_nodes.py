@@ -58,7 +58,8 @@ def test_a_drained_node_costs_no_work_and_nothing_of_the_budget_for_crashes(
     labels = {"e2e": "drained"}
     with placed(cluster, storage, victim, 0.05, trainer={"podLabels": labels}) as training:
         try:
-            cluster.kubectl("drain", victim, "--pod-selector=e2e=drained", "--timeout=60s")
+            # Their /dev/shm is an emptyDir, which holds nothing that is worth keeping.
+            cluster.kubectl("drain", victim, "--pod-selector=e2e=drained", "--delete-emptydir-data", "--timeout=60s")
             saved = training.checkpoint()
             status = training.wait_ended()
         finally:

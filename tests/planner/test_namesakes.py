@@ -7,12 +7,13 @@ import pytest
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster, copied
-from tests.planner.operators import look, one_pass
+from tests.planner.operators import Operator, look, one_pass
 from tests.planner.story import (
     WORKERS,
     described,
     fails,
     given_a_begun_attempt,
+    given_a_created_gang,
     given_a_running_gang,
     ready_message,
     reason,
@@ -171,3 +172,24 @@ def test_a_pod_that_is_there_before_its_attempt_does_not_become_a_worker() -> No
     assert cluster.status.attempt == 3
     assert "delete Pod digits-2-0-0" in described(look(cluster))
     assert until_running(cluster) == [f"digits-3-0-{host}" for host in range(4)]
+
+
+@pytest.mark.parametrize("label", ["attempt", "slice-index", "host-index"])
+def test_a_worker_that_loses_a_label_stays_the_worker_that_it_is(label: str) -> None:
+    cluster = given_a_running_gang()
+    del cluster.pods[WORKERS[2]]["metadata"]["labels"][f"tpu-operator.dev/{label}"]
+    assert described(look(cluster)) == []
+    assert (cluster.status.attempt, cluster.status.state) == (1, State.RUNNING)
+
+
+def test_a_worker_that_is_hidden_by_a_lost_label_is_named() -> None:
+    cluster = given_a_created_gang()
+    hidden = cluster.pods[WORKERS[2]]
+    del hidden["metadata"]["labels"]["tpu-operator.dev/job-name"]
+    operator = Operator(cluster, cluster.inboxes)
+    view = [pod for pod in cluster.read()[1] if pod["metadata"]["name"] != WORKERS[2]]
+    operator.work(seen=(cluster.read()[0], view))
+    assert cluster.status.state == State.BLOCKED
+    assert "digits-1-0-2 is this job's worker and has lost its label tpu-operator.dev/job-name" in ready_message(
+        cluster
+    )

@@ -136,7 +136,6 @@ STRANGERS = {
         pod(),
         "is no worker",
     ),
-    "no labels": ([begun_job(), changed(pod(), labels={})], pod(), "no worker of job digits"),
     "the pod is gone": ([begun_job()], pod(), "is gone"),
     "a namesake of the pod": ([begun_job(), changed(pod(), uid="another")], pod(), "is gone"),
 }

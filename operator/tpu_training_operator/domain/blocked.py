@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import Reason
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import Event, Plan
 from tpu_training_operator.domain.observed import Observed
@@ -30,6 +31,10 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
     name = existing["metadata"]["name"]
     match claim(existing, job):
         case Claim.OURS:
+            labels = existing["metadata"].get("labels") or {}
+            if kind == "Pod" and labels.get(LABEL_JOB_NAME) != job["metadata"]["name"]:
+                message = f"Pod {name} is this job's worker and has lost its label {LABEL_JOB_NAME}; delete the pod"
+                return Obstacle(Reason.NAME_CONFLICT, message)
             return None
         case Claim.GOING:
             what = "the workers" if kind == "Pod" else f"the {kind}"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.ownership import controller, worker_of
@@ -59,7 +58,7 @@ class Hosts:
 
 def host_of(pod: Mapping[str, Any]) -> Host | None:
     """None for a pod that only carries the job's name."""
-    found, worker = WorkerPod(pod), worker_of(pod, pod["metadata"]["labels"].get(LABEL_JOB_NAME, ""))
+    found, worker = WorkerPod(pod), worker_of(pod, str(controller(pod).get("name", "")))
     if worker is None:
         return None
     has_finished = found.phase == "Succeeded"

@@ -14,6 +14,14 @@ class WorkerId:
     slice: int
     host: int
 
+    @staticmethod
+    def of_pod(name: str) -> "WorkerId | None":
+        """The inverse of `pod_name`; None for a name of another form."""
+        indices = name.split("-")[-3:]
+        if len(indices) < 3 or not all(index.isascii() and index.isdigit() for index in indices):
+            return None
+        return WorkerId(*map(int, indices))
+
     def pod_name(self, job: str) -> str:
         return f"{job}-{self.attempt}-{self.slice}-{self.host}"
 

@@ -18,14 +18,15 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WorkerPod:
-    """One pod of the job, read through its labels; `raw` is the pod as the API server gave it."""
+    """One worker's pod of the job; `raw` is the pod as the API server gave it."""
 
     raw: Object
 
     @cached_property
     def worker(self) -> WorkerId:
-        labels = self.raw["metadata"]["labels"]
-        return WorkerId(*(int(labels[label]) for label in constants.WORKER_LABELS))
+        worker = WorkerId.of_pod(self.name)
+        assert worker is not None, f"{self.name} is no worker's name"
+        return worker
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Whose an object is, and which worker a pod is. Used by the planner, the reconciler and the progress service.
 
-Labels and owner references are what somebody wrote: whoever may create pods in the namespace can copy both. A name is
-taken once, so a pod counts as a worker only under the name that the operator would give it, which the real worker has.
+Labels and owner references are what somebody wrote: whoever may create pods in the namespace can copy both, and labels
+change. A name is taken once and stays, so a pod is the worker whose name it has, which the operator gave it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,13 +46,10 @@ def controller(raw: Object) -> Object:
 
 
 def worker_of(pod: Object, job: str) -> WorkerId | None:
-    """The worker of the job of this name that the pod is by its labels; None where it has not that worker's name."""
-    labels: Object = pod["metadata"].get("labels") or {}
-    indices = [str(labels.get(label, "")) for label in constants.WORKER_LABELS]
-    if not all(index.isascii() and index.isdigit() for index in indices):
-        return None
-    worker = WorkerId(*map(int, indices))
-    return worker if pod["metadata"]["name"] == worker.pod_name(job) else None
+    """The worker of the job of this name that the pod is; None where it has no such worker's name."""
+    name = pod["metadata"]["name"]
+    worker = WorkerId.of_pod(name)
+    return worker if worker is not None and name == worker.pod_name(job) else None
 
 
 def _is_job(owner: Object) -> bool:
