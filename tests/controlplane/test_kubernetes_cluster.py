@@ -7,6 +7,7 @@ import pytest
 from kubernetes.config import kube_config
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.processes import wait_until
 from tests.contract.cluster_contract import ClusterContract
 from tests.contract.jobs import job_body
 from tests.contract.objects import config_map
@@ -73,6 +74,11 @@ async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
     control_plane: ControlPlane, cluster: KubernetesCluster, namespace: str
 ) -> None:
     control_plane.kubectl("create", "quota", "none", "--hard=count/configmaps=0", "-n", namespace)
+    quota = f"/api/v1/namespaces/{namespace}/resourcequotas/none"
+    # Only then it holds.
+    wait_until(
+        lambda: "hard" in control_plane.api.call("GET", quota)["status"], timeout=60, what="the quota is counted"
+    )
     with pytest.raises(Forbidden, match="quota"):
         await cluster.create(config_map(namespace, "data"))
 

@@ -95,7 +95,10 @@ class Space:
         return self.cluster.api.call("POST", path, body)
 
     def job(self, name: str = "digits") -> Object:
-        return self.create(job_body(name=name, namespace=self.namespace))
+        """Of which three attempts have begun."""
+        body = self.create(job_body(name=name, namespace=self.namespace)) | {"status": {"attempt": 3}}
+        path = f"/apis/{body['apiVersion']}/namespaces/{self.namespace}/tputrainingjobs/{name}/status"
+        return self.cluster.api.call("PUT", path, body)
 
     def worker(self, job: Object, *, attempt: int = 1, host: int = 0, owned: bool = True) -> Object:
         worker, metadata = WorkerId(attempt, 0, host), job["metadata"]
