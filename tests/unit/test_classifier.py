@@ -1,7 +1,12 @@
 """What class of failure a worker's end is: every row of the table, what it must not take for one, and anything else."""
 
 import json
+import re
+from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +18,7 @@ from tests.unit.pods import at, deleted, disrupted, pod, ready, seen, time_at, w
 from tests.unit.stuck_pods import NO_CHIP, STUCK
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain import error_texts, observed, waiting
 from tpu_training_operator.domain.classifier import TABLE, classify
 from tpu_training_operator.domain.failures import device_fault, first_failure, next_look
 from tpu_training_operator.domain.last_words import last_words
@@ -194,6 +200,53 @@ def test_a_message_is_cut_to_what_a_status_can_hold_and_keeps_its_end(code: int)
 def test_what_happened_is_not_cut_for_what_was_said() -> None:
     said = told(exited(137, "x" * 4000))[2]
     assert said.startswith("the worker was killed (exit code 137): xxx")
+
+
+# A tenant's texts, of any length, are searched for every pod of a gang.
+PATTERNS = {
+    name: found
+    for module in (error_texts, waiting)
+    for name, found in vars(module).items()
+    if isinstance(found, re.Pattern)
+}
+
+
+def repeats(parsed: Any) -> Iterator[tuple[int, int]]:
+    """The largest count of every repeat in a parsed pattern, and how many repeats it stands in."""
+    for node in parsed if isinstance(parsed, (list, tuple, import_module("re._parser").SubPattern)) else ():
+        if isinstance(node, tuple) and "REPEAT" in str(node[0]):
+            yield node[1][1], 0
+            yield from ((most, depth + 1) for most, depth in repeats(node[1][2]))
+        else:
+            yield from repeats(node)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_repeat_in_a_pattern_is_short_and_stands_in_no_other(name: str) -> None:
+    found = list(repeats(import_module("re._parser").parse(PATTERNS[name].pattern)))
+    assert [(most, depth) for most, depth in found if most > 300 or depth > 0] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("x" * 100_000 + " exceeds the limit", "StorageLimitExceeded"),
+        ("exceeds the limit " + "x" * 100_000, "StorageLimitExceeded"),
+        ("x" * 50_000 + " exceeds the limit " + "x" * 50_000, "Evicted"),
+    ],
+    ids=["end", "beginning", "middle"],
+)
+def test_a_long_text_is_searched_at_its_ends(message: str, reason: str) -> None:
+    assert told(refused("Evicted", message))[1] == reason
+
+
+def test_what_a_worker_said_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(
+        observed, "json", SimpleNamespace(loads=lambda text: parsed.append(text) or {"message": "KeyError"})
+    )
+    assert told(exited(1, "{}"))[1:] == ("UserError", "KeyError")
+    assert parsed == ["{}"]
 
 
 # What the API server would store: any field absent, any text, times that are times.

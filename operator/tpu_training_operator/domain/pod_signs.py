@@ -8,6 +8,7 @@ kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and of contain
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.last_words import last_words
@@ -17,6 +18,8 @@ Sign = Callable[[WorkerPod], bool]
 
 # Two clocks write the end of a container and the condition that announces it.
 _CLOCKS_DIFFER = timedelta(seconds=5)
+# Characters searched at either end of a text: all that the kubelet takes from a log, and where errors stand.
+_SEARCHED = 1024
 
 
 def status_reason(pod: WorkerPod) -> str:
@@ -160,9 +163,20 @@ def mentions(text: re.Pattern[str]) -> Sign:
     """In what the pod says, the container that waits, or the one that ended."""
 
     def found(pod: WorkerPod) -> bool:
-        return any(text.search(said) for said in (status_message(pod), waiting(pod)[1], last_words(pod)))
+        return any(_is_in(_ends(said), text) for said in (status_message(pod), waiting(pod)[1], last_words(pod)))
 
     return found
+
+
+# The workers of a gang often fail with the same words.
+@lru_cache(maxsize=256)
+def _is_in(said: str, text: re.Pattern[str]) -> bool:
+    return text.search(said) is not None
+
+
+def _ends(said: str) -> str:
+    """The beginning and the end of a long text. The search takes time, and the operator has thousands of pods."""
+    return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
 
 
 def both(one: Sign, other: Sign) -> Sign:
