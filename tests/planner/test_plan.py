@@ -15,6 +15,7 @@ from tests.planner.story import (
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
+    passes,
     reason,
     until_running,
 )
@@ -273,6 +274,43 @@ def test_workers_stopped_by_a_suspension_are_no_failure() -> None:
         kubelet.end(cluster, pod, 75)
     one_pass(cluster)
     assert (cluster.status.last_failure, cluster.status.restarts.total) == (None, 0)
+
+
+OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+
+
+@pytest.mark.parametrize("seconds", [0, 20])
+def test_a_users_own_loop_that_stops_cleanly_for_a_suspension_has_not_succeeded(seconds: int) -> None:
+    cluster = given_a_running_gang(OWN_LOOP)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    one_pass(cluster)
+    passes(cluster, seconds)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.last_failure) == (State.SUSPENDED, None)
+    kubelet.sweep(cluster)
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.STARTING, 2)
+
+
+def test_a_users_own_loop_that_stops_cleanly_on_a_drained_node_is_started_again() -> None:
+    cluster = given_a_running_gang(OWN_LOOP)
+    for pod in cluster.pods.values():
+        kubelet.taint_node(cluster, pod)
+    passes(cluster, 5)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.restarts.by_class) == (State.RESTARTING, {"Infrastructure": 1})
+
+
+def test_a_users_own_loop_that_has_ended_before_it_is_suspended_has_succeeded() -> None:
+    cluster = given_a_running_gang(OWN_LOOP)
+    all_finish(cluster)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    assert cluster.status.state == State.SUCCEEDED
 
 
 # What is not as it should be.

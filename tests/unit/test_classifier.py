@@ -32,6 +32,15 @@ def failure_of(body: Object, after: float = A_DAY) -> Failure | None:
     return first_failure(seen(body), 1, at(after), settle_user_errors=False)
 
 
+def succeeded(message: str = "") -> Object:
+    """A loop of the user's own, nine seconds past noon."""
+    return with_status(exited(0, message), phase="Succeeded")
+
+
+def of_unknown_end(body: Object) -> Object:
+    return with_status(body, containerStatuses=[])
+
+
 def told(body: Object, after: float = A_DAY) -> tuple[str, str, str]:
     found = failure_of(body, after)
     assert found is not None
@@ -70,11 +79,15 @@ def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) 
         pytest.param(held_up("PodInitializing", ""), id="behind init containers"),
         pytest.param(ready(running()), id="ready"),
         pytest.param(with_status(exited(0), phase="Succeeded"), id="succeeded"),
-        pytest.param(deleted(with_status(exited(0), phase="Succeeded")), id="succeeded and deleted"),
+        pytest.param(deleted(succeeded(), after=15), id="succeeded and deleted"),
+        pytest.param(disrupted(succeeded(), "EvictionByEvictionAPI", after=15), id="succeeded and disrupted"),
+        pytest.param(of_entrypoint(deleted(succeeded("{}"))), id="deleted, and the trainer was done before it stopped"),
         pytest.param(
             of_entrypoint(with_status(exited(0, '{"outcome": "Succ'), phase="Succeeded")), id="its last words cut short"
         ),
-        pytest.param(deleted(with_status(exited(0), phase="Running")), id="succeeded beside a sidecar and deleted"),
+        pytest.param(
+            deleted(with_status(exited(0), phase="Running"), after=15), id="succeeded beside a sidecar and deleted"
+        ),
         pytest.param(disrupted(running(), "EvictionByEvictionAPI"), id="marked and not yet deleted"),
         pytest.param(
             with_status(
@@ -98,6 +111,25 @@ def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) 
 def test_a_pod_that_is_well_or_waits_its_turn_has_not_failed(body: Object) -> None:
     assert failure_of(body) is None
     assert next_look(seen(body), at(A_DAY)) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "failure_class", "reason"),
+    [
+        (deleted(succeeded()), "Infrastructure", "PodDeleted"),
+        (deleted(succeeded(), after=9), "Infrastructure", "PodDeleted"),
+        # The node's clock is behind.
+        (deleted(succeeded(), after=14), "Infrastructure", "PodDeleted"),
+        (deleted(of_unknown_end(succeeded())), "Infrastructure", "PodDeleted"),
+        (deleted(with_status(succeeded(), phase="Running")), "Infrastructure", "PodDeleted"),
+        (disrupted(succeeded(), "EvictionByEvictionAPI"), "Preemption", "EvictionByEvictionAPI"),
+        (deleted(disrupted(succeeded(), "EvictionByEvictionAPI")), "Preemption", "EvictionByEvictionAPI"),
+    ],
+)
+def test_a_users_own_loop_that_was_told_to_stop_has_not_succeeded(
+    body: Object, failure_class: str, reason: str
+) -> None:
+    assert told(body)[:2] == (failure_class, reason)
 
 
 @pytest.mark.parametrize(

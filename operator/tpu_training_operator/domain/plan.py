@@ -26,7 +26,7 @@ from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.picture import Kind, Picture, present
 from tpu_training_operator.domain.placement import held_up, starts_late
-from tpu_training_operator.domain.pod_signs import left_early
+from tpu_training_operator.domain.pod_signs import has_succeeded
 from tpu_training_operator.domain.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import check_hosts, resolve
@@ -101,7 +101,7 @@ def _next(here: Situation) -> Plan:
     """The cases, in the order in which they are decided."""
     pods, missing = here.pods, here.missing
     begun = here.attempt > 0 and not is_true(here.status.conditions, ConditionType.SUSPENDED)
-    if here.attempt > 0 and not missing and all(pod.phase == "Succeeded" and not left_early(pod) for pod in pods):
+    if here.attempt > 0 and not missing and all(map(has_succeeded, pods)):
         # Before a wish to suspend, and while it is carried out: there is nothing left to suspend.
         return succeed(here)
     if here.job.spec.run_policy.suspend:

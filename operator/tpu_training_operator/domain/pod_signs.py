@@ -36,7 +36,7 @@ def has_failed(pod: WorkerPod) -> bool:
 
     The exit code counts by itself: a sidecar that still runs keeps the pod's phase at Running.
     """
-    if left_early(pod):
+    if left_early(pod) or was_stopped(pod):
         return True
     if pod.phase == "Succeeded":
         return False
@@ -51,6 +51,25 @@ def left_early(pod: WorkerPod) -> bool:
     that it could not read or had to cut is not empty.
     """
     return pod.exit_code == 0 and not str(pod.termination.get("message") or "").strip() and pod.runs_trainer
+
+
+def was_stopped(pod: WorkerPod) -> bool:
+    """A loop of the user's own ended with exit code 0 after its deletion or disruption had begun.
+
+    Many programs that stop cleanly on SIGTERM do that, so it does not say that the training is done. Where the end may
+    lie before the deletion but not surely so, training again from the last checkpoint does less harm than a success
+    that is none. The trainer exits with 75 when it stops early.
+    """
+    ended_well = pod.phase == "Succeeded" or pod.exit_code == 0
+    if not ended_well or pod.runs_trainer:
+        return False
+    asked, ended = deletion_asked(pod), ended_at(pod)
+    is_deleted = asked is not None and (ended is None or asked <= ended + _CLOCKS_DIFFER)
+    return is_deleted or is_disrupted(pod)
+
+
+def has_succeeded(pod: WorkerPod) -> bool:
+    return pod.phase == "Succeeded" and not has_failed(pod)
 
 
 def deletion_asked(pod: WorkerPod) -> datetime | None:
@@ -188,6 +207,8 @@ def deleted_first(pod: WorkerPod) -> bool:
     asked, ended = deletion_asked(pod), ended_at(pod)
     if asked is None:
         return False
+    if was_stopped(pod):
+        return True
     return ended > asked if ended else pod.phase != "Failed"
 
 
