@@ -85,6 +85,13 @@ def ended_at(pod: WorkerPod) -> datetime | None:
     return _known(pod, pod.termination.get("finishedAt"))
 
 
+def ended_by(pod: WorkerPod) -> datetime | None:
+    """When the pod had surely ended, of all that its kubelet says of it; None where it says nothing."""
+    ready = pod.condition("Ready")
+    not_ready = _known(pod, ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
+    return max((moment for moment in (ended_at(pod), not_ready) if moment), default=None)
+
+
 def has_started(pod: WorkerPod) -> bool:
     """The worker's container runs or has run. Of one that could not be started, the start is in 1970."""
     beside = pod.raw.get("status", {}).get("containerStatuses") or ()
