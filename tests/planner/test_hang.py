@@ -1,5 +1,6 @@
 """When a gang that runs is taken for hung, and what is asked of it first."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -7,10 +8,19 @@ import pytest
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import KEY, look, one_pass
-from tests.planner.story import WORKERS, described, given_a_running_gang, passes
+from tests.planner.story import (
+    WORKERS,
+    all_are_ready,
+    described,
+    given_a_created_gang,
+    given_a_running_gang,
+    passes,
+)
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.hang import STACKS_WAIT
+from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.runtime.cluster import Object
 
 MINUTE = timedelta(minutes=1)
 OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
@@ -291,6 +301,59 @@ def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int],
         f"3 of 4 workers succeeded, and digits-1-0-3 has not ended within {limit} s since; a larger"
         " spec.runPolicy.progressDeadlineSeconds allows more"
     )
+
+
+def with_unknown_end(pod: Object) -> None:
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = None
+
+
+def without_container_statuses(pod: Object) -> None:
+    del pod["status"]["containerStatuses"]
+
+
+def with_clock_set_back(pod: Object) -> None:
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = "2020-01-01T00:00:00Z"
+
+
+UNKNOWN_ENDS = pytest.mark.parametrize(
+    "forget", [with_unknown_end, without_container_statuses, with_clock_set_back], ids=lambda how: how.__name__
+)
+
+
+def given_a_long_training_of_which_one_worker_runs_on() -> ModelCluster:
+    cluster = given_a_running_gang()
+    passes(cluster, 10_000)
+    for name in WORKERS[:3]:
+        kubelet.end(cluster, cluster.pods[name])
+    return cluster
+
+
+@UNKNOWN_ENDS
+def test_where_nothing_says_when_a_peer_ended_there_is_no_straggler(forget: Callable[[Object], None]) -> None:
+    cluster = given_a_long_training_of_which_one_worker_runs_on()
+    forget(cluster.pods[WORKERS[0]])
+    assert look(cluster) == Plan()
+
+
+@UNKNOWN_ENDS
+def test_a_peer_whose_end_is_unknown_had_ended_when_it_was_not_ready_any_more(forget: Callable[[Object], None]) -> None:
+    cluster = given_a_long_training_of_which_one_worker_runs_on()
+    forget(cluster.pods[WORKERS[0]])
+    not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": format_time(cluster.now + 5 * MINUTE)}
+    cluster.pods[WORKERS[0]]["status"]["conditions"].append(not_ready)
+    assert look(cluster).again == 50 * MINUTE
+
+
+def test_a_straggler_has_the_whole_limit_after_the_gang_became_ready() -> None:
+    """The clock of a peer's node was set back after the pod was created."""
+    cluster = given_a_created_gang()
+    passes(cluster, 10_000)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    kubelet.end(cluster, cluster.pods[WORKERS[0]])
+    ended = cluster.pods[WORKERS[0]]["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["finishedAt"] = format_time(cluster.now - 120 * MINUTE)
+    assert look(cluster).again == 45 * MINUTE
 
 
 def test_a_reporting_worker_that_gets_on_after_its_peers_is_no_straggler() -> None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
@@ -15,6 +16,7 @@ from tests.planner.story import (
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
+    passes,
     reason,
     until_running,
 )
@@ -275,6 +277,43 @@ def test_workers_stopped_by_a_suspension_are_no_failure() -> None:
     assert (cluster.status.last_failure, cluster.status.restarts.total) == (None, 0)
 
 
+OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+
+
+@pytest.mark.parametrize("seconds", [0, 20])
+def test_a_users_own_loop_that_stops_cleanly_for_a_suspension_has_not_succeeded(seconds: int) -> None:
+    cluster = given_a_running_gang(OWN_LOOP)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    one_pass(cluster)
+    passes(cluster, seconds)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.last_failure) == (State.SUSPENDED, None)
+    kubelet.sweep(cluster)
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.STARTING, 2)
+
+
+def test_a_users_own_loop_that_stops_cleanly_on_a_drained_node_is_started_again() -> None:
+    cluster = given_a_running_gang(OWN_LOOP)
+    for pod in cluster.pods.values():
+        kubelet.taint_node(cluster, pod)
+    passes(cluster, 5)
+    all_finish(cluster)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.restarts.by_class) == (State.RESTARTING, {"Infrastructure": 1})
+
+
+def test_a_users_own_loop_that_has_ended_before_it_is_suspended_has_succeeded() -> None:
+    cluster = given_a_running_gang(OWN_LOOP)
+    all_finish(cluster)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    assert cluster.status.state == State.SUCCEEDED
+
+
 # What is not as it should be.
 
 
@@ -298,6 +337,59 @@ def test_a_running_gang_that_was_unreadable_for_a_while_is_shown_running_again()
     one_pass(cluster)
     assert cluster.status.state == State.RUNNING
     assert kstatus(cluster.job) == "Current"
+
+
+def given_a_running_gang_that_became_invalid() -> ModelCluster:
+    """The operator was replaced by one that does not know a field."""
+    cluster = given_a_running_gang()
+    cluster.job["spec"]["surprise"] = "of a newer operator"
+    one_pass(cluster)
+    return cluster
+
+
+def test_a_gang_whose_job_became_invalid_is_watched_and_an_event_says_so_once() -> None:
+    cluster = given_a_running_gang_that_became_invalid()
+    fails(cluster, WORKERS[0])
+    assert actions(one_pass(cluster)) == []
+    told = [event for event in cluster.events if event["reason"] == "InvalidSpec"]
+    assert [event["type"] for event in told] == ["Warning"]
+    assert told[0]["note"].startswith("the spec is not valid for this operator, which only watches attempt 1: spec.")
+    assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 1)
+
+
+def test_an_invalid_job_succeeds_when_all_its_workers_have() -> None:
+    cluster = given_a_running_gang_that_became_invalid()
+    for name in WORKERS:
+        assert cluster.status.state == State.INVALID
+        kubelet.end(cluster, cluster.pods[name])
+        one_pass(cluster)
+    assert (cluster.status.state, reason(cluster.status)) == (State.SUCCEEDED, ("True", "AllWorkersSucceeded"))
+    assert cluster.status.completion_time == format_time(cluster.now)
+    assert kstatus(cluster.job) == "Current"
+
+
+def test_an_invalid_job_that_lacks_a_worker_has_not_succeeded() -> None:
+    cluster = given_a_running_gang_that_became_invalid()
+    all_finish(cluster)
+    kubelet.vanish(cluster, cluster.pods[WORKERS[3]])
+    one_pass(cluster)
+    assert cluster.status.state == State.INVALID
+
+
+def test_an_invalid_job_can_be_suspended_and_goes_on_when_it_is_valid_again() -> None:
+    cluster = given_a_running_gang_that_became_invalid()
+    cluster.edit_run_policy(suspend=True)
+    assert described(one_pass(cluster)) == []
+    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    assert (cluster.pods, cluster.status.state) == ({}, State.INVALID)
+    del cluster.job["spec"]["surprise"]
+    one_pass(cluster)
+    assert cluster.status.state == State.SUSPENDED
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.restarts.total) == (2, 0)
 
 
 def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:

@@ -1,7 +1,12 @@
 """What class of failure a worker's end is: every row of the table, what it must not take for one, and anything else."""
 
 import json
+import re
+from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +18,7 @@ from tests.unit.pods import at, deleted, disrupted, pod, ready, seen, time_at, w
 from tests.unit.stuck_pods import NO_CHIP, STUCK
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain import error_texts, observed, waiting
 from tpu_training_operator.domain.classifier import TABLE, classify
 from tpu_training_operator.domain.failures import device_fault, first_failure, next_look
 from tpu_training_operator.domain.last_words import last_words
@@ -24,6 +30,15 @@ SECOND = timedelta(seconds=1)
 
 def failure_of(body: Object, after: float = A_DAY) -> Failure | None:
     return first_failure(seen(body), 1, at(after), settle_user_errors=False)
+
+
+def succeeded(message: str = "") -> Object:
+    """A loop of the user's own, nine seconds past noon."""
+    return with_status(exited(0, message), phase="Succeeded")
+
+
+def of_unknown_end(body: Object) -> Object:
+    return with_status(body, containerStatuses=[])
 
 
 def told(body: Object, after: float = A_DAY) -> tuple[str, str, str]:
@@ -64,11 +79,15 @@ def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) 
         pytest.param(held_up("PodInitializing", ""), id="behind init containers"),
         pytest.param(ready(running()), id="ready"),
         pytest.param(with_status(exited(0), phase="Succeeded"), id="succeeded"),
-        pytest.param(deleted(with_status(exited(0), phase="Succeeded")), id="succeeded and deleted"),
+        pytest.param(deleted(succeeded(), after=15), id="succeeded and deleted"),
+        pytest.param(disrupted(succeeded(), "EvictionByEvictionAPI", after=15), id="succeeded and disrupted"),
+        pytest.param(of_entrypoint(deleted(succeeded("{}"))), id="deleted, and the trainer was done before it stopped"),
         pytest.param(
             of_entrypoint(with_status(exited(0, '{"outcome": "Succ'), phase="Succeeded")), id="its last words cut short"
         ),
-        pytest.param(deleted(with_status(exited(0), phase="Running")), id="succeeded beside a sidecar and deleted"),
+        pytest.param(
+            deleted(with_status(exited(0), phase="Running"), after=15), id="succeeded beside a sidecar and deleted"
+        ),
         pytest.param(disrupted(running(), "EvictionByEvictionAPI"), id="marked and not yet deleted"),
         pytest.param(
             with_status(
@@ -92,6 +111,25 @@ def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) 
 def test_a_pod_that_is_well_or_waits_its_turn_has_not_failed(body: Object) -> None:
     assert failure_of(body) is None
     assert next_look(seen(body), at(A_DAY)) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "failure_class", "reason"),
+    [
+        (deleted(succeeded()), "Infrastructure", "PodDeleted"),
+        (deleted(succeeded(), after=9), "Infrastructure", "PodDeleted"),
+        # The node's clock is behind.
+        (deleted(succeeded(), after=14), "Infrastructure", "PodDeleted"),
+        (deleted(of_unknown_end(succeeded())), "Infrastructure", "PodDeleted"),
+        (deleted(with_status(succeeded(), phase="Running")), "Infrastructure", "PodDeleted"),
+        (disrupted(succeeded(), "EvictionByEvictionAPI"), "Preemption", "EvictionByEvictionAPI"),
+        (deleted(disrupted(succeeded(), "EvictionByEvictionAPI")), "Preemption", "EvictionByEvictionAPI"),
+    ],
+)
+def test_a_users_own_loop_that_was_told_to_stop_has_not_succeeded(
+    body: Object, failure_class: str, reason: str
+) -> None:
+    assert told(body)[:2] == (failure_class, reason)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +232,53 @@ def test_a_message_is_cut_to_what_a_status_can_hold_and_keeps_its_end(code: int)
 def test_what_happened_is_not_cut_for_what_was_said() -> None:
     said = told(exited(137, "x" * 4000))[2]
     assert said.startswith("the worker was killed (exit code 137): xxx")
+
+
+# A tenant's texts, of any length, are searched for every pod of a gang.
+PATTERNS = {
+    name: found
+    for module in (error_texts, waiting)
+    for name, found in vars(module).items()
+    if isinstance(found, re.Pattern)
+}
+
+
+def repeats(parsed: Any) -> Iterator[tuple[int, int]]:
+    """The largest count of every repeat in a parsed pattern, and how many repeats it stands in."""
+    for node in parsed if isinstance(parsed, (list, tuple, import_module("re._parser").SubPattern)) else ():
+        if isinstance(node, tuple) and "REPEAT" in str(node[0]):
+            yield node[1][1], 0
+            yield from ((most, depth + 1) for most, depth in repeats(node[1][2]))
+        else:
+            yield from repeats(node)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_repeat_in_a_pattern_is_short_and_stands_in_no_other(name: str) -> None:
+    found = list(repeats(import_module("re._parser").parse(PATTERNS[name].pattern)))
+    assert [(most, depth) for most, depth in found if most > 300 or depth > 0] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("x" * 100_000 + " exceeds the limit", "StorageLimitExceeded"),
+        ("exceeds the limit " + "x" * 100_000, "StorageLimitExceeded"),
+        ("x" * 50_000 + " exceeds the limit " + "x" * 50_000, "Evicted"),
+    ],
+    ids=["end", "beginning", "middle"],
+)
+def test_a_long_text_is_searched_at_its_ends(message: str, reason: str) -> None:
+    assert told(refused("Evicted", message))[1] == reason
+
+
+def test_what_a_worker_said_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(
+        observed, "json", SimpleNamespace(loads=lambda text: parsed.append(text) or {"message": "KeyError"})
+    )
+    assert told(exited(1, "{}"))[1:] == ("UserError", "KeyError")
+    assert parsed == ["{}"]
 
 
 # What the API server would store: any field absent, any text, times that are times.

@@ -1,5 +1,6 @@
 """How a job ends: all workers succeeded, or a deadline is over. Called by `domain.plan`."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
@@ -7,7 +8,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import DeleteJob, Event, Plan
 from tpu_training_operator.domain.goodput import active_seconds
 from tpu_training_operator.domain.leftovers import deletions, next_force
-from tpu_training_operator.domain.observed import Object, Observed, parse_time
+from tpu_training_operator.domain.observed import Object, Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.outcome import final_progress, final_words
 from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.situation import Situation
@@ -16,8 +17,7 @@ _AT_ONCE = timedelta(0)
 
 
 def succeed(here: Situation) -> Plan:
-    finished = "the worker has finished" if len(here.pods) == 1 else f"all {len(here.pods)} workers have finished"
-    message = f"{finished}{final_words(here.pods[0])}"
+    message = words_of_success(here.pods)
     picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
     progress = final_progress(here.pods[0], here.resolution.recipe.train_steps, here.status.progress)
     update = {"progress": progress or here.status.progress, "goodput": here.goodput_at_end(here.now)}
@@ -26,6 +26,11 @@ def succeed(here: Situation) -> Plan:
         status = here.mark(status, ConditionType.SUSPENDED, False, picture.reason, message)
     status = here.mark(status, ConditionType.SUCCEEDED, True, picture.reason, message)
     return Plan(status=here.finish(status, picture), events=(Event("Succeeded", message),), again=_AT_ONCE)
+
+
+def words_of_success(gang: Sequence[WorkerPod]) -> str:
+    finished = "the worker has finished" if len(gang) == 1 else f"all {len(gang)} workers have finished"
+    return f"{finished}{final_words(gang[0])}"
 
 
 def active_time_left(here: Situation) -> timedelta | None:

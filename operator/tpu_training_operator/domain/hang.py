@@ -17,7 +17,7 @@ from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.status import ReportPhase, Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
-from tpu_training_operator.domain.pod_signs import ended_at
+from tpu_training_operator.domain.pod_signs import ended_by
 from tpu_training_operator.domain.report import Inbox
 from tpu_training_operator.domain.words import count
 
@@ -92,13 +92,18 @@ class Straggler:
 
 
 def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> Straggler | None:
-    """None while no worker has succeeded. The time runs from the last one that did, and from the last step that a
-    reporting worker has told of if it still runs."""
+    """None while no worker has succeeded, or where nothing says when one did. The time runs from the last one that did,
+    and from the last step that a reporting worker has told of if it still runs."""
     ended = [pod for pod in pods if pod.phase == "Succeeded"]
     running = [pod for pod in pods if pod.phase != "Succeeded"]
     if not ended or not running:
         return None
-    moments = [ended_at(pod) or pod.created for pod in ended]
+    moments = [moment for pod in ended if (moment := ended_by(pod))]
+    if len(moments) < len(ended):
+        return None
+    if ready := find(status.conditions, ConditionType.GANG_READY):
+        # Nobody had hung before, whatever a node's clock says.
+        moments.append(parse_time(ready.last_transition_time))
     progress, reporter = status.progress, WorkerId(status.attempt, 0, 0)
     if progress and progress.last_advance_time and running[0].worker == reporter:
         moments.append(parse_time(progress.last_advance_time))

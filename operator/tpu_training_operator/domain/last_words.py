@@ -5,12 +5,8 @@ The trainer writes JSON into its termination message. For a loop of the user's o
 puts the end of the container's log there (`terminationMessagePolicy: FallbackToLogsOnError`).
 """
 
-import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.observed import WorkerPod
 
 LONGEST_MESSAGE = 1000
@@ -26,26 +22,14 @@ _NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*
 _LEFT_OUT = "..."
 
 
-def trainer_message(pod: WorkerPod) -> Mapping[str, Any] | None:
-    """The termination message of the trainer; None where it is anything but a JSON object."""
-    try:
-        parsed = json.loads(str(pod.termination.get("message") or ""))
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
-
-
 def last_words(pod: WorkerPod) -> str:
-    """The message in a trainer's termination message, or the message itself where it is plain text."""
-    message = trainer_message(pod)
-    if message is None:
-        return plain(str(pod.termination.get("message") or "").strip())
-    return plain(str(message.get("message", "")))
+    """For the classifier's table."""
+    return pod.last_words
 
 
 def step_reached(pod: WorkerPod) -> int | None:
     """The training step at which the trainer ended, where it tells."""
-    step = (trainer_message(pod) or {}).get("step")
+    step = (pod.trainer_message or {}).get("step")
     is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _LARGEST_STEP
     return step if is_step else None
 

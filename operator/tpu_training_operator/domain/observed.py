@@ -1,5 +1,6 @@
 """What the cluster holds, as the planner reads it. Built by the reconciler from raw objects, never written back."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -7,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tpu_training_operator.api import constants
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.notes import Notes
 from tpu_training_operator.domain.ownership import is_ours, worker_of
@@ -81,6 +83,22 @@ class WorkerPod:
                 terminated: Object = status.get("state", {}).get("terminated") or {}
                 return terminated
         return {}
+
+    @cached_property
+    def trainer_message(self) -> Object | None:
+        """The termination message of the trainer; None where it is anything but a JSON object."""
+        try:
+            parsed = json.loads(str(self.termination.get("message") or ""))
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
+
+    @cached_property
+    def last_words(self) -> str:
+        """The message in a trainer's termination message, or the message itself where it is plain text."""
+        if self.trainer_message is None:
+            return plain(str(self.termination.get("message") or "").strip())
+        return plain(str(self.trainer_message.get("message", "")))
 
     @property
     def runs_trainer(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_training_operator.api.status import MOST_METRICS, Progress, ReportPhase
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.last_words import step_reached, trainer_message
+from tpu_training_operator.domain.last_words import step_reached
 from tpu_training_operator.domain.number_text import number_text
 from tpu_training_operator.domain.observed import WorkerPod
 
@@ -18,7 +18,7 @@ _LONGEST_WORDS = 500
 def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
     """Step, speed and metrics at the end, beside what was `reported` on the way; None where the worker ran a loop that
     says none at its end."""
-    message, step = trainer_message(leader), step_reached(leader)
+    message, step = leader.trainer_message, step_reached(leader)
     if message is None or step is None:
         return None
     metrics = _metrics(message.get("metrics"))
@@ -39,7 +39,7 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
 
 def final_words(leader: WorkerPod) -> str:
     """What the trainer says of its success, in one line: ": trained 300 steps, loss 0.1"; empty where it says none."""
-    message = trainer_message(leader) or {}
+    message = leader.trainer_message or {}
     words = message.get("message") if message.get("outcome") == "Succeeded" else None
     line = next(iter(plain(words).strip().splitlines()), "") if isinstance(words, str) else ""
     return f": {line[:_LONGEST_WORDS]}" if line else ""

@@ -21,12 +21,13 @@ from tpu_training_operator.domain.endings import active_time_left, after_the_end
 from tpu_training_operator.domain.failures import first_failure, hang, missing_worker, next_look, not_started
 from tpu_training_operator.domain.gang import check_config_map, config_map, service
 from tpu_training_operator.domain.hang import STACKS_WAIT, stacks_due, standstill, straggler
+from tpu_training_operator.domain.invalid import invalid
 from tpu_training_operator.domain.leftovers import by_force, deletions, in_the_way, look_again, next_force
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.picture import Kind, Picture, present
+from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.placement import held_up, starts_late
-from tpu_training_operator.domain.pod_signs import left_early
+from tpu_training_operator.domain.pod_signs import has_succeeded
 from tpu_training_operator.domain.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.resolve import check_hosts, resolve
@@ -60,17 +61,12 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, 
             check_hosts(resolution, max_hosts)
             check_config_map(job, resolution)
     except InvalidJob as error:
-        return _invalid(observed, status, error, now)
+        return invalid(observed, status, error, now)
     if status.attempt == 0 and observed.pods:
         return take_up(Situation(job, resolution, status, observed, now, reporting))
     told = heard(status, observed.report, resolution.recipe.train_steps)
     here = Situation(job, resolution, told, observed, now, reporting)
     return _noting_generation(_noting_progress(_next(here), here, status), told, observed)
-
-
-def _invalid(observed: Observed, status: Status, error: InvalidJob, now: datetime) -> Plan:
-    picture = Picture(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, str(error))
-    return Plan(status=present(status, picture, observed.job["metadata"].get("generation", 1), now))
 
 
 def _noting_generation(decided: Plan, status: Status, observed: Observed) -> Plan:
@@ -101,7 +97,7 @@ def _next(here: Situation) -> Plan:
     """The cases, in the order in which they are decided."""
     pods, missing = here.pods, here.missing
     begun = here.attempt > 0 and not is_true(here.status.conditions, ConditionType.SUSPENDED)
-    if here.attempt > 0 and not missing and all(pod.phase == "Succeeded" and not left_early(pod) for pod in pods):
+    if here.attempt > 0 and not missing and all(map(has_succeeded, pods)):
         # Before a wish to suspend, and while it is carried out: there is nothing left to suspend.
         return succeed(here)
     if here.job.spec.run_policy.suspend:

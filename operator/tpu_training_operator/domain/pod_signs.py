@@ -8,6 +8,7 @@ kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and of contain
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.last_words import last_words
@@ -17,6 +18,8 @@ Sign = Callable[[WorkerPod], bool]
 
 # Two clocks write the end of a container and the condition that announces it.
 _CLOCKS_DIFFER = timedelta(seconds=5)
+# Characters searched at either end of a text: all that the kubelet takes from a log, and where errors stand.
+_SEARCHED = 1024
 
 
 def status_reason(pod: WorkerPod) -> str:
@@ -33,7 +36,7 @@ def has_failed(pod: WorkerPod) -> bool:
 
     The exit code counts by itself: a sidecar that still runs keeps the pod's phase at Running.
     """
-    if left_early(pod):
+    if left_early(pod) or was_stopped(pod):
         return True
     if pod.phase == "Succeeded":
         return False
@@ -50,6 +53,25 @@ def left_early(pod: WorkerPod) -> bool:
     return pod.exit_code == 0 and not str(pod.termination.get("message") or "").strip() and pod.runs_trainer
 
 
+def was_stopped(pod: WorkerPod) -> bool:
+    """A loop of the user's own ended with exit code 0 after its deletion or disruption had begun.
+
+    Many programs that stop cleanly on SIGTERM do that, so it does not say that the training is done. Where the end may
+    lie before the deletion but not surely so, training again from the last checkpoint does less harm than a success
+    that is none. The trainer exits with 75 when it stops early.
+    """
+    ended_well = pod.phase == "Succeeded" or pod.exit_code == 0
+    if not ended_well or pod.runs_trainer:
+        return False
+    asked, ended = deletion_asked(pod), ended_at(pod)
+    is_deleted = asked is not None and (ended is None or asked <= ended + _CLOCKS_DIFFER)
+    return is_deleted or is_disrupted(pod)
+
+
+def has_succeeded(pod: WorkerPod) -> bool:
+    return pod.phase == "Succeeded" and not has_failed(pod)
+
+
 def deletion_asked(pod: WorkerPod) -> datetime | None:
     """When somebody asked for the deletion; None where nobody has. The timestamp is the end of the grace period."""
     metadata = pod.raw["metadata"]
@@ -61,6 +83,13 @@ def deletion_asked(pod: WorkerPod) -> datetime | None:
 def ended_at(pod: WorkerPod) -> datetime | None:
     """When the worker's container ended; None before, and where the kubelet cannot know."""
     return _known(pod, pod.termination.get("finishedAt"))
+
+
+def ended_by(pod: WorkerPod) -> datetime | None:
+    """When the pod had surely ended, of all that its kubelet says of it; None where it says nothing."""
+    ready = pod.condition("Ready")
+    not_ready = _known(pod, ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
+    return max((moment for moment in (ended_at(pod), not_ready) if moment), default=None)
 
 
 def has_started(pod: WorkerPod) -> bool:
@@ -160,9 +189,20 @@ def mentions(text: re.Pattern[str]) -> Sign:
     """In what the pod says, the container that waits, or the one that ended."""
 
     def found(pod: WorkerPod) -> bool:
-        return any(text.search(said) for said in (status_message(pod), waiting(pod)[1], last_words(pod)))
+        return any(_is_in(_ends(said), text) for said in (status_message(pod), waiting(pod)[1], last_words(pod)))
 
     return found
+
+
+# The workers of a gang often fail with the same words.
+@lru_cache(maxsize=256)
+def _is_in(said: str, text: re.Pattern[str]) -> bool:
+    return text.search(said) is not None
+
+
+def _ends(said: str) -> str:
+    """The beginning and the end of a long text. The search takes time, and the operator has thousands of pods."""
+    return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
 
 
 def both(one: Sign, other: Sign) -> Sign:
@@ -174,6 +214,8 @@ def deleted_first(pod: WorkerPod) -> bool:
     asked, ended = deletion_asked(pod), ended_at(pod)
     if asked is None:
         return False
+    if was_stopped(pod):
+        return True
     return ended > asked if ended else pod.phase != "Failed"
 
 

@@ -28,7 +28,7 @@ _MOST_GROUPS = 3
 _LONGEST = 1000
 # Two pods of a kind may differ; more say the same.
 _MOST_ASKED = 2
-_REASONS = re.compile(r"\d+ hosts?: ([^:;(]*)")
+_REASONS = re.compile(r"(?<!\d)\d{1,5} hosts?: ([^:;(]{0,200})")
 # A kubelet goes to and fro between the two.
 _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
