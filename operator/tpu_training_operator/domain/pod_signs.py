@@ -17,6 +17,8 @@ Sign = Callable[[WorkerPod], bool]
 
 # Two clocks write the end of a container and the condition that announces it.
 _CLOCKS_DIFFER = timedelta(seconds=5)
+# Whoever deletes a pod may give it thousands of years.
+_LONGEST_GRACE = timedelta(days=36500)
 
 
 def status_reason(pod: WorkerPod) -> str:
@@ -55,7 +57,7 @@ def deletion_asked(pod: WorkerPod) -> datetime | None:
     metadata = pod.raw["metadata"]
     if not (ends := metadata.get("deletionTimestamp")):
         return None
-    return parse_time(ends) - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    return parse_time(ends) - min(timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0), _LONGEST_GRACE)
 
 
 def ended_at(pod: WorkerPod) -> datetime | None:
