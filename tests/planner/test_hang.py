@@ -177,6 +177,18 @@ def test_a_step_that_stands_still_is_no_progress_however_often_it_is_reported() 
     assert until_taken_for_hung(cluster) == MINUTE
 
 
+def test_a_clock_that_was_set_back_hides_no_hang() -> None:
+    cluster = given_a_gang_that_reported(changes=with_deadline(120))
+    cluster.now -= timedelta(days=1)
+    for _ in range(60):
+        kubelet.report(cluster, 10)
+        one_pass(cluster)
+        if cluster.status.attempt == 2:
+            break
+        passes(cluster, 10)
+    assert cluster.status.attempt == 2
+
+
 def test_every_step_is() -> None:
     cluster = given_a_gang_that_reported()
     for step in range(11, 100):

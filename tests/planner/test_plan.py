@@ -158,6 +158,17 @@ def test_a_finished_job_keeps_its_ended_pods_for_their_logs(code: int) -> None:
     assert actions(look(cluster)) == []
 
 
+def test_a_job_with_a_completion_time_has_finished_whatever_its_conditions_are() -> None:
+    cluster = given_a_running_gang()
+    for pod in cluster.pods.values():
+        kubelet.end(cluster, pod)
+    one_pass(cluster)
+    cluster.job["status"]["conditions"] = []
+    cluster.pods.clear()
+    decided = look(cluster)
+    assert (decided.stages, decided.status) == ((), None)
+
+
 def test_a_failed_job_stops_the_workers_that_still_run() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[2], 1)

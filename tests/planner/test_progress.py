@@ -219,6 +219,20 @@ def test_a_checkpoint_is_heard_before_the_failure_that_follows_it() -> None:
     assert (cluster.status.state, cluster.status.attempt) == (State.RESTARTING, 3)
 
 
+# A clock that was set back by a day.
+
+
+def test_reports_count_again_at_once_when_the_clock_was_set_back() -> None:
+    cluster = given_a_gang_that_reported(10)
+    cluster.now -= timedelta(days=1)
+    reports(cluster, 10)
+    now = format_time(cluster.now)
+    assert (progress(cluster).last_report_time, progress(cluster).last_advance_time) == (now, now)
+    passes(cluster, 10)
+    reports(cluster, 11)
+    assert (progress(cluster).step, progress(cluster).last_advance_time) == (11, format_time(cluster.now))
+
+
 # Properties of what is heard.
 
 _report = st.builds(
@@ -236,7 +250,7 @@ _report = st.builds(
 def test_whatever_comes_in_whatever_order_nothing_is_taken_back(said: list[Report]) -> None:
     status = Status(attempt=1)
     for report in said:
-        before, status = status.progress, heard(status, report, 300)
+        before, status = status.progress, heard(status, report, 300, at(10**6))
         after = status.progress
         if before is None or after is None:
             assert before is None
@@ -244,7 +258,7 @@ def test_whatever_comes_in_whatever_order_nothing_is_taken_back(said: list[Repor
         assert before.step <= after.step
         assert (before.checkpoint_step or 0) <= (after.checkpoint_step or 0)
         assert (before.last_report_time or "") <= (after.last_report_time or "")
-        assert heard(status, replace(report, received=at(-200)), 300) == status
+        assert heard(status, replace(report, received=at(-200)), 300, at(10**6)) == status
 
 
 # A status that a newer operator wrote.

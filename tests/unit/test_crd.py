@@ -13,6 +13,7 @@ from tpu_training_operator.api.model import ApiModel, Rule
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.slice import Slice
 from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.trainer import Trainer, Volume
 from tpu_training_operator.cli.crd import crd_text
 
@@ -157,3 +158,8 @@ def _models(base: type[ApiModel]) -> Iterator[type[ApiModel]]:
     for model in base.__subclasses__():
         yield model
         yield from _models(model)
+
+
+def test_a_negative_attempt_counts_as_none() -> None:
+    assert SCHEMA["properties"]["status"]["properties"]["attempt"]["minimum"] == 0
+    assert Status.model_validate({"attempt": -(10**9)}).attempt == 0

@@ -1,6 +1,7 @@
 """The order of a pass, and how it ends when the cluster says no. The rest of the reconciler is tested on clusters."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import (
     EVENTS,
     JOBS,
+    NETWORK_POLICIES,
     PODS,
     ApiError,
     Conflict,
@@ -24,6 +26,7 @@ from tpu_training_operator.runtime.cluster import (
     Invalid,
     NotFound,
     Object,
+    Resource,
     Unavailable,
 )
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -64,7 +67,15 @@ class Recorded(Store):
 
     async def update_status(self, body: Object) -> Object:
         self.asked.append("write status")
+        if refusal := self.refuses.get("status"):
+            raise refusal
         return await super().update_status(body)
+
+    async def delete(self, resource: Resource, *arguments: Any, **options: Any) -> None:
+        self.asked.append(f"delete {resource.kind}")
+        if refusal := self.refuses.get(f"delete {resource.kind}"):
+            raise refusal
+        await super().delete(resource, *arguments, **options)
 
 
 @pytest.fixture
@@ -296,12 +307,106 @@ async def test_it_knows_its_own_last_write(store: Recorded, reconciler: Reconcil
     assert not reconciler.wrote(KEY, "0")
 
 
+# Passes that go on failing.
+
+
+async def failing_passes(reconciler: Reconciler, count: int) -> None:
+    for _ in range(count):
+        with suppress(ApiError):
+            await reconciler.reconcile(KEY)
+
+
+async def told(store: Recorded) -> str:
+    """The message of Reconciling, where it says that passes fail; the job has had its first attempt."""
+    reconciling = find((await status_of(store)).conditions, ConditionType.RECONCILING)
+    return reconciling.message if reconciling and reconciling.reason == "ProgressingWithRetry" else ""
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "Pod"])
+async def test_a_409_that_never_ends_is_told(store: Recorded, reconciler: Reconciler, kind: str) -> None:
+    """An admission webhook may deny with any code."""
+    await reconciler.reconcile(KEY)
+    store.refuses = {kind: Conflict(409, "Conflict", "admission webhook denied the request")}
+    await failing_passes(reconciler, 5)
+    assert await told(store) == "", "a stale read looks the same"
+    await failing_passes(reconciler, 7)
+    assert "409: admission webhook denied the request" in await told(store)
+    assert len(await events(store, "Retrying")) == 1
+    store.refuses = {}
+    await reconciler.reconcile(KEY)
+    assert await told(store) == ""
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Conflict(409, "Conflict", "admission webhook denied the request"),
+        NotFound(404, "NotFound", 'pods "digits-1-0-0" not found'),
+    ],
+)
+async def test_a_worker_that_cannot_be_deleted_is_told(
+    store: Recorded, reconciler: Reconciler, refusal: ApiError
+) -> None:
+    await a_restart_is_due(store, reconciler)
+    store.refuses = {"delete Pod": refusal}
+    await failing_passes(reconciler, 12)
+    assert str(refusal) in await told(store)
+    assert len(await events(store, "Retrying")) == 1
+
+
+async def test_a_worker_that_goes_before_it_is_deleted_is_no_failure(store: Recorded, reconciler: Reconciler) -> None:
+    await a_restart_is_due(store, reconciler)
+    store.refuses = {"delete Pod": NotFound(404, "NotFound", "not found")}
+    await reconciler.reconcile(KEY)
+    store.refuses = {}
+    await reconciler.reconcile(KEY)
+
+
+async def a_restart_is_due(store: Recorded, reconciler: Reconciler) -> None:
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    failed = await store.get(PODS, "default", "digits-1-0-2")
+    evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], evicted)
+    await reconciler.reconcile(KEY)
+    assert (await status_of(store)).attempt == 2
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Invalid(422, "Invalid", "status.attempt: Unsupported value"),
+        Conflict(409, "Conflict", "admission webhook denied the request"),
+    ],
+)
+async def test_where_no_status_can_be_written_an_event_tells_once(
+    store: Recorded, reconciler: Reconciler, refusal: ApiError
+) -> None:
+    store.refuses = {"status": refusal}
+    await failing_passes(reconciler, 12)
+    (event,) = await events(store, "Retrying")
+    assert (event["type"], str(refusal) in event["note"]) == ("Warning", True)
+
+
+async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
+    store: Recorded, reconciler: Reconciler
+) -> None:
+    store.refuses = {
+        "status": Invalid(422, "Invalid", "status.attempt: Unsupported value"),
+        "Event": Unavailable(503, "", "overloaded"),
+    }
+    await failing_passes(reconciler, 4)
+    del store.refuses["Event"]
+    await failing_passes(reconciler, 4)
+    assert len(await events(store, "Retrying")) == 1
+
+
 # What may be missing: the policy that keeps other pods out.
 
 
 @pytest.fixture
-def isolating(store: Recorded) -> Reconciler:
-    return Reconciler(store, lambda: NOON, isolation=Isolation())
+def isolating(store: Recorded, clock: Clock) -> Reconciler:
+    return Reconciler(store, clock, isolation=Isolation())
 
 
 async def test_a_gangs_policy_is_there_before_its_workers(store: Recorded, isolating: Reconciler) -> None:
@@ -319,26 +424,56 @@ async def test_a_gangs_policy_is_there_before_its_workers(store: Recorded, isola
         Forbidden(403, "Forbidden", "no rights"),
         NotFound(404, "NotFound", "the server could not find the requested resource"),
         Invalid(422, "Invalid", "spec.ingress[1]: nonsense"),
-        Unavailable(500, "InternalError", "failed calling webhook"),
     ],
 )
-async def test_a_cluster_that_refuses_the_policy_trains_without_and_says_so(
-    store: Recorded, isolating: Reconciler, refusal: ApiError
+async def test_a_cluster_that_goes_on_refusing_the_policy_trains_without_and_says_so(
+    store: Recorded, isolating: Reconciler, clock: Clock, refusal: ApiError
 ) -> None:
     store.refuses = {"NetworkPolicy": refusal}
-    for _ in range(3):
-        await isolating.reconcile(KEY)
+    await isolating.reconcile(KEY)
+    await reconcile_until_believed(isolating, clock)
     assert store.asked.count("create Pod") == 4
     assert (await status_of(store)).state == State.STARTING
     (event,) = await events(store, "NetworkPolicyMissing")
     assert (event["type"], str(refusal) in event["note"]) == ("Warning", True)
 
 
-async def test_a_refusal_of_the_policy_is_told_once(store: Recorded, isolating: Reconciler) -> None:
-    store.refuses = {kind: Forbidden(403, "Forbidden", "no rights") for kind in ("NetworkPolicy", "Pod")}
-    for _ in range(4):
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable(500, "InternalError", "failed calling webhook"),
+        Unavailable(0, "NoAnswer", "timeout"),
+        Conflict(409, "Conflict", "denied the request"),
+        Forbidden(403, "Forbidden", "not yet known to this API server"),
+        NotFound(404, "NotFound", "not yet known to this API server"),
+    ],
+)
+async def test_an_error_of_a_moment_leaves_no_gang_without_its_policy(
+    store: Recorded, isolating: Reconciler, error: ApiError
+) -> None:
+    await isolating.reconcile(KEY)
+    store.refuses = {"NetworkPolicy": error}
+    with suppress(Unavailable, Conflict):
         await isolating.reconcile(KEY)
+    assert "create Pod" not in store.asked
+    store.refuses = {}
+    await isolating.reconcile(KEY)
+    assert await store.list(NETWORK_POLICIES, "default")
+    assert store.asked.count("create Pod") == 4
+    assert await events(store, "NetworkPolicyMissing") == []
+
+
+async def test_a_refusal_of_the_policy_is_told_once_and_waited_for_once(
+    store: Recorded, isolating: Reconciler, clock: Clock
+) -> None:
+    store.refuses = {kind: Forbidden(403, "Forbidden", "no rights") for kind in ("NetworkPolicy", "Pod")}
+    await isolating.reconcile(KEY)
+    for _ in range(4):
+        await reconcile_until_believed(isolating, clock)
     assert len(await events(store, "NetworkPolicyMissing")) == 1
+    store.refuses = {"NetworkPolicy": store.refuses["NetworkPolicy"]}
+    await isolating.reconcile(KEY)
+    assert len(await store.list(PODS, "default")) == 4
 
 
 async def events(store: Recorded, reason: str) -> list[Object]:

@@ -65,6 +65,14 @@ async def test_what_has_finished_is_left_alone_until_its_time_is_over() -> None:
     assert await looked_at(*jobs) == ["new", "running", "unreadable", "due"]
 
 
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-03-01T12:00:00", "never"])
+async def test_a_time_that_makes_no_sense_keeps_nothing_from_the_other_jobs(time: str) -> None:
+    odd = finished("odd", TTL, after=-60)
+    odd["status"]["completionTime"] = time
+    endless = finished("endless", {"spec.runPolicy": {"ttlSecondsAfterFinished": 10**18}}, after=-60)
+    assert (await looked_at(odd, endless, a_job("new")))[-1] == "new"
+
+
 async def test_a_namespace_that_cannot_be_listed_keeps_nothing_from_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -166,7 +166,7 @@ class Goodput(StatusModel):
 class Status(StatusModel):
     observed_generation: int | None = None
     state: State | None = Field(None, description="One word for people; programs read the conditions.")
-    attempt: int = Field(0, description="Attempts begun so far; 0 before the first.")
+    attempt: int = Field(0, ge=0, description="Attempts begun so far; 0 before the first.")
     start_time: _Time | None = None
     completion_time: _Time | None = None
     conditions: Annotated[
@@ -188,6 +188,12 @@ class Status(StatusModel):
         default_factory=list, description="Nodes that the present attempt does not use."
     )
     goodput: Goodput | None = None
+
+    @field_validator("attempt", mode="before")
+    @classmethod
+    def _counted(cls, value: object) -> object:
+        """An older CRD lets people write less than none."""
+        return max(0, value) if isinstance(value, int) else value
 
     @field_validator("state", mode="before")
     @classmethod

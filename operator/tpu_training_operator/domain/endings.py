@@ -14,6 +14,8 @@ from tpu_training_operator.domain.picture import Kind, Picture
 from tpu_training_operator.domain.situation import Situation
 
 _AT_ONCE = timedelta(0)
+# A century; more could not be added to a date.
+_LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
 
 
 def succeed(here: Situation) -> Plan:
@@ -75,4 +77,4 @@ def _time_to_live(job: Object) -> timedelta | None:
     """From the spec as it stands: a finished job's spec may be one that this operator would refuse."""
     policy = job.get("spec", {}).get("runPolicy") or {}
     given = policy.get("ttlSecondsAfterFinished")
-    return timedelta(seconds=given) if isinstance(given, int) else None
+    return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None

@@ -37,6 +37,8 @@ _STEPS = 20
 _LONGEST_STEP_SECONDS = 3600.0
 # A worker reports every five to ten seconds.
 _SILENCE = timedelta(minutes=1)
+# Of two operators, or of one over time.
+_CLOCKS_DIFFER = timedelta(minutes=1)
 # A worker that can answer does so with its next report, ten seconds later at most.
 STACKS_WAIT = timedelta(seconds=15)
 
@@ -73,7 +75,9 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
         return None
     since = max(parse_time(ready.last_transition_time), inbox.listening_since)
     if progress and progress.last_advance_time:
-        since = max(since, parse_time(progress.last_advance_time))
+        advance = parse_time(progress.last_advance_time)
+        # Where the clock was set back since the gang became ready, only what was reported afterwards has a time.
+        since = advance if advance <= now < since - _CLOCKS_DIFFER else max(since, advance)
     if inbox.unheard is not None and not is_heard:
         since = max(since, inbox.unheard)
     where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang is ready"

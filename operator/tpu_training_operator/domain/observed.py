@@ -1,9 +1,10 @@
 """What the cluster holds, as the planner reads it. Built by the reconciler from raw objects, never written back."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -185,10 +186,37 @@ def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
 
+# Room on both sides: a deadline is added to a time, and a grace period is subtracted.
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = datetime(2200, 1, 1, tzinfo=UTC)
+_SECONDS = re.compile(r"(\d{4})(-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)")
+
+
 def parse_time(text: str) -> datetime:
-    """A Kubernetes timestamp (RFC 3339, UTC)."""
-    return datetime.fromisoformat(text)
+    """A Kubernetes timestamp (RFC 3339) in UTC, between EARLIEST and LATEST.
+
+    An API server accepts more than RFC 3339 as a `date-time`, and anybody may edit a status: a time without a zone is
+    taken for UTC, and where only the date and the time of day can be read, they count. ValueError for other texts.
+    """
+    moment = _read_time(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    # Compared first: at the ends of the calendar a time cannot be converted.
+    return min(max(moment, EARLIEST), LATEST).astimezone(UTC)
+
+
+def _read_time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.upper())
+    except ValueError:
+        found = _SECONDS.match(text)
+        if found is None:
+            raise ValueError(f"{text!r} is no time such as 2026-01-31T09:30:00Z") from None
+        year, date, time = found.groups()
+        # Go has a year 0, Python has none.
+        return datetime.fromisoformat(f"{max(int(year), 1):04}{date}T{time}+00:00")
 
 
 def format_time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    """A moment in UTC, as Kubernetes writes it."""
+    return moment.replace(microsecond=0, tzinfo=None).isoformat() + "Z"

@@ -51,7 +51,7 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, 
     if "deletionTimestamp" in observed.job["metadata"]:
         # Everything the job owns goes with it, by its owner references; but no dead node lets go of a pod.
         return Plan(stages=by_force(observed.pods, now), again=next_force(observed.pods, now))
-    if is_true(status.conditions, ConditionType.SUCCEEDED) or is_true(status.conditions, ConditionType.FAILED):
+    if _has_finished(status):
         return _noting_generation(after_the_end(observed, status, now), status, observed)
     try:
         job = parse_job(observed.job)
@@ -64,9 +64,16 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, 
         return invalid(observed, status, error, now)
     if status.attempt == 0 and observed.pods:
         return take_up(Situation(job, resolution, status, observed, now, reporting))
-    told = heard(status, observed.report, resolution.recipe.train_steps)
+    told = heard(status, observed.report, resolution.recipe.train_steps, now)
     here = Situation(job, resolution, told, observed, now, reporting)
     return _noting_generation(_noting_progress(_next(here), here, status), told, observed)
+
+
+def _has_finished(status: Status) -> bool:
+    """Its conditions or its completion time say so: an edit of the status may leave only one of them, and a finished
+    job must not train again."""
+    ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+    return status.completion_time is not None or any(is_true(status.conditions, end) for end in ends)
 
 
 def _noting_generation(decided: Plan, status: Status, observed: Observed) -> Plan:

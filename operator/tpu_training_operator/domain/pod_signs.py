@@ -20,6 +20,8 @@ Sign = Callable[[WorkerPod], bool]
 _CLOCKS_DIFFER = timedelta(seconds=5)
 # Characters searched at either end of a text: all that the kubelet takes from a log, and where errors stand.
 _SEARCHED = 1024
+# Whoever deletes a pod may give it thousands of years.
+_LONGEST_GRACE = timedelta(days=36500)
 
 
 def status_reason(pod: WorkerPod) -> str:
@@ -77,7 +79,7 @@ def deletion_asked(pod: WorkerPod) -> datetime | None:
     metadata = pod.raw["metadata"]
     if not (ends := metadata.get("deletionTimestamp")):
         return None
-    return parse_time(ends) - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    return parse_time(ends) - min(timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0), _LONGEST_GRACE)
 
 
 def ended_at(pod: WorkerPod) -> datetime | None:

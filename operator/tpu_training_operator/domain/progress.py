@@ -13,20 +13,24 @@ from tpu_training_operator.domain.report import Inbox, Report
 from tpu_training_operator.domain.restart_policy import refill
 
 
-def heard(status: Status, report: Report | None, total_steps: int) -> Status:
+def heard(status: Status, report: Report | None, total_steps: int, now: datetime) -> Status:
     """The status after the report; as it was where the report is of another attempt, or known already.
 
-    A step is never taken back within an attempt, the newest checkpoint never at all.
+    A step is never taken back within an attempt, the newest checkpoint never at all. Times that lie after `now` come
+    from a clock that was set back since, and count for nothing.
     """
     if report is None or report.attempt != status.attempt:
         return status
     before = status.progress or Progress(step=0, total_steps=total_steps)
-    now = format_time(report.received)
-    if before.last_report_time is not None and now < before.last_report_time:
+    received = format_time(report.received)
+    if before.last_report_time is not None and parse_time(received) < parse_time(before.last_report_time) <= now:
         return status
     # No phase: nothing was heard in this attempt, which may begin with an earlier step than the last one ended with.
     step = report.step if before.phase is None else max(report.step, before.step)
     advanced = before.phase is not report.phase or step > before.step
+    advance = before.last_advance_time
+    if advanced or (advance is not None and parse_time(advance) > max(now, report.received)):
+        advance = received
     checkpoint = max((s for s in (before.checkpoint_step, report.checkpoint_step) if s is not None), default=None)
     progress = Progress(
         phase=report.phase,
@@ -36,8 +40,8 @@ def heard(status: Status, report: Report | None, total_steps: int) -> Status:
         loss=report.loss,
         metrics=dict(report.metrics or before.metrics),
         checkpoint_step=checkpoint,
-        last_report_time=now,
-        last_advance_time=now if advanced else before.last_advance_time,
+        last_report_time=received,
+        last_advance_time=advance,
         estimated_remaining_seconds=report.estimated_remaining_seconds,
         warnings=list(report.warnings),
     )
@@ -88,4 +92,6 @@ def new_attempt(progress: Progress | None) -> Progress | None:
 def write_due(stored: Status, inbox: Inbox, now: datetime) -> timedelta:
     """How long a report waits until the status is written for its sake."""
     last = stored.progress.last_report_time if stored.progress else None
-    return max(timedelta(0), parse_time(last) + inbox.between_writes - now) if last else timedelta(0)
+    wait = parse_time(last) + inbox.between_writes - now if last else timedelta(0)
+    # A longer wait comes from a clock that was set back.
+    return max(timedelta(0), wait) if wait <= inbox.between_writes else timedelta(0)

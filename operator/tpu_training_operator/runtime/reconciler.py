@@ -6,7 +6,7 @@ raised in a pass without actions, so that nothing is done that the status does n
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -62,8 +62,18 @@ _AT_ONCE = timedelta(0)
 # Longer than an API server takes to be replaced by another, or a role to reach all of them.
 _DOUBT = timedelta(seconds=10)
 _FAILURES_BEFORE_TOLD = 3
+# Three seconds of retries. A job or a pod that has changed since it was read is read again long before.
+_CONFLICTS_BEFORE_TOLD = 6
 # Five seconds for the largest gang, of which a restart takes minutes.
 _SECONDS_PER_POD = 0.001
+
+
+class _Unconfirmed(Exception):
+    """A refusal of an object that may be missing; after `wait` it is known whether it lasts."""
+
+    def __init__(self, wait: timedelta) -> None:
+        super().__init__()
+        self.wait = wait
 
 
 class Reconciler:
@@ -89,6 +99,7 @@ class Reconciler:
         self._inboxes = inboxes
         self._reporting = reporting
         self._isolation = isolation
+        # Jobs without an object that may be missing.
         self._told_optional: set[JobKey] = set()
         self._observer = observer
         self._side_by_side = side_by_side
@@ -98,8 +109,12 @@ class Reconciler:
         self._failures: dict[JobKey, int] = {}
         # Pods of the job, when they were last listed.
         self._pods: dict[JobKey, int] = {}
-        # Since when something is refused that may be taken in a moment.
-        self._doubted: dict[JobKey, datetime] = {}
+        # Jobs whose owners have an event about the passes that fail.
+        self._told_failing: set[JobKey] = set()
+        # Since when an object of a kind is refused that may be taken in a moment.
+        self._doubted: dict[JobKey, dict[str, datetime]] = {}
+        # The uids of what the last pass was to delete and the cluster did not find.
+        self._not_found: dict[JobKey, set[str]] = {}
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Whether this resourceVersion of the job is of the status that was written here last."""
@@ -114,17 +129,16 @@ class Reconciler:
         """Bring the job one step closer to what was asked for.
 
         Returns the time after which to look again even if nothing is heard. Raises ApiError where another try is
-        due: Conflict when the job has changed meanwhile, Unavailable when the cluster could not answer. Passes that go
-        on failing are told in the job's status.
+        due: Conflict when something has changed since it was read, Unavailable when the cluster could not answer.
+        Passes that go on failing are told in the job's status, or in an event where the status cannot be written.
         """
         try:
             again = await self._pass(key)
-        except Conflict:
-            raise
         except Exception as error:
             await self._failed(key, error)
             raise
         self._failures.pop(key, None)
+        self._told_failing.discard(key)
         return again
 
     async def _pass(self, key: JobKey) -> timedelta | None:
@@ -133,8 +147,9 @@ class Reconciler:
         except NotFound:
             self._forget(key)
             self._notebook.forget(key)
-            self._told_optional.discard(key)
-            for known in (self._written, self._failures, self._doubted, self._pods):
+            for told in (self._told_optional, self._told_failing):
+                told.discard(key)
+            for known in (self._written, self._failures, self._doubted, self._pods, self._not_found):
                 known.pop(key, None)
             self._observer.job_gone(key)
             return None
@@ -152,6 +167,8 @@ class Reconciler:
         try:
             if not await self._carry_out(decided, job, key):
                 return _AT_ONCE
+        except _Unconfirmed as refusal:
+            return refusal.wait
         except Refused as refused:
             if wait := self._doubt(refused, key):
                 return wait
@@ -171,7 +188,7 @@ class Reconciler:
         if refused.sure:
             return None
         now = self._clock()
-        wait = self._doubted.setdefault(key, now) + _DOUBT - now
+        wait = self._doubted.setdefault(key, {}).setdefault(refused.kind, now) + _DOUBT - now
         # A clock that was set back must not put it off.
         if not _AT_ONCE < wait <= _DOUBT:
             return None
@@ -181,20 +198,28 @@ class Reconciler:
     async def _failed(self, key: JobKey, error: Exception) -> None:
         """One more pass that failed; after a few of them in a row the job says why."""
         self._failures[key] = failures = self._failures.get(key, 0) + 1
-        if failures < _FAILURES_BEFORE_TOLD:
+        # What has changed since it was read is no failure, unless it never ends: an admission webhook may say 409, too.
+        if failures < (_CONFLICTS_BEFORE_TOLD if isinstance(error, Conflict) else _FAILURES_BEFORE_TOLD):
             return
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
+        except ApiError as failure:
+            log.warning("what is wrong cannot be told: %s", failure, extra={"job": str(key)})
+            return
+        is_news = key not in self._told_failing
+        try:
             before = Status.model_validate(job.get("status") or {})
-            if before.completion_time is not None:
-                return
-            generation = job["metadata"].get("generation", 1)
-            after = retrying(before, _words(error), generation, self._clock())
-            if after != before:
-                event = Event("Retrying", _words(error), warning=True)
-                await self._write(after, before, job, key, (event,) if recovered(before) is before else ())
+            is_news = is_news and recovered(before) is before
+            # The status of a finished job says how it ended.
+            if before.completion_time is None:
+                after = retrying(before, _words(error), job["metadata"].get("generation", 1), self._clock())
+                if after != before:
+                    await self._write(after, before, job, key, ())
         except (ApiError, ValidationError) as failure:
             log.warning("what is wrong cannot be told in the job's status: %s", failure, extra={"job": str(key)})
+        event = Event("Retrying", _words(error), warning=True)
+        if is_news and await self._send((event,), job, key):
+            self._told_failing.add(key)
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """With what the job's own workers have said; of a namesake's, which is gone or going, nothing is kept."""
@@ -213,6 +238,7 @@ class Reconciler:
     async def _carry_out(self, decided: Plan, job: Object, key: JobKey) -> bool:
         """False where the job has changed meanwhile, so that the rest of the plan is not what it wants."""
         metadata = job["metadata"]
+        not_found = self._not_found.pop(key, set())
 
         async def is_still_wanted() -> bool:
             try:
@@ -223,7 +249,7 @@ class Reconciler:
             return same and "deletionTimestamp" not in now
 
         async def act(action: Action) -> None:
-            await self._act(action, job, key)
+            await self._act(action, job, key, not_found)
 
         for stage in decided.stages:
             done: Counter[str] = Counter()
@@ -236,62 +262,87 @@ class Reconciler:
                     log.info("carried out %s", what, extra={"job": str(key), "uid": metadata["uid"]})
         return True
 
-    async def _act(self, action: Action, job: Object, key: JobKey) -> None:
+    async def _act(self, action: Action, job: Object, key: JobKey, not_found: Set[str]) -> None:
+        """`not_found`: the uids that the last pass could not delete, for the cluster did not find them."""
         match action:
             case Create(body, optional=True):
                 await self._create_optional(body, job, key)
             case Create(body):
                 await self._create(body, job, key)
             case DeletePod(name, uid, force):
-                await self._delete(PODS, key, name, uid, grace_seconds=0 if force else None)
+                await self._delete(PODS, key, name, uid, not_found, grace_seconds=0 if force else None)
             case DeleteConfigMap(name):
-                await self._delete_own_config_map(job, key, name)
+                await self._delete_own_config_map(job, key, name, not_found)
             case DeleteJob(name, uid):
-                await self._delete(JOBS, key, name, uid)
+                await self._delete(JOBS, key, name, uid, not_found)
             case AskForStacks():
                 if self._inboxes is not None:
                     self._inboxes.ask_for_stacks(key)
             case LookAtEvents(pods):
                 await self._notebook.look_at_events(key, dict(pods))
 
-    async def _create(self, body: Object, job: Object, key: JobKey) -> None:
+    async def _create(self, body: Object, job: Object, key: JobKey, *, optional: bool = False) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
         try:
             await self._cluster.create(body)
         except AlreadyExists:
             existing = await self._cluster.get(resource_of(body), key.namespace, name)
             if obstacle := name_taken(kind, existing, job):
-                raise Refused(obstacle) from None
+                raise Refused(obstacle, kind) from None
         except Forbidden as error:
             obstacle = Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")
-            raise Refused(obstacle, sure=False) from error
+            raise Refused(obstacle, kind, sure=False) from error
         except Invalid as error:
-            raise Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}")) from error
+            raise Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}"), kind) from error
+        except NotFound as error:
+            if not optional:
+                raise
+            obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
+            raise Refused(obstacle, kind, sure=False) from error
 
     async def _create_optional(self, body: Object, job: Object, key: JobKey) -> None:
+        """Without it the gang begins only where its refusal lasts: an attempt may take weeks, and gets no other
+        chance."""
         try:
-            await self._create(body, job, key)
-        except (Refused, ApiError) as error:
-            if key not in self._told_optional:
-                self._told_optional.add(key)
-                message = f"the gang runs without its {body['kind']}: {error}"
-                log.warning("%s", message, extra={"job": str(key)})
-                await self._send((Event(f"{body['kind']}Missing", message, warning=True),), job, key)
+            await self._create(body, job, key, optional=True)
+        except Refused as refused:
+            if refused.obstacle.passes:
+                raise
+            if key in self._told_optional:
+                return
+            if wait := self._doubt(refused, key):
+                raise _Unconfirmed(wait) from refused
+            self._told_optional.add(key)
+            message = f"the gang runs without its {body['kind']}: {refused}"
+            log.warning("%s", message, extra={"job": str(key)})
+            await self._send((Event(f"{body['kind']}Missing", message, warning=True),), job, key)
+        else:
+            self._told_optional.discard(key)
 
-    async def _delete_own_config_map(self, job: Object, key: JobKey, name: str) -> None:
+    async def _delete_own_config_map(self, job: Object, key: JobKey, name: str, not_found: Set[str]) -> None:
         try:
             existing = await self._cluster.get(CONFIG_MAPS, key.namespace, name)
         except NotFound:
             return
         if is_ours(existing, job):
-            await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"])
+            await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"], not_found)
 
     async def _delete(
-        self, resource: Resource, key: JobKey, name: str, uid: str, grace_seconds: int | None = None
+        self,
+        resource: Resource,
+        key: JobKey,
+        name: str,
+        uid: str,
+        not_found: Set[str],
+        grace_seconds: int | None = None,
     ) -> None:
         try:
             await self._cluster.delete(resource, key.namespace, name, uid, grace_seconds=grace_seconds)
-        except NotFound:
+        except NotFound as error:
+            self._not_found.setdefault(key, set()).add(uid)
+            if uid in not_found:
+                message = f"{resource.kind} {name} is there when it is read, and not found when it is deleted: {error}"
+                raise NotFound(error.status, error.reason, message) from error
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
 
     async def _write_status(
@@ -315,12 +366,16 @@ class Reconciler:
         self._observer.status_written(before, after)
         await self._send(events, job, key)
 
-    async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> None:
+    async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> bool:
+        """False where one of them could not be sent."""
+        sent = True
         for event in events:
             try:
                 await self._cluster.create(event_body(event, job, self._clock()))
             except ApiError as error:
+                sent = False
                 log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": str(key)})
+        return sent
 
 
 def status_body(status: Status) -> Object:

@@ -63,5 +63,7 @@ def _state(job: Object) -> State | None:
 def _may_need_a_pass(job: Object, now: datetime) -> bool:
     try:
         return may_need_a_pass(job, now)
-    except (ValueError, ValidationError):
+    except Exception as error:
+        # One job that cannot be read must not keep the others from their passes; its own pass says what is wrong.
+        log.warning("its status cannot be read: %s", error, extra={"job": str(_key(job))})
         return True

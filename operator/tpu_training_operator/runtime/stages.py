@@ -25,11 +25,12 @@ _FAILURES_IN_A_ROW = 3
 
 class Refused(Exception):
     """An action that will be refused again until somebody changes something. `sure`: it is no passing moment of the
-    API server's."""
+    API server's. `kind`: of the object that was refused."""
 
-    def __init__(self, obstacle: Obstacle, *, sure: bool = True) -> None:
+    def __init__(self, obstacle: Obstacle, kind: str, *, sure: bool = True) -> None:
         super().__init__(obstacle.message)
         self.obstacle = obstacle
+        self.kind = kind
         self.sure = sure
 
 
