@@ -224,8 +224,9 @@ def _settings() -> kopf.OperatorSettings:
     # Only what the handlers name is watched; no look at CRDs and namespaces, so no rights to them.
     settings.scanning.disabled = True
     settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
-    # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them.
-    settings.watching.chunk_size = 50
+    # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them,
+    # each perhaps as large as etcd takes.
+    settings.watching.chunk_size = 10
     settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
