@@ -23,9 +23,10 @@ import kopf
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
 from tpu_training_operator.domain.isolation import Isolation
-from tpu_training_operator.domain.observed import slim
+from tpu_training_operator.domain.observed import job_of, slim_worker
+from tpu_training_operator.domain.pod_events import slim_event
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import JOBS, PODS, ApiError, Object, Unavailable
+from tpu_training_operator.runtime.cluster import EVENTS, JOBS, PODS, ApiError, Object, Unavailable
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.runtime.health import Health
@@ -47,7 +48,7 @@ from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 log = logging.getLogger(__name__)
 
 # What a list holds on to of objects that may be many, or large.
-_KEPT = {PODS: slim, JOBS: slim_job}
+_KEPT = {PODS: slim_worker, JOBS: slim_job, EVENTS: slim_event}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
 # Far beyond the life of any operator: a login ends with the first 401.
@@ -175,8 +176,13 @@ class Operator:
     async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **kwargs: Any) -> None:
         self._hint(kwargs, namespace, name, meta.get("resourceVersion"))
 
-    async def _pod_event(self, namespace: str | None, labels: Mapping[str, str], **kwargs: Any) -> None:
-        self._hint(kwargs, namespace, labels.get(LABEL_JOB_NAME))
+    async def _pod_event(
+        self, namespace: str | None, labels: Mapping[str, str], body: Mapping[str, Any], **kwargs: Any
+    ) -> None:
+        name = labels.get(LABEL_JOB_NAME)
+        # A label alone is no reason to look: anybody may set it, and every look costs requests that jobs share.
+        if name == job_of(body):
+            self._hint(kwargs, namespace, name)
 
     def _hint(
         self, event: Mapping[str, Any], namespace: str | None, name: str | None, job_version: str | None = None
@@ -218,8 +224,9 @@ def _settings() -> kopf.OperatorSettings:
     # Only what the handlers name is watched; no look at CRDs and namespaces, so no rights to them.
     settings.scanning.disabled = True
     settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
-    # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them.
-    settings.watching.chunk_size = 50
+    # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them,
+    # each perhaps as large as etcd takes.
+    settings.watching.chunk_size = 10
     settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5

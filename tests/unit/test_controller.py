@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from tpu_training_operator.runtime.cluster import Unavailable
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
@@ -75,6 +76,30 @@ async def test_the_echo_of_its_own_write_is_no_reason_to_look(seen: Seen) -> Non
     # Passes are made in the order of the hints.
     assert await asyncio.wait_for(seen.keys.get(), timeout=10) == other
     assert seen.keys.empty()
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_job_whose_namespace_is_overloaded_leaves_the_only_worker_to_others(seen: Seen) -> None:
+    other = JobKey("another-team", "digits")
+    reconcile = seen.reconcile
+
+    async def overloaded(key: JobKey) -> timedelta | None:
+        again = await reconcile(key)
+        if key == KEY:
+            raise Unavailable(429, "TooManyRequests", "busy", retry_after=30)
+        return again
+
+    seen.reconcile = overloaded  # type: ignore[method-assign]
+    working = Controller(cast("Reconciler", seen), no_jobs, settle_seconds=0, workers=1)
+    running = asyncio.create_task(working.run())
+    working.hint(KEY)
+    assert await asyncio.wait_for(seen.keys.get(), timeout=10) == KEY
+    # Sooner than the API server will hear of it.
+    working.hint(KEY)
+    working.hint(other, in_seconds=0.2)
+
+    assert await asyncio.wait_for(seen.keys.get(), timeout=10) == other
     running.cancel()
     await asyncio.wait({running})
 

@@ -123,6 +123,29 @@ async def test_several_waiting_workers_get_a_key_each(time: Time, queue: WorkQue
     assert {worker.key for worker in workers} == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_paused_key_waits_whatever_is_heard_of_it(time: Time, queue: WorkQueue[str], background: bool) -> None:
+    queue.hint("a")
+    await time.pass_by(SETTLE * 2)
+    assert await queue.get() == "a"
+    # While it is in work, after its failure, and while it is paused.
+    queue.hint("a", background=True)
+    queue.hint("a", background=background)
+    queue.retry("a", pause_seconds=30)
+    queue.done("a")
+    queue.hint("a", background=background)
+    worker = Worker(queue)
+    await time.pass_by(29.9)
+    assert worker.key is None
+    await time.pass_by(0.2)
+    assert worker.key == "a"
+    queue.done("a")
+    another = Worker(queue)
+    queue.hint("a", background=background)
+    await time.pass_by(SETTLE * 2)
+    assert another.key == "a"
+
+
 async def test_work_that_fails_waits_longer_every_time(time: Time, queue: WorkQueue[str]) -> None:
     waits = []
     for _ in range(14):

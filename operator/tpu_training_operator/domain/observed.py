@@ -12,7 +12,7 @@ from tpu_training_operator.api import constants
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.notes import Notes
-from tpu_training_operator.domain.ownership import is_ours, worker_of
+from tpu_training_operator.domain.ownership import controller, is_ours, worker_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
 from tpu_training_operator.domain.topology import SliceLayout
 
@@ -158,14 +158,15 @@ class Observed:
 
 # What the planner reads of a pod, and what tells a person which one it was. A pod has twice as much in its
 # managedFields alone, and the largest gang has five thousand pods.
-_METADATA = (
-    *("name", "uid", "ownerReferences"),
-    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers"),
-)
-_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+#
+# No field may be of a length that a user chooses: the owner references, finalizers and command of a pod, like its
+# environment, can fill it.
+_METADATA = ("name", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_SPEC = ("nodeName", "terminationGracePeriodSeconds")
 _STATUS = ("phase", "reason", "message", "startTime", "conditions", "initContainerStatuses", "containerStatuses")
 _LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
-_CONTAINER = ("name", "command")
+_OWNER = ("apiVersion", "kind", "name", "uid", "controller")
+_TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
 
 
@@ -176,10 +177,26 @@ def slim(pod: Object) -> dict[str, Any]:
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]
     metadata = _only(pod["metadata"], _METADATA)
+    owner = controller(pod)
+    metadata["ownerReferences"] = [_only(owner, _OWNER)] if owner else []
     metadata["labels"] = _only(pod["metadata"].get("labels") or {}, _LABELS)
     spec = _only(pod.get("spec") or {}, _SPEC)
-    spec["containers"] = [_only(container, _CONTAINER) for container in pod.get("spec", {}).get("containers") or ()]
+    if WorkerPod(pod).runs_trainer:
+        spec["containers"] = [_TRAINER]
     return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def slim_worker(pod: Object) -> dict[str, Any] | None:
+    """The pod, if a job controls it; of other pods nothing is read, whatever label they have."""
+    return slim(pod) if job_of(pod) else None
+
+
+def job_of(raw: Object) -> str | None:
+    """The name of the job that controls the object, by its owner reference; None where no job does."""
+    owner = controller(raw)
+    group = str(owner.get("apiVersion", "")).partition("/")[0]
+    is_job = (group, owner.get("kind")) == (constants.GROUP, constants.KIND)
+    return str(owner.get("name", "")) if is_job else None
 
 
 def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:

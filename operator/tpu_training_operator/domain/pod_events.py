@@ -22,6 +22,22 @@ def line_of(events: Sequence[Mapping[str, Any]]) -> str:
     return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
 
 
+def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The event with what is read here, if it tells why a pod waits. Whoever may create events chooses their length."""
+    if not _tells(event):
+        return None
+    series = event.get("series") or {}
+    return {
+        "type": str(event.get("type"))[:_LONGEST_LINE],
+        "reason": str(event.get("reason"))[:_LONGEST_LINE],
+        "note": " ".join(str(event.get("note") or "")[: 2 * _LONGEST_LINE].split()),
+        "series": {"lastObservedTime": series.get("lastObservedTime")},
+        "deprecatedLastTimestamp": event.get("deprecatedLastTimestamp"),
+        "eventTime": event.get("eventTime"),
+        "metadata": {"creationTimestamp": event["metadata"].get("creationTimestamp")},
+    }
+
+
 def _tells(event: Mapping[str, Any]) -> bool:
     reason = event.get("reason")
     return reason in _AUTOSCALER or (event.get("type") == "Warning" and reason not in _KNOWN_ANYWAY)

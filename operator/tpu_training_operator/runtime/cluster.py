@@ -48,12 +48,14 @@ def resource_of(body: Mapping[str, Any]) -> Resource:
 
 
 class ApiError(Exception):
-    """The cluster refused a request or could not be reached; `status` is HTTP's, 0 without an answer."""
+    """The cluster refused a request or could not be reached; `status` is HTTP's, 0 without an answer. `retry_after`:
+    for how many seconds the cluster asks not to be asked again; 0 where it does not say."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, *, retry_after: float = 0.0) -> None:
         super().__init__(message or reason or f"HTTP {status}")
         self.status = status
         self.reason = reason
+        self.retry_after = retry_after
 
 
 class NotFound(ApiError):
@@ -93,7 +95,7 @@ class Cluster(Protocol):
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """The objects in the namespace (None: everywhere) that carry all the labels and have these values in these
-        fields (those that the API server selects by), as they are now."""
+        fields (those that the API server selects by), as they are now. Of events, perhaps only the first hundred."""
         ...
 
     async def create(self, body: Object) -> Object:

@@ -109,7 +109,7 @@ class Controller:
             return PassResult.REQUEUE
         except ApiError as error:
             log.warning("pass failed, will be tried again: %s", error, extra={"job": str(key)})
-            self._queue.retry(key)
+            self._queue.retry(key, pause_seconds=error.retry_after)
             return PassResult.ERROR
         except Exception:
             # A bug must not take the other jobs down with it.

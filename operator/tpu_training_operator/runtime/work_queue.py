@@ -37,6 +37,8 @@ class WorkQueue(Generic[Key]):
         self._wanted: set[Key] = set()
         self._in_work: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
+        # Keys that are not worked on before a time of the loop's clock.
+        self._paused: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._available = asyncio.Event()
 
@@ -45,6 +47,8 @@ class WorkQueue(Generic[Key]):
         key should wait longer for more hints than others."""
         if not background:
             self.add_after(key, max(self._settle_seconds, settle_seconds))
+        elif key in self._paused:
+            self.add_after(key, 0)
         elif key not in self._wanted:
             self._want(key)
             if key not in self._in_work:
@@ -52,21 +56,25 @@ class WorkQueue(Generic[Key]):
                 self._available.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Have the key worked on in `seconds`, or sooner if it is due sooner anyway."""
+        """Have the key worked on in `seconds`, or sooner if it is due sooner anyway; later while it is paused."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
-        due = loop.time() + seconds
+        due = max(loop.time() + seconds, self._paused.get(key, 0.0))
         if timer is not None:
             if timer.when() <= due:
                 return
             timer.cancel()
         self._timers[key] = loop.call_at(due, self._add, key)
 
-    def retry(self, key: Key) -> None:
-        """The work failed: once more, later each time."""
+    def retry(self, key: Key, *, pause_seconds: float = 0.0) -> None:
+        """The work failed: once more, later each time. `pause_seconds`: whatever is heard, not before."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._observer.retried()
+        if pause_seconds:
+            self._paused[key] = asyncio.get_running_loop().time() + pause_seconds
+            if timer := self._timers.pop(key, None):
+                timer.cancel()
         self.add_after(key, min(_FIRST_RETRY_SECONDS * 2 ** min(failures, 32), _LONGEST_RETRY_SECONDS))
 
     def forget(self, key: Key) -> None:
@@ -100,7 +108,7 @@ class WorkQueue(Generic[Key]):
         self._in_work.discard(key)
         self._background_in_work.discard(key)
         self._observer.done(key)
-        if key in self._wanted:
+        if key in self._wanted and key not in self._paused:
             self._ready.append(key)
         # Also for those who wait for a turn of the background.
         self._available.set()
@@ -113,7 +121,8 @@ class WorkQueue(Generic[Key]):
 
     def _add(self, key: Key) -> None:
         self._timers.pop(key, None)
-        if key in self._wanted and key not in self._background:
+        was_paused = self._paused.pop(key, None) is not None
+        if key in self._wanted and key not in self._background and not was_paused:
             return
         self._background.pop(key, None)
         self._want(key)
