@@ -118,6 +118,42 @@ def test_an_own_optimizer_step_gets_the_loss_of_its_closure_and_sets_the_rate_it
     assert (module.closed, run.rates) == (pytest.approx(3 * (1 - 3.0)), [1.0, 0.25])
 
 
+class Sharp(SGD):
+    """Goes uphill, takes the gradients there, and steps with those from where it was."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        (parameter,) = self.param_groups[0]["params"]
+        with torch.no_grad():
+            parameter.add_(0.5)
+        closure()
+        with torch.no_grad():
+            parameter.sub_(0.5)
+        return super().step()
+
+
+def _repeating(kind: Callable[..., Any], base: type[Line]) -> Line:
+    class Module(base):  # type: ignore[misc,valid-type]
+        def configure_optimizers(self) -> Any:
+            return kind(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+@pytest.mark.parametrize("base", [Line, OwnStep], ids=["Lightning's own step", "optimizer_step of the module"])
+@pytest.mark.parametrize("kind", [Sharp, torch.optim.LBFGS])
+def test_an_optimizer_that_evaluates_its_closure_again_is_refused(kind: Callable[..., Any], base: type[Line]) -> None:
+    run = Run(_repeating(kind, base)).begin()
+    with pytest.raises(UserCodeError, match=r"^optimizer (Sharp|LBFGS) evaluates its closure more than once a step"):
+        run.steps(1)
+
+
+def test_an_optimizer_that_needs_its_closure_once_a_step_is_served() -> None:
+    module = _repeating(lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr, max_iter=1), Line)
+    Run(module).begin().steps(2)
+    assert module.layer.weight.item() < 1
+
+
 def test_without_a_scheduler_the_recipes_schedule_holds() -> None:
     assert not Run(Line()).hooks.own_schedule
 

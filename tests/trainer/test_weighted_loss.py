@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tests.trainer import plain
-from tests.trainer.whole_runs import run
+from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Task
 from tpu_trainer.contract import ExitCode
 
@@ -71,12 +71,33 @@ def test_a_weighted_loss_takes_the_steps_of_one_process(replicas: int, batch: di
     assert plain.distance(ran.models[0], expected) < CLOSE
 
 
-def test_weights_may_be_counts_of_any_type() -> None:
-    def counted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return parts(model, batch)[0], (batch[1] != IGNORED).sum()
+@pytest.mark.parametrize(
+    ("kind", "weight"), [(torch.bool, 1), (torch.uint8, 200), (torch.int64, 200), (torch.float16, 20000)]
+)
+def test_weights_of_any_type_add_up_over_the_passes_of_a_step(kind: torch.dtype, weight: int) -> None:
+    def trained(kind: torch.dtype) -> Ran:
+        def weighted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return model(batch[0]).square().mean() * weight, torch.tensor(weight, dtype=kind)
 
-    ran = run(lambda hp, rank: Task(model=nn.Linear(6, 3), train=examples(), loss=counted), 2)
+        task = lambda hp, rank: Task(model=nn.Linear(6, 3), train=examples(), loss=weighted)  # noqa: E731
+        return run(task, 2, batch={"global": 16, "perReplica": 2, "accumulation": 4}, trainSteps=10)
+
+    ran, expected = trained(kind), trained(torch.float32)
     assert ran.outcome.code is ExitCode.Succeeded, ran.outcome.message
+    assert ran.losses == pytest.approx(expected.losses, abs=CLOSE)
+    assert plain.distance(ran.models[0], expected.models[0]) < CLOSE
+
+
+def test_half_precision_sums_add_up_over_the_passes_of_a_step() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        def summed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            # Each pass is within the range of float16, the step is not.
+            return 0 * model(batch[0]).sum().half() + 20000, torch.tensor(1.0)
+
+        return Task(model=nn.Linear(6, 3), train=examples(), loss=summed)
+
+    ran = run(task, batch={"global": 16, "perReplica": 4, "accumulation": 4}, trainSteps=3)
+    assert (ran.outcome.code, ran.losses) == (ExitCode.Succeeded, [20000.0] * 3)
 
 
 def test_a_step_in_which_nothing_counts_is_not_finite_as_in_plain_pytorch() -> None:

@@ -139,6 +139,46 @@ def test_what_hooks_freeze_unfreeze_or_add_is_trained_as_in_plain_pytorch(
     follows(make, optimizer, change, replicas, all_of)
 
 
+class Normed(Net):
+    """Its batch norm is frozen as long as it is in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(3 * x))
+
+
+def resting() -> nn.Module:
+    model = Normed()
+    model.norm.eval()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "plainly"),
+    [
+        pytest.param(resting, resting, id="a part in evaluation mode stays there"),
+        pytest.param(lambda: Normed().eval(), Normed, id="a whole model in evaluation mode is trained"),
+    ],
+)
+def test_modules_are_trained_in_the_modes_that_the_task_has_given_them(
+    make: Callable[[], nn.Module], plainly: Callable[[], nn.Module], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def task(hp: Any, rank: int) -> Loaded:
+        found = loaded(make, AdamW)
+        evaluated = {"evaluation": examples(), "metrics": lambda model, batch: {"first": model(batch[0])[:, 0]}}
+        return found._replace(task=_replaced(found.task, **evaluated))
+
+    expected, losses = plain.trained(plainly, examples(), loss, lambda model: AdamW(model.parameters()))
+    ran = run(task, evaluateEverySteps=10)
+    assert ran.outcome.code is ExitCode.Succeeded, ran.outcome.message
+    assert plain.distance(ran.models[0], expected) < CLOSE
+    assert ran.losses == pytest.approx(losses, abs=CLOSE)
+    assert "in evaluation mode" in capfd.readouterr().out
+
+
 def test_what_has_no_gradient_stays_as_it_is() -> None:
     ran = run(lambda hp, rank: loaded(Net, AdamW), 2)
     assert torch.equal(ran.models[0].spare.weight, torch.ones(6))
@@ -251,16 +291,23 @@ class Elsewhere(Net):
     """Its optimizer is given a parameter that is not the model's."""
 
 
+class Bent(Net):
+    """Its optimizer is LBFGS."""
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
         (sparse, "the gradient of a parameter of shape [8, 3] is sparse"),
         (lazy, "the model's 0.weight has no shape before the first batch"),
         (Elsewhere, "the optimizer holds a parameter of shape [2] that is not in the task's model"),
+        (Bent, "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_as_the_users_error(make: Callable[[], nn.Module], sentence: str) -> None:
     def build(parameters: Any) -> torch.optim.Optimizer:
+        if make is Bent:
+            return torch.optim.LBFGS(parameters)
         stray = [nn.Parameter(torch.zeros(2))] if make is Elsewhere else []
         return torch.optim.SGD([*parameters, *stray], lr=0.1)
 
@@ -299,6 +346,27 @@ def test_a_run_continues_from_a_checkpoint_with_the_groups_that_hooks_had_added(
         second.assert_replicas_equal()
         assert plain.distance(second.models[0], whole.models[0]) == 0
         assert first.losses + second.losses == whole.losses
+
+
+@pytest.mark.parametrize("make", [Normed, resting], ids=["put into evaluation mode", "put into training mode"])
+def test_a_run_continues_from_a_checkpoint_with_the_modes_that_hooks_had_set(
+    tmp_path: Path, make: Callable[[], nn.Module]
+) -> None:
+    def change(model: Normed, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+        if epoch == 1:
+            model.norm.train(make is resting)
+
+    def task(hp: Any, rank: int) -> Loaded:
+        return loaded(make, AdamW, change, by_epoch=True)
+
+    whole = run(task)
+    checkpoint = {"uri": str(tmp_path), "keep": 1}
+    first = run(task, stop=_after(13, 1), checkpoint=checkpoint)
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    second = run(task, checkpoint=checkpoint, job=job)
+    assert second.outcome.code is ExitCode.Succeeded, second.outcome.message
+    assert first.losses + second.losses == whole.losses
+    assert plain.distance(second.models[0], whole.models[0]) == 0
 
 
 def _after(step: int, replicas: int) -> Callable[[], bool]:

@@ -1,5 +1,5 @@
 """How a run has changed what it trains since its optimizer was built: groups that hooks added, parameters that they
-froze or unfroze. A resumed run builds the optimizer as the first one did, and the hooks of past epochs do not run
+froze or unfroze, modules that they put into evaluation mode or back. A resumed run builds the optimizer as the first one did, and the hooks of past epochs do not run
 again: so a checkpoint keeps the difference. Held by `replica`, kept in the checkpoint's document.
 """
 
@@ -27,15 +27,19 @@ class Growth:
         self._built = len(optimizer.param_groups)
         self._required = self._requires()
         self._flipped: set[str] = set()
+        self._built_modes = self._modes()
+        self._changed_modes: dict[str, bool] | None = None
         self._restored: set[nn.Parameter] = set()
 
     def state(self) -> dict[str, Any]:
-        """As JSON: the names in every group, the options of those added since, and who has been frozen or unfrozen."""
+        """As JSON: the names in every group, the options of those added since, who has been frozen or unfrozen, and
+        the modules whose mode is another since, with that mode: True for training."""
         groups = self._optimizer.param_groups
         return {
             "names": [self._names(group) for group in groups],
             "added": [_options(group) for group in groups[self._built :]],
             "flipped": [name for name, required in self._requires().items() if required != self._required.get(name)],
+            "modes": {name: mode for name, mode in self._modes().items() if mode != self._built_modes.get(name, True)},
         }
 
     def load(self, kept: Mapping[str, Any] | None) -> None:
@@ -63,6 +67,7 @@ class Growth:
                 self._optimizer.add_param_group(group)
             self._restored.update(group["params"])
         self._flipped = set(kept["flipped"])
+        self._changed_modes = kept.get("modes")
 
     @contextmanager
     def taken_back(self) -> Iterator[None]:
@@ -76,7 +81,7 @@ class Growth:
             if not parameters or not self._restored.issuperset(parameters):
                 add({**group, "params": parameters})
 
-        if not self._restored and not self._flipped:
+        if not self._restored and not self._flipped and not self._changed_modes:
             yield
             return
         vars(self._optimizer)["add_param_group"] = add_missing
@@ -86,6 +91,10 @@ class Growth:
             del vars(self._optimizer)["add_param_group"]
         for name, parameter in self._model.named_parameters():
             parameter.requires_grad_(self._required.get(name, True) != (name in self._flipped))
+        if self._changed_modes is None:
+            return
+        for name, module in self._model.named_modules():
+            module.training = self._changed_modes.get(name, self._built_modes.get(name, True))
 
     def _order(self, place: int, group: Group, names: list[str]) -> None:
         here = self._names(group)
@@ -101,6 +110,9 @@ class Growth:
     def _names(self, group: Group) -> list[str]:
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         return [names.get(parameter, "") for parameter in group["params"]]
+
+    def _modes(self) -> dict[str, bool]:
+        return {name: module.training for name, module in self._model.named_modules()}
 
     def _requires(self) -> dict[str, bool]:
         return {name: parameter.requires_grad for name, parameter in self._model.named_parameters()}

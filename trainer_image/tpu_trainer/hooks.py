@@ -23,6 +23,9 @@ class Hooks:
     own_schedule = False
     """The task schedules its learning rate itself (`after_step`); otherwise the recipe's warm-up and schedule hold."""
 
+    gives_closure = False
+    """`update` gives the optimizer's step a closure, which may be called once."""
+
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or those of the checkpoint)."""
 

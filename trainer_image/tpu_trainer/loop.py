@@ -88,7 +88,7 @@ def train(
     """
     task, hooks, hp, optimizer, start = work.task, work.hooks, work.hp, work.optimizer, work.start
     clock, doctor, checkpoints = instruments.clock, instruments.doctor, instruments.checkpoints
-    model = task.model.train()
+    model = task.model
     trainable = Trainable(model, optimizer)
     update = update_of(work.skips, model, optimizer, work.average, backend, doctor.set_aside)
     signals = Signals(backend, start.step)

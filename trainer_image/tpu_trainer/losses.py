@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tpu_trainer.errors import UserCodeError
@@ -49,16 +50,22 @@ def loss_of(returned: Any, passes: int) -> Loss:
     if isinstance(returned, tuple) and len(returned) == 2:
         total, weight = returned
         if _is_number(total) and _is_number(weight):
-            return Loss(total, weight)
+            return Loss(wide(total), wide(weight))
         found = f"({_described(total)}, {_described(weight)})"
     elif _is_number(returned):
-        return Loss(returned / passes if passes > 1 else returned)
+        mean = wide(returned)
+        return Loss(mean / passes if passes > 1 else mean)
     else:
         found = _described(returned)
     raise UserCodeError(
         "the task's loss must return the mean over the batch, a tensor of shape [], or (sum, weight), two of them; got "
         f"{found}"
     )
+
+
+def wide(value: Tensor) -> Tensor:
+    """As float32 or float64, in which the passes of a step add up: True + True is True, and float16 ends at 65504."""
+    return value if value.dtype == torch.float64 or value.is_complex() else value.float()
 
 
 def _is_number(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,32 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
         )
     with user_code(f"optimizer {hp.optimizer}"):
         return builder(parameters, hp)
+
+
+def refuse_closure(optimizer: Optimizer) -> None:
+    """Where a step is made without a closure.
+
+    Raises:
+        UserCodeError: the optimizer's step cannot be made without one.
+    """
+    closure = _closure(optimizer)
+    if closure is not None and closure.default is closure.empty:
+        raise closure_repeated(optimizer)
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    return _closure(optimizer) is not None
+
+
+def closure_repeated(optimizer: Optimizer) -> UserCodeError:
+    return UserCodeError(
+        f"optimizer {type(optimizer).__name__} evaluates its closure more than once a step (SAM, LBFGS), which is not "
+        "supported"
+    )
+
+
+def _closure(optimizer: Optimizer) -> inspect.Parameter | None:
+    return inspect.signature(optimizer.step).parameters.get("closure")
 
 
 _GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {

@@ -44,7 +44,7 @@ from tpu_trainer.growth import Growth
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.loop import Trained, Work, train
-from tpu_trainer.optimizers import build_optimizer, unused
+from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
@@ -144,7 +144,10 @@ class _Run:
         if found is not None:
             restore_model(found.snapshot, task.model)
         self.backend.place(task.model)
+        self._set_modes(task.model)
         optimizer = build_optimizer(task, hp)
+        if not hooks.gives_closure:
+            refuse_closure(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
         growth = Growth(task.model, optimizer)
@@ -166,6 +169,20 @@ class _Run:
             self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
         noise_scale = wanted and self.backend.terms > 1
         return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
+
+    def _set_modes(self, model: nn.Module) -> None:
+        """A part that the task has put into evaluation mode stays there: so frozen batch norm is written.
+
+        A model that is in it as a whole is one that a library has loaded so, and is to be trained.
+        """
+        if not model.training:
+            model.train()
+            self.telling.progress.say("the task's model is in evaluation mode: all of it is put into training mode")
+        elif resting := [name for name, module in model.named_modules() if not module.training]:
+            more = f" and {len(resting) - 1} more" if resting[1:] else ""
+            self.telling.progress.say(
+                f"in evaluation mode, as the task has put it, and stays there: {resting[0]}{more}"
+            )
 
     def _average(self, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:
         """The model has its weights to begin with, the checkpoint's if there is one."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning.metrics import give_back, snapshots
 from tpu_trainer.lightning.optimizers import Schedules, configured
 from tpu_trainer.lightning.session import Session
+from tpu_trainer.losses import wide
+from tpu_trainer.optimizers import closure_repeated, takes_closure
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -22,9 +25,26 @@ _OWN_KEYS = ("state_dict", "epoch", "global_step")
 """What `on_save_checkpoint` finds in the checkpoint; all else in it is the module's and is kept."""
 
 
+def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Tensor]:
+    """The gradients are there already: what remains of Lightning's closure is its result, for the first call.
+
+    A second call asks for the gradients at other weights, and would get the old ones.
+    """
+    calls = count()
+
+    def closure() -> Tensor:
+        if next(calls):
+            raise closure_repeated(optimizer)
+        return loss
+
+    return closure
+
+
 class LightningHooks(Hooks):
     """What is held between two calls is let go before the step ends: a tensor alive there becomes an output of the
     compiled graph."""
+
+    gives_closure = True
 
     def __init__(self, session: Session, hp: Hyperparameters, evaluated: bool) -> None:
         self._session, self._view, self._hp = session, session.view, hp
@@ -72,7 +92,7 @@ class LightningHooks(Hooks):
             return loss
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
-        return loss * weight, weight
+        return wide(loss) * wide(weight), weight
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step
@@ -130,12 +150,13 @@ class LightningHooks(Hooks):
             self._session.call("configure_gradient_clipping", optimizer, **none)
 
     def update(self, optimizer: Optimizer) -> None:
-        if not self._session.has("optimizer_step"):
+        closure = _closure(optimizer, self._outputs["loss"])
+        if self._session.has("optimizer_step"):
+            self._session.call("optimizer_step", self._view.current_epoch, self._index, optimizer, closure)
+        elif takes_closure(optimizer):
+            optimizer.step(closure)
+        else:
             optimizer.step()
-            return
-        loss = self._outputs["loss"]
-        # The gradients are there already: what remains of Lightning's closure is its result.
-        self._session.call("optimizer_step", self._view.current_epoch, self._index, optimizer, lambda: loss)
 
     def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
         self._view.global_step = step
