@@ -25,7 +25,7 @@ _OWN_KEYS = ("state_dict", "epoch", "global_step")
 """What `on_save_checkpoint` finds in the checkpoint; all else in it is the module's and is kept."""
 
 
-def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Tensor]:
+def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
     """The gradients are there already: what remains of Lightning's closure is its result, for the first call.
 
     A second call asks for the gradients at other weights, and would get the old ones.
