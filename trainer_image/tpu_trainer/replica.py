@@ -190,6 +190,7 @@ class _Run:
             host=self.environment.host_index,
             pace=self.pace,
             clean=work.start.clean,
+            average=None if work.average is None else work.average.tensors,
         )
         own_batch = hp.global_batch_size // backend.world
         return Instruments(
