@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from itertools import islice
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+from tests.trainer.whole_runs import run
+from tpu_trainer import Task
+from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import Order, PassSampler, Position, Share, global_batches, permutation
 from tpu_trainer.evaluation_plan import evaluation_plan
+from tpu_trainer.same_data import unequal_lengths
 
 worlds = st.integers(1, 9)
 ALONE = Share(0, 1)
@@ -115,3 +123,63 @@ def test_evaluation_has_the_same_shapes_in_every_process(size: int, rows: int, w
     assert len({len(plan) for plan in plans}) == 1
     assert {len(batch.indices) for plan in plans for batch in plan} == {rows}
     assert all(0 <= index < size for plan in plans for batch in plan for index in batch.indices)
+
+
+class Raising(Dataset[Any]):
+    """A map-style dataset with a mistake: StopIteration is what ends an iterator, and this is none."""
+
+    def __init__(self, size: int, good: int) -> None:
+        self._size, self._good = size, good
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index >= self._good:
+            raise StopIteration
+        return torch.zeros(4)
+
+
+def constant(train: Dataset[Any], **others: Any) -> Task:
+    return Task(model=nn.Linear(4, 1), train=train, loss=lambda m, batch: m(batch).square().mean(), **others)
+
+
+def test_a_stop_iteration_from_a_dataset_is_an_error_of_the_user() -> None:
+    outcome = run(lambda hp, rank: constant(Raising(64, 60))).outcome
+    assert outcome.code is ExitCode.UserError
+    assert outcome.message.endswith("raise StopIteration\nStopIteration")
+
+
+def test_a_stop_iteration_from_the_held_out_data_is_one_too() -> None:
+    metrics = {"evaluation": Raising(64, 10), "metrics": lambda m, batch: {"a": batch[:, 0]}}
+    outcome = run(lambda hp, rank: constant(Raising(64, 64), **metrics), trainSteps=4).outcome
+    assert outcome.code is ExitCode.UserError
+    assert outcome.message.endswith("raise StopIteration\nStopIteration")
+
+
+@pytest.mark.parametrize("lengths", [(64, 80), (64, 65), (2**24, 2**24 + 1), (2**40 + 2**24, 2**40)])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_processes_that_see_data_of_unequal_lengths_end_alike(lengths: tuple[int, int], held_out: bool) -> None:
+    def task(hp: Any, rank: int) -> Task:
+        other = Raising(lengths[rank], 2**60)
+        metrics = {"evaluation": other, "metrics": lambda m, batch: {"a": batch[:, 0]}}
+        return constant(Raising(64, 64), **metrics) if held_out else constant(other)
+
+    ran = run(task, 2, trainSteps=4)
+    assert ran.outcome.code is ExitCode.UserError
+    kind = "evaluation" if held_out else "training"
+    assert {outcome.message for outcome in ran.outcomes} == {
+        f"host 0 has {lengths[0]} {kind} examples, host 1 has {lengths[1]}: every process must see the whole dataset; "
+        "the trainer shards it"
+    }
+
+
+def test_the_hosts_of_a_large_gang_that_see_other_data_are_named_in_few_words() -> None:
+    rows = [(host, 80 if host == 5 else 64) for host in range(64) for _ in range(4)]
+    assert unequal_lengths("training", rows) is not None
+    assert str(unequal_lengths("training", rows)).startswith(
+        "hosts 0-4, 6-63 have 64 training examples, host 5 has 80: every process"
+    )
+    sharded = [(host, 64 + host) for host in range(64)]
+    assert "; and so on:" in str(unequal_lengths("training", sharded))
+    assert unequal_lengths("training", [(0, 64), (1, 64)]) is None

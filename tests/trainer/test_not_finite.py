@@ -180,3 +180,97 @@ def test_float16_parameters_are_trained_and_an_overflow_ends_the_run() -> None:
     assert fine.outcome.code is ExitCode.Succeeded
     fine.assert_replicas_equal()
     assert run(half(65504.0), 2).outcome.code is ExitCode.NotFinite
+
+
+class Overflowing(torch.optim.SGD):
+    """Finite gradients whose update is not, in one step."""
+
+    def __init__(self, parameters: Any, at: int) -> None:
+        super().__init__(parameters, lr=0.1)
+        self._at, self._steps = at, 0
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self._steps += 1
+        if self._steps == self._at:
+            with torch.no_grad():
+                self.param_groups[0]["params"][-1][0] = math.inf
+
+
+def overflowing(at: int) -> Callable[[Any, int], Task]:
+    def task(hp: Any, rank: int) -> Task:
+        return Task(
+            model=Net(),
+            train=examples(),
+            loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+            optimizer=lambda parameters, hp: Overflowing(parameters, at),
+        )
+
+    return task
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("policy", ["Stop", "Skip"])
+@pytest.mark.parametrize("saves", [True, False])
+def test_an_update_that_makes_the_weights_infinite_ends_the_run_even_in_the_last_step(
+    tmp_path: Path, replicas: int, policy: str, saves: bool
+) -> None:
+    checkpoint = {"checkpoint": {"uri": str(tmp_path), "everySteps": 10, "keep": 9}} if saves else {}
+    ran = run(overflowing(20), replicas, trainSteps=20, onNotFinite=policy, **checkpoint)
+    assert (ran.outcome.code, ran.outcome.step) == (ExitCode.NotFinite, 20)
+    assert {outcome.message for outcome in ran.outcomes} == {ran.outcome.message}
+    assert ran.outcome.message.startswith("the weights are not finite after step 20, first in head.bias")
+    assert kept_in(tmp_path) == ({10: True} if saves else {})
+
+
+def test_weights_that_are_not_finite_are_only_told_where_the_recipe_warns(tmp_path: Path) -> None:
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
+    ran = run(overflowing(20), 2, trainSteps=20, onNotFinite="Warn", checkpoint=checkpoint)
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert ran.outcome.message.endswith("; WARNING: the weights were not finite after step 20")
+    assert ran.warnings[0].startswith("the weights are not finite after step 20, first in head.bias")
+    assert kept_in(tmp_path) == {10: True, 20: False}
+
+
+def test_an_average_that_is_not_finite_ends_the_run_while_the_weights_are() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = overflowing(20)(hp, rank)
+        # Back to finite weights before anything sees them: only the average has taken the infinite one in.
+        step = [0]
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            step[0] += 1
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.nan_to_num_(posinf=0.0)
+            return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+        return Task(model=found.model, train=found.train, loss=loss, optimizer=found.optimizer)
+
+    outcome = run(task, 2, trainSteps=30, emaDecay="0.9").outcome
+    assert outcome.code is ExitCode.NotFinite
+    assert "the average of the weights is not finite after step 30, first in head.bias" in outcome.message
+
+
+def test_frozen_parameters_may_be_infinite() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = overflowing(0)(hp, rank)
+        found.model.register_parameter("mask", nn.Parameter(torch.tensor([-math.inf]), requires_grad=False))
+        return found
+
+    assert run(task, 2).outcome.code is ExitCode.Succeeded
+
+
+def test_float16_parameters_that_adam_divides_by_zero_are_no_success() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        features, labels = examples().tensors
+        dead = features.clone()
+        dead[:, 2] = 0
+        return Task(
+            model=nn.Linear(6, 3).half(),
+            train=TensorDataset(dead.half(), labels),
+            loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0]).float(), batch[1]),
+        )
+
+    outcome = run(task, trainSteps=1, recipe={"name": "adam", "learningRate": "0.05"}).outcome
+    assert outcome.code is ExitCode.NotFinite

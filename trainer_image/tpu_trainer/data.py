@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -163,17 +164,22 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
         )
     drawn = random_seed(order.seed, first_batch, order.share.rank)
     batches = load(task, task.train, PassSampler(size, order), task.workers, drawn)
-    for count, (_, position) in enumerate(global_batches(size, order)):
+    for done, (_, position) in enumerate(global_batches(size, order)):
         for part in range(order.passes):
-            with order.drawing(first_batch + count * order.passes + part):
+            with order.drawing(first_batch + done * order.passes + part):
                 batch = next(batches)
             yield batch, position
 
 
-def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
+def load(
+    task: Task, dataset: Dataset[Any], batches: Sequence[list[int]] | PassSampler, workers: int = 0, seed: int = 0
+) -> Iterator[Batch]:
     """The collated batches that `batches` (lists of indices) names.
 
     `workers` processes read them ahead; random numbers that they draw begin with `seed`.
+
+    Raises:
+        UserCodeError: the dataset raised. That includes StopIteration, which would pass for the loader's own end.
     """
     # A generator of its own: the loader draws a number when it begins, wherever in a run that is.
     generator = torch.Generator().manual_seed(seed)
@@ -182,12 +188,9 @@ def load(task: Task, dataset: Dataset[Any], batches: Any, workers: int = 0, seed
             dataset, batch_sampler=batches, collate_fn=task.collate, num_workers=workers, generator=generator
         )
         iterator = iter(loader)
-    while True:
+    for _ in count() if isinstance(batches, PassSampler) else batches:
         with user_code("the next batch of the task's dataset"):
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
+            batch = next(iterator)
         yield batch
 
 

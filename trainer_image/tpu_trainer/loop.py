@@ -154,7 +154,8 @@ def train(
                 instruments.read(signals.read_through, reading, work.rates.present)
                 saves = saves or reading.saving
         if saves or last or trained.stopped:
-            doctor.same_parameters(step)
+            # Ends the run where the update has made weights that are not finite, before a checkpoint is made of them.
+            doctor.judge_parameters(step)
             with clock.during(Phase.CHECKPOINT):
                 instruments.save(step, position, now=trained.stopped)
         # After the reading: a run that is to stop has no time for an evaluation.

@@ -49,6 +49,7 @@ from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
+from tpu_trainer.same_data import check_lengths
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.spec import OnNotFinite, RunSpec
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
@@ -118,6 +119,8 @@ class _Run:
         self.telling.progress.starting(_greeting(self.spec, backend))
         task, hooks = _load(self.spec.entrypoint, hp, share, backend)
         try:
+            # First: what follows may refuse one process's length and leave the others waiting for it.
+            check_lengths(task, backend, self.environment.host_index)
             storage = Storage.of(self.spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
@@ -207,6 +210,7 @@ class _Run:
             host=self.environment.host_index,
             pace=self.pace,
             clean=work.start.clean,
+            average=None if work.average is None else work.average.tensors,
         )
         own_batch = hp.global_batch_size // backend.world
         return Instruments(

@@ -5,13 +5,13 @@ In the loop's order, each step:
     after_step    after the sync
     set_aside     around work that is no step: an evaluation, an exchange of the trainer's own
 after a reading of the signals `losses`; every hundred steps `checkup`, and before a checkpoint and at the end
-`same_parameters`, which are collectives. So that a slow host can be told from those that wait for it,
+`judge_parameters`, which are collectives. So that a slow host can be told from those that wait for it,
 the loop spends exchange and sync in Phase.DEVICE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from tpu_trainer.doctor.finding import Finding
 from tpu_trainer.doctor.finite import Finiteness
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
-from tpu_trainer.doctor.parameters import checksums, digest, first_difference, halves
+from tpu_trainer.doctor.parameters import checksums, digest, finite, first_difference, halves
 from tpu_trainer.doctor.parties import odd_ones, replicas
 from tpu_trainer.doctor.programs import Programs
 from tpu_trainer.doctor.vitals import INPUT_SHARE, Vitals, input_share, long_enough, straggler
@@ -39,7 +39,8 @@ _NO_DIGEST = (0, 0)
 
 class Doctor:
     """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `clean`: as in
-    `Finiteness`, of the checkpoint that the run continues from.
+    `Finiteness`, of the checkpoint that the run continues from; `average`: the averaged weights by name, kept up to
+    date by their owner.
 
     `seconds`: what each of the checks has cost so far, waiting for the other replicas included.
     """
@@ -55,10 +56,14 @@ class Doctor:
         host: int,
         pace: Pace,
         clean: bool = True,
+        average: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
         self._model, self._host, self._pace = model, host, pace
+        self._average = {} if average is None else average
+        # What is frozen from the start may hold infinities that are meant, such as a mask.
+        self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self._voice = Voice(tell)
         self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, clean)
         self._programs = Programs(backend, clock)
@@ -111,24 +116,44 @@ class Doctor:
             self._checkup(step)
         self.seconds["checkup"] += perf_counter() - start
 
-    def same_parameters(self, step: int) -> None:
-        """Compares the parameters of all replicas, and nothing else; a collective.
+    def judge_parameters(self, step: int) -> None:
+        """Whether the parameters are still finite, and the same in all replicas; a collective.
 
         Raises:
             DivergedError: in every replica, when they are not the same any more.
+            NotFiniteError: in every replica, when they are not finite and the recipe does not say to go on.
         """
-        if self._backend.world == 1:
-            return
         start = perf_counter()
         with self._clock.during(Phase.DEVICE), self.set_aside():
-            sums = self._checksums()
-            rows = self._backend.gather(digest(sums))
-            self._equal(step, [(int(high), int(low)) for high, low in rows], sums)
+            self._judge_parameters(step)
         self.seconds["checkup"] += perf_counter() - start
 
     def leave(self) -> None:
         """This replica ends with a failure; lets the others know that it comes to no further comparison."""
         self._programs.leave()
+
+    def _judge_parameters(self, step: int) -> None:
+        several = self._backend.world > 1
+        weights = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad or name not in self._frozen
+        }
+        tested = [*weights.items(), *self._average.items()]
+        values = [finite([tensor for _, tensor in tested])] if tested else []
+        if several:
+            values.append(checksums(list(self._model.parameters())))
+        fetched = self._backend.to_host(values)
+        good = fetched[0].tolist() if tested else []
+        # Counted from one, so that zero is none.
+        own = 0 if all(good) else good.index(False) + 1
+        rows = self._backend.gather([own, *(digest(fetched[-1]) if several else _NO_DIGEST)])
+        if several:
+            self._equal(step, [(int(high), int(low)) for _, high, low in rows], fetched[-1])
+        if (first := min((int(bad) for bad, *_ in rows if bad), default=0)) == 0:
+            return
+        what = "the weights are" if first <= len(weights) else "the average of the weights is"
+        self.finiteness.weights(step, f"{what} not finite after step {step}, first in {tested[first - 1][0]}")
 
     def _padding(self, step: int, batch: Any) -> None:
         per_replica = self._spec.batch.per_replica

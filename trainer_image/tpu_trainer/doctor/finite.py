@@ -1,6 +1,7 @@
-"""What becomes of a run whose loss or gradients are not finite, as recipe.onNotFinite says. Held by `doctor`.
+"""What becomes of a run whose loss, gradients or weights are not finite, as recipe.onNotFinite says. Held by `doctor`.
 
-Decided when the signals are read, which all replicas do after the same steps: so they all end alike.
+Decided when the signals are read, and when the parameters are compared. All replicas do both after the same steps, so
+they all end alike.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _ADVICE = (
 
 
 class Finiteness:
-    """`clean`: no update behind the present parameters had a loss or gradients that were not finite. A checkpoint says
-    so, and the run that continues from it begins with it. `bad`: steps that were not finite, skipped ones included."""
+    """`clean`: no update behind the present parameters had a loss or gradients that were not finite, or made weights
+    that are not. A checkpoint says so, and the run that continues from it begins with it. `bad`: steps that were not
+    finite, skipped ones included."""
 
     def __init__(self, policy: OnNotFinite, voice: Voice, steps: int, clean: bool = True) -> None:
         """`steps`: those of the whole run."""
@@ -33,6 +35,7 @@ class Finiteness:
         self.clean = clean
         self.bad = 0
         self._first: int | None = None
+        self._bad_weights: int | None = None
         self._in_a_row = 0
 
     def read(self, first: int, reading: Reading, learning_rate: float) -> None:
@@ -49,15 +52,37 @@ class Finiteness:
             self._first = step if self._first is None else self._first
             self._judge(step, _what(loss), learning_rate)
 
+    def weights(self, step: int, what: str) -> None:
+        """After `step` weights are not finite, `what` says which. No step can be left out to repair them.
+
+        Raises:
+            NotFiniteError: unless the recipe says to go on.
+        """
+        text = (
+            f"{what}, although loss and gradients were: the update made it so. What helps: parameters in float32 or "
+            "bfloat16 instead of float16, in which the epsilon of Adam is zero; a lower learning rate"
+        )
+        if self._policy is not OnNotFinite.WARN:
+            raise NotFiniteError(f"{text}. No checkpoint holds that step", step)
+        self._bad_weights = step if self._bad_weights is None else self._bad_weights
+        # Otherwise the reason has been told already.
+        if self.clean:
+            self.clean = False
+            self._voice.say(
+                "NotFinite", step, f"{text}. recipe.onNotFinite is Warn, so the run goes on", cause="weights"
+            )
+
     @property
     def summary(self) -> str:
         """What the run's last line adds; nothing where all was finite."""
+        weights = "" if self._bad_weights is None else f"after step {self._bad_weights}"
         if not self.bad:
-            return ""
+            return weights and f"; WARNING: the weights were not finite {weights}"
         steps = "1 step" if self.bad == 1 else f"{self.bad} steps"
         if self._policy is OnNotFinite.SKIP:
             return f"; {steps} skipped, because loss or gradients were not finite"
-        return f"; WARNING: loss or gradients were not finite in {steps}, first in step {self._first}"
+        ending = weights and f", and the weights were not {weights}"
+        return f"; WARNING: loss or gradients were not finite in {steps}, first in step {self._first}{ending}"
 
     def _judge(self, step: int, what: str, learning_rate: float) -> None:
         rate = f"learning rate {learning_rate:.6g}"

@@ -1,4 +1,4 @@
-"""Do all replicas still hold the same parameters, to the last bit? Called by `doctor` at its checkups.
+"""Do all replicas still hold the same parameters, to the last bit, and are they finite? Called by `doctor`.
 
 Replicas never send each other parameters: they stay equal because equal updates are made to equal values. A difference
 of one bit therefore means that some update was not equal, and the difference only grows.
@@ -26,6 +26,12 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
         return torch.stack([_bits(tensor.detach()).sum(dtype=torch.int32) for tensor in tensors])
 
 
+def finite(tensors: Sequence[Tensor]) -> Tensor:
+    """bool, shape [len(tensors)]: per tensor whether all of its elements are finite, on the tensors' device."""
+    with torch.no_grad():
+        return torch.stack([torch.isfinite(_testable(tensor.detach())).all() for tensor in tensors])
+
+
 def digest(sums: Tensor) -> tuple[int, int]:
     """One checksum of the tensors' checksums (in host memory), as two 16-bit halves: float32 holds those exactly."""
     whole = zlib.crc32(sums.numpy().tobytes())
@@ -41,6 +47,11 @@ def first_difference(rows: Sequence[Sequence[float]]) -> int:
     """The index of the first tensor whose halves are not equal in all rows."""
     columns = list(zip(*rows, strict=True))
     return next(index for index, column in enumerate(columns) if len(set(column)) > 1) // 2
+
+
+def _testable(tensor: Tensor) -> Tensor:
+    # torch tells no float8 from an infinite one.
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -22,9 +22,14 @@ def odd_ones(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | None:
 
 
 def replicas(ranks: Sequence[int]) -> str:
-    """ "replica 3", "replicas 0-2, 5": neighbours are drawn together, so that 256 of them fit on a line."""
+    """ "replica 3", "replicas 0-2, 5"."""
+    return f"replica{'s' if len(ranks) != 1 else ''} {ranges(ranks)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """ "3", "0-2, 5": neighbours are drawn together, so that 256 of them fit on a line."""
     runs: list[str] = []
-    for _, pairs in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
-        run = [rank for _, rank in pairs]
+    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
         runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return f"replica{'s' if len(ranks) != 1 else ''} {', '.join(runs)}"
+    return ", ".join(runs)
