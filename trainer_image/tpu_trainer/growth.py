@@ -1,7 +1,7 @@
 """How a run has changed what it trains since its optimizer was built: groups that hooks added, parameters that they
-froze or unfroze, modules that they put into evaluation mode or back. A resumed run builds the optimizer as the first one
-did, and the hooks of past epochs do not run again: so a checkpoint keeps the difference. Held by `replica`, kept in the
-checkpoint's document.
+froze or unfroze, modules that they put into evaluation mode or back. A resumed run builds the optimizer as the first
+one did, and the hooks of past epochs do not run again: so a checkpoint keeps the difference. Held by `replica`, kept in
+the checkpoint's document.
 """
 
 from __future__ import annotations
