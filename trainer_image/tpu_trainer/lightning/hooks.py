@@ -154,7 +154,7 @@ class LightningHooks(Hooks):
         if self._session.has("optimizer_step"):
             self._session.call("optimizer_step", self._view.current_epoch, self._index, optimizer, closure)
         elif takes_closure(optimizer):
-            optimizer.step(closure)  # type: ignore[arg-type]
+            optimizer.step(closure)
         else:
             optimizer.step()
 
