@@ -7,7 +7,7 @@ page, a watch by the event, a log by what the connection brings, however long it
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,7 +122,7 @@ class ClusterReader:
 
     async def log(
         self, namespace: str, pod: str, *, follow: bool, tail: int | None = None, since: str | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The log of the pod's trainer, each line after its time; in pieces that end anywhere.
 
         `tail`: only so many lines at the end; `since`: only from this time on (the server reads it in whole seconds).

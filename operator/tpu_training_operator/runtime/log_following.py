@@ -5,6 +5,7 @@ What is read goes to the sink as it comes; nothing is kept but where in each log
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -180,9 +181,11 @@ class LogReader:
         chunks = self._reader.log(
             self._key.namespace, self._pod(worker), follow=follow, tail=self._tail, since=position.since
         )
-        async for chunk in chunks:
-            if text := position.feed(chunk):
-                self._sink.write(worker, text)
+        # Closed here, and not by the event loop's end: the connection is gone by then.
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if text := position.feed(chunk):
+                    self._sink.write(worker, text)
 
     async def _has_ended(self, worker: WorkerId) -> bool:
         try:
