@@ -3,7 +3,7 @@
     .venv/bin/python -m bench.operator_memory [hosts ...]
 
 The real operator process against an API server in memory, whose pods are as large as real ones (7.4 KB). For every
-number of hosts a job is created and runs; then the operator is started anew, finds the gang, and replaces all of it
+number of hosts a job is created and runs; then the operator is restarted, finds the gang, and replaces all of it
 after a failure. Peaks are the kernel's (VmHWM). "standstill" is the longest time that /healthz did not answer, which
 on a machine with other work is longer than what the operator takes.
 """
