@@ -1,4 +1,4 @@
-"""Which parameters a step trains: asked anew in every step, since hooks freeze, unfreeze and add groups on the way."""
+"""Which parameters a step trains: asked in every step, because hooks may freeze, unfreeze and add groups."""
 
 from __future__ import annotations
 
