@@ -20,6 +20,7 @@ END_SECONDS = 90.0
 # Later than every patience of the table: what the pod shows is judged, not how long it may take.
 PATIENCE = timedelta(minutes=10)
 
+HOST = WorkerId(1, 0, 0)
 NODE, RESTARTED_NODE = "node-0", "node-1"
 PORT = 5055
 # A registry that has no image and keeps one path to itself. On the node's own loopback the runtime asks without TLS.
@@ -88,16 +89,20 @@ def workers(cluster: RealCluster, python_image: Image) -> Iterator[str]:
     with fresh_namespace(cluster.api, {}) as namespace:
         registry = worker("registry", python_image, python(REGISTRY), {"hostNetwork": True})
         pods.create(cluster, namespace, registry)
-        pods.wait_ready(cluster, namespace, "registry")
+        pods.wait_ready(cluster, namespace, pod_name("registry"))
         for name, (container, spec, _, _) in CASES.items():
             pods.create(cluster, namespace, worker(name, python_image, container, spec))
-        pods.wait_ready(cluster, namespace, "evicted", "deleted")
-        evict(cluster, namespace, "evicted")
-        cluster.api.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/deleted")
+        pods.wait_ready(cluster, namespace, pod_name("evicted"), pod_name("deleted"))
+        evict(cluster, namespace, pod_name("evicted"))
+        cluster.api.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod_name('deleted')}")
         yield namespace
 
 
-def worker(name: str, image: Image, container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def pod_name(job: str) -> str:
+    return HOST.pod_name(job)
+
+
+def worker(job: str, image: Image, container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     """Host 0 of a gang of its own, on the node. It stops slowly, so that its deletion can be watched."""
     trainer = {
         "name": "trainer",
@@ -113,8 +118,8 @@ def worker(name: str, image: Image, container: dict[str, Any], spec: dict[str, A
         "automountServiceAccountToken": False,
         "containers": [trainer | container],
     }
-    labels = worker_labels("digits", "4d5f", WorkerId(1, 0, 0))
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": body | spec}
+    metadata = {"name": pod_name(job), "labels": worker_labels(job, "4d5f", HOST)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body | spec}
 
 
 def evict(cluster: RealCluster, namespace: str, name: str) -> None:
@@ -123,8 +128,8 @@ def evict(cluster: RealCluster, namespace: str, name: str) -> None:
     cluster.api.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
 
-def failure(cluster: RealCluster, namespace: str, name: str) -> Failure | None:
-    body = pods.get(cluster, namespace, name)
+def failure(cluster: RealCluster, namespace: str, job: str) -> Failure | None:
+    body = pods.get(cluster, namespace, pod_name(job))
     assert body is not None
     return first_failure([WorkerPod(body)], 1, datetime.now(UTC) + PATIENCE, settle_user_errors=False)
 
@@ -145,7 +150,7 @@ def test_a_worker_whose_host_restarts_is_the_hosts_failure(
 ) -> None:
     on_it = {"nodeSelector": {"kubernetes.io/hostname": RESTARTED_NODE}}
     pods.create(cluster, workers, worker("restarted", python_image, {}, on_it))
-    pods.wait_ready(cluster, workers, "restarted")
+    pods.wait_ready(cluster, workers, pod_name("restarted"))
     cluster.kill_host(RESTARTED_NODE)
     cluster.start_host(RESTARTED_NODE)
     wait_until(lambda: failure(cluster, workers, "restarted") is not None, timeout=END_SECONDS, what="it has failed")
