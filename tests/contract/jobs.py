@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.parameters import variable_of
+from tpu_training_operator.domain.recipe.parameters import variable_of
 
 Object = dict[str, Any]
 

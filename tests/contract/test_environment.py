@@ -15,9 +15,9 @@ from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.spec import parse_run_spec
 from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.run_spec import run_spec
-from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.run_spec import run_spec
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.recipe.resolve import resolve
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
 

@@ -13,9 +13,9 @@ from tpu_trainer.outcome import Outcome
 from tpu_trainer.termination import termination_message, write_termination
 from tpu_training_operator.api.status import Progress
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.last_words import last_words
+from tpu_training_operator.domain.failures.last_words import last_words
+from tpu_training_operator.domain.lifecycle.outcome import final_progress
 from tpu_training_operator.domain.observed import WorkerPod
-from tpu_training_operator.domain.outcome import final_progress
 
 TOTAL = 300
 

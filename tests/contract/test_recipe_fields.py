@@ -21,9 +21,9 @@ from tests.trainer.in_process import Run, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.optimizers import BUILDERS
 from tpu_training_operator.api.recipe import Recipe
-from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.run_spec import run_spec
-from tpu_training_operator.domain.unused import BUILT
+from tpu_training_operator.domain.objects.run_spec import run_spec
+from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.domain.recipe.unused_fields import BUILT
 
 Changes = dict[str, Any]
 

@@ -17,9 +17,9 @@ from tpu_trainer.errors import BadSpecError
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.output import Report
 from tpu_training_operator.api.trainer import TorchRuntime
-from tpu_training_operator.domain.comparison import comparison
-from tpu_training_operator.domain.gang import config_map
-from tpu_training_operator.domain.resolve import Resolution, resolve
+from tpu_training_operator.domain.objects.shared import config_map
+from tpu_training_operator.domain.recipe.comparison import comparison
+from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
 ATTEMPT = 7

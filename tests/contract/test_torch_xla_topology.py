@@ -15,10 +15,10 @@ from torch_xla._internal import tpu
 from tpu_training_operator.api.catalogue import HOST_BLOCKS, Generation, Shape, generations
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.gang import config_map
 from tpu_training_operator.domain.naming import WorkerId, workers
-from tpu_training_operator.domain.resolve import Resolution, resolve
-from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.shared import config_map
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 # torch_xla 2.9 has no bounds for v3-16.
 UNKNOWN_TO_TORCH_XLA = ("v3-16",)

@@ -8,10 +8,10 @@ from tests.cluster.control_plane import ControlPlane
 from tests.controlplane.jobs import digits
 from tpu_training_operator.api.catalogue import Generation, Shape, generations
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.gang import config_map, service
 from tpu_training_operator.domain.naming import workers
-from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.shared import config_map, service
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.recipe.resolve import resolve
 
 Object = dict[str, Any]
 

@@ -14,11 +14,11 @@ from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.gang import config_map
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.objects.shared import config_map
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.worker_pod import worker_pod
 
 Object = dict[str, Any]
 

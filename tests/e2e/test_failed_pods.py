@@ -12,7 +12,7 @@ from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
 from tests.e2e import pods
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.failures import first_failure
+from tpu_training_operator.domain.failures.first import first_failure
 from tpu_training_operator.domain.naming import WorkerId, worker_labels
 from tpu_training_operator.domain.observed import WorkerPod
 

@@ -11,8 +11,8 @@ from tests.contract.jobs import stored_job
 from tests.contract.objects import delete
 from tests.local.runs import DEADLINE
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.resolve import resolve
-from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess

@@ -8,7 +8,7 @@ import pytest
 
 from tests.local.runs import Run, Runs
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.recipe.resolve import resolve
 
 REPORT = """
 if HOST == 0:

@@ -21,7 +21,7 @@ def fired(what: str) -> None:
 
 Mishap = Callable[[ModelCluster, Object], None]
 
-# One code of each kind that the planner treats differently; `tests.unit.test_classifier` has them all.
+# One code of each kind that the planner treats differently; `tests.unit.test_failure_table` has them all.
 ENDINGS: dict[str, Mishap] = {
     **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 65, 69, 71, 75, 77, 137)},
     "exit without a word": partial(kubelet.end, code=0, message=""),

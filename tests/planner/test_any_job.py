@@ -21,8 +21,8 @@ from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.cli.job_file import JobFile
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.domain.actions import Create
-from tpu_training_operator.domain.cost import cost_of
-from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.recipe.cost import cost_of
+from tpu_training_operator.domain.recipe.resolve import resolve
 
 _STATUS = jsonschema.Draft7Validator(structural(Status))
 _INT64 = 2**63

@@ -18,7 +18,7 @@ from tests.planner.story import (
 )
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.hang import STACKS_WAIT
+from tpu_training_operator.domain.failures.hang import STACKS_WAIT
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.runtime.cluster import Object
 

@@ -25,7 +25,7 @@ from tests.planner.operators import Crash, Operator, Pass, Trouble
 from tests.planner.surroundings import Surroundings
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import ReportPhase, State, Status
-from tpu_training_operator.domain.leftovers import is_on_lost_node
+from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 from tpu_training_operator.runtime.cluster import Conflict, Object
 

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.jobs import ABSENT, job_body, resolved
 from tpu_training_operator.api.catalogue import MachineType, generations
 from tpu_training_operator.api.constants import RESERVED_ENV
-from tpu_training_operator.domain.gang import config_map
-from tpu_training_operator.domain.isolation import Isolation
 from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.objects.network_policy import Isolation
+from tpu_training_operator.domain.objects.shared import config_map
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.worker_pod import worker_pod
 
 Object = dict[str, Any]
 OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}

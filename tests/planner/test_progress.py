@@ -16,8 +16,8 @@ from tests.unit.pods import at, time_at
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Progress, ReportPhase, State, Status
 from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.lifecycle.progress import heard
 from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.domain.progress import heard
 from tpu_training_operator.domain.report import Report
 
 TWICE = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}

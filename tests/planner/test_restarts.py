@@ -21,7 +21,7 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import DeletePod
-from tpu_training_operator.domain.blocked import Obstacle, blocked
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.runtime.reconciler import status_body
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.unit.jobs import resolved
-from tpu_training_operator.domain.gang import config_map, service
+from tpu_training_operator.domain.objects.shared import config_map, service
 
 Object = dict[str, Any]
 

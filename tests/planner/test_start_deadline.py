@@ -20,9 +20,9 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.blocked import Obstacle, blocked
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
+from tpu_training_operator.domain.lifecycle.restart_budget import pause_after_release
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.restart_policy import pause_after_release
 from tpu_training_operator.runtime.reconciler import status_body
 
 DEADLINE = timedelta(seconds=100)

@@ -8,7 +8,7 @@ from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_stat
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.domain.hosts import host_of
-from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.recipe.resolve import resolve
 
 Object = dict[str, Any]
 

@@ -10,9 +10,9 @@ from tests.unit.ended_pods import ENDED
 from tests.unit.pods import NOON, pod, seen
 from tests.unit.stuck_pods import STUCK
 from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
-from tpu_training_operator.domain.classifier import TABLE
-from tpu_training_operator.domain.failures import hang, missing_worker, not_started
-from tpu_training_operator.domain.placement import Late
+from tpu_training_operator.domain.failures.first import hang, missing_worker
+from tpu_training_operator.domain.failures.table import TABLE
+from tpu_training_operator.domain.lifecycle.start_deadline import Late, not_started
 
 PAGE = Path(__file__).parents[2].joinpath("docs/failures.md").read_text(encoding="utf-8")
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}

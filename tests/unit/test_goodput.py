@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pods import NOON, at, pod, seen, time_at
 from tpu_training_operator.api.status import Activity, Goodput
-from tpu_training_operator.domain.goodput import active_seconds, born, charge, lost, saved, settle
+from tpu_training_operator.domain.lifecycle.goodput import active_seconds, born, charge, lost, saved, settle
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 
 SUMS = {

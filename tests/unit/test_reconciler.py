@@ -12,7 +12,7 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
-from tpu_training_operator.domain.isolation import Isolation
+from tpu_training_operator.domain.objects.network_policy import Isolation
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.cluster import (

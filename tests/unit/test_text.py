@@ -15,7 +15,7 @@ from tpu_training_operator.api.conditions import Condition
 from tpu_training_operator.api.status import Failure, Progress, Status
 from tpu_training_operator.api.text import plain, plain_json
 from tpu_training_operator.domain.actions import Event
-from tpu_training_operator.domain.last_words import last_words
+from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.reconciler import status_body
 

@@ -13,7 +13,7 @@ from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
-from tpu_training_operator.domain.resolve import resolve
+from tpu_training_operator.domain.recipe.resolve import resolve
 
 
 def problems(body: dict[str, Any]) -> list[Problem]:

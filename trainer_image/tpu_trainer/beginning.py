@@ -1,7 +1,7 @@
 """How a run begins: nothing trained yet, or with the state of a checkpoint that all processes take together.
 
 The replica that reports, on host 0, chooses, because a listing may differ from host to host; the others are told its
-choice with the one collective that needs no model, and read that very checkpoint. Called by `replica`.
+choice with the one collective that needs no model, and read that very checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments of a call, found by the names of its parameters in the recipe. Called by `entrypoint`.
+"""The arguments of a call, found by the names of its parameters in the recipe.
 
 A parameter takes the recipe's free-form parameter of its name, else the hyperparameter of its name, else its own
 default. A misspelt name is an error and never silent: a run of days with a default nobody meant costs more than a stop.

@@ -1,8 +1,8 @@
 """Which training examples a process sees in which step: a function of seed and global batch, never of the slice.
 
-Global batch j of an epoch is permutation(seed, epoch)[jB : (j+1)B], and process r of w takes its r-th w-th
-part. So the same run on another slice size sees the same batches in the same order, and its trajectory is the
-same. Datasets without a length are read by `stream`. Called by `replica`.
+Global batch j of an epoch is permutation(seed, epoch)[jB : (j+1)B], and process r of w takes its r-th w-th part. So the
+same run on another slice size sees the same batches in the same order, and its trajectory is the same. Datasets without
+a length are read by `stream`.
 """
 
 from __future__ import annotations

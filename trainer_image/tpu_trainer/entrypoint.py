@@ -1,7 +1,4 @@
-"""Finds the user's `module:callable`, calls it, and says plainly what is wrong when it is not there.
-
-Called by `replica`.
-"""
+"""Finds the user's `module:callable`, calls it, and says plainly what is wrong when it is not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics over the held-out set: every example counted once, whatever the number of processes. Called by `replica`."""
+"""Metrics over the held-out set: every example counted once, whatever the number of processes."""
 
 from __future__ import annotations
 

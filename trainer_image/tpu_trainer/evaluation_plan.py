@@ -1,5 +1,5 @@
 """Which held-out examples a process evaluates in which batch: every example counted once, whatever the number of
-processes. Called by `evaluate`.
+processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a task may do around the loop's own work. A plain Task does nothing; a LightningModule has its hooks called.
-
-Called by `replica`, and from `train_begins` on by `loop`, in the order in which the methods stand here; `lightning`
-overrides them.
-"""
+"""What a task may do around the loop's own work. A plain Task does nothing; a LightningModule has its hooks called."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The training loop, whole: every replica runs exactly this, in step with all the others.
 
-Called by `replica` once the model is placed and the optimizer is built. The order of the collectives is the same on
-every replica: whatever decides over one is a function of the step, or of sums that all have read.
+The order of the collectives is the same on every replica: whatever decides over one is a function of the step, or of
+sums that all have read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a run begins: at nothing, or where a checkpoint ends, on this slice or on one of another size.
 
-What is carried over is counted in examples. On the same global batch the steps are the same, too, and the run
-continues as if it had never stopped. On another one the rest of the example budget is trained by the new recipe, whose
-rate is reached by a short ramp. Called by `replica`; the state itself is kept by `checkpoint`.
+What is carried over is counted in examples. On the same global batch the steps are the same, too, and the run continues
+as if it had never stopped. On another one the rest of the example budget is trained by the new recipe, whose rate is
+reached by a short ramp.
 """
 
 from __future__ import annotations

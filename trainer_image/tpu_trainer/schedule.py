@@ -1,4 +1,4 @@
-"""The learning rate of every step: a linear warm-up, then the recipe's schedule. Called by `loop`.
+"""The learning rate of every step: a linear warm-up, then the recipe's schedule.
 
 A task that sets the rate itself, in a hook or in its optimizer, has a schedule of its own: what it sets is used.
 """

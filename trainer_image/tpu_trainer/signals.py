@@ -2,7 +2,7 @@
 
 Reading a value makes the host wait for the device, so it is done for several steps at once, and where the device works
 ahead of the host the newest step is left out: its successor is traced while its results are still being made. Every
-replica reads the same sums after the same step, so all decide alike without another exchange. Called by `loop`.
+replica reads the same sums after the same step, so all decide alike without another exchange.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Step j of an epoch is trained on examples jB .. (j+1)B of the stream, whatever the slice: every process goes through the
 whole stream and collates only its own rows. So a stream should give cheap records, and decode them in `collate`.
-Called by `replica`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The host must not wait for the device in every step to learn whether this one counts. So on a device that works ahead
 the step is always made, and what it changed is chosen afterwards, on the device, from the old and the new values. Only
 in a step that trains a parameter for the first time does the host wait: the optimizer makes its state in it, and there
-are no old values. Called by `loop`.
+are no old values.
 """
 
 from __future__ import annotations

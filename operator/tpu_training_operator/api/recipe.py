@@ -1,6 +1,6 @@
 """`spec.recipe`: the hyperparameters as they were tuned, and the slice they were tuned on.
 
-What the job trains with is derived from it by `domain.scaling` and shown in `status.resolved`.
+What the job trains with is derived from it by `domain.recipe.scale` and shown in `status.resolved`.
 """
 
 from enum import StrEnum

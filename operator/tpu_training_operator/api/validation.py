@@ -1,7 +1,4 @@
-"""A job from plain data, or a list of problems that a person can act on. Never a traceback.
-
-Called by the command line on a file and by the operator on what the API server holds; both say the same words.
-"""
+"""A job from plain data, or a list of problems that a person can act on. Never a traceback."""
 
 import difflib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The same recipe over several slices, side by side. Called by `tpujob plan --compare`."""
+"""The same recipe over several slices, side by side."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,8 @@ from tpu_training_operator.api.slice import Slice
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile
-from tpu_training_operator.domain.cost import Cost, cost_of
-from tpu_training_operator.domain.resolve import Resolution, resolve
+from tpu_training_operator.domain.recipe.cost import Cost, cost_of
+from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 
 @dataclass(frozen=True)

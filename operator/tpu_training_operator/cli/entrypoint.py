@@ -1,4 +1,4 @@
-"""Whether a job's code can be found from here, before any worker is started. Called by `tpujob run`.
+"""Whether a job's code can be found from here, before any worker is started.
 
 Nothing is imported: user code runs only in workers, and importing torch here would take seconds.
 """

@@ -15,8 +15,8 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.domain.gang import check_config_map
-from tpu_training_operator.domain.resolve import Resolution, resolve
+from tpu_training_operator.domain.objects.shared import check_config_map
+from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 # libyaml where it is there: ten times faster, same documents.
 _SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

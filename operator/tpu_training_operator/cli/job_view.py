@@ -15,8 +15,8 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Failure, Goodput, Progress, Resolved, State, Status
-from tpu_training_operator.domain import goodput as accounts
 from tpu_training_operator.domain.hosts import Host, Hosts, summary
+from tpu_training_operator.domain.lifecycle import goodput as accounts
 from tpu_training_operator.domain.observed import parse_time
 
 _UNLIMITED = -1

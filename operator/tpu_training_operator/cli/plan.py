@@ -12,11 +12,11 @@ import click
 
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
-from tpu_training_operator.domain import checkpointing
-from tpu_training_operator.domain.cost import cost_of
-from tpu_training_operator.domain.gang import config_map, service
 from tpu_training_operator.domain.naming import workers
-from tpu_training_operator.domain.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.shared import config_map, service
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.recipe import checkpointing
+from tpu_training_operator.domain.recipe.cost import cost_of
 
 # The API server gives the real one.
 _UID = "00000000-0000-0000-0000-000000000000"

@@ -6,10 +6,10 @@ from rich.table import Table
 
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.cli.job_file import JobFile
-from tpu_training_operator.domain import own_loop
-from tpu_training_operator.domain.checkpointing import folder, interval_text
-from tpu_training_operator.domain.comparison import comparison
-from tpu_training_operator.domain.cost import Cost
+from tpu_training_operator.domain.recipe import own_loop
+from tpu_training_operator.domain.recipe.checkpointing import folder, interval_text
+from tpu_training_operator.domain.recipe.comparison import comparison
+from tpu_training_operator.domain.recipe.cost import Cost
 
 _NARROWEST = 100
 # Rows that promise more than a number.

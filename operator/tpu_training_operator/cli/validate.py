@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from tpu_training_operator.cli.job_file import filename_option, load
-from tpu_training_operator.domain import checkpointing
+from tpu_training_operator.domain.recipe import checkpointing
 
 
 @click.command()

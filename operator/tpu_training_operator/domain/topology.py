@@ -1,4 +1,4 @@
-"""From a slice's name to its arithmetic: hosts, chips, replicas. Called by `domain.resolve`."""
+"""From a slice's name to its arithmetic: hosts, chips, replicas."""
 
 import math
 from dataclasses import dataclass

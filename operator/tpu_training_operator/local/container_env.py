@@ -1,4 +1,4 @@
-"""The environment of a worker container, made to fit a process on this machine. Called by `local.kubelet`.
+"""The environment of a worker container, made to fit a process on this machine.
 
 A process shares the machine: mounted directories are elsewhere, DNS knows no pods, the rendezvous port may be taken,
 and the home directory is the user's own.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.api.trainer import SHARED_MEMORY
-from tpu_training_operator.domain.worker_env import CONTAINER_USER
+from tpu_training_operator.domain.objects.worker_env import CONTAINER_USER
 from tpu_training_operator.local.references import expand
 
 _LOOPBACK = "127.0.0.1"

@@ -1,5 +1,4 @@
-"""`$(NAME)` in variables, commands and arguments, replaced as a kubelet does. Called by `local.container_env` and
-`local.kubelet`."""
+"""`$(NAME)` in variables, commands and arguments, replaced as a kubelet does."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Runs one job on this machine, from creation to its end. Called by `tpujob run`.
+"""Runs one job on this machine, from creation to its end.
 
 The same reconciler, planner and pod builders as in a cluster; only the store and the kubelet are local.
 """

@@ -1,7 +1,7 @@
-"""One pass over one job: read the truth, plan, act, write the status once. Called by `runtime.controller`.
+"""One pass over one job: read the truth, plan, act, write the status once.
 
-The order matters. Actions come before the status, so that a status never claims what was not done; an attempt is
-raised in a pass without actions, so that nothing is done that the status does not know.
+The order matters. Actions come before the status, so that a status never claims what was not done; an attempt is raised
+in a pass without actions, so that nothing is done that the status does not know.
 """
 
 import logging
@@ -27,13 +27,13 @@ from tpu_training_operator.domain.actions import (
     LookAtEvents,
     Plan,
 )
-from tpu_training_operator.domain.blocked import Obstacle, blocked, name_taken
-from tpu_training_operator.domain.isolation import Isolation
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked, name_taken
+from tpu_training_operator.domain.lifecycle.plan import plan
+from tpu_training_operator.domain.lifecycle.retrying import recovered, retrying
+from tpu_training_operator.domain.objects.network_policy import Isolation
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import is_ours
-from tpu_training_operator.domain.plan import plan
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.retrying import recovered, retrying
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     JOBS,

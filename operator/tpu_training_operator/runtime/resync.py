@@ -1,4 +1,4 @@
-"""Which jobs to look at although nothing was heard of them. Called by `main` for the controller's resync."""
+"""Which jobs to look at although nothing was heard of them."""
 
 import logging
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.endings import may_need_a_pass
+from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
 from tpu_training_operator.runtime.cluster import JOBS, ApiError, Cluster, Object
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.observers import JobObserver

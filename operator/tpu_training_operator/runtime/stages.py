@@ -1,4 +1,4 @@
-"""Carries out the stages of a plan in pages. Called by `runtime.reconciler`.
+"""Carries out the stages of a plan in pages.
 
 Between two pages the caller may look whether the job still wants the rest: the stage of a large gang takes minutes. A
 stage ends early where it is refused, or where several requests in a row fail: the rest would fare no better.
@@ -17,7 +17,7 @@ from tpu_training_operator.domain.actions import (
     DeletePod,
     LookAtEvents,
 )
-from tpu_training_operator.domain.blocked import Obstacle
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle
 
 _PAGE = 64
 _FAILURES_IN_A_ROW = 3

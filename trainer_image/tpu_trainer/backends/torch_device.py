@@ -1,4 +1,4 @@
-"""The device and the collectives that `trainer.torch` names, or what there is instead. Called by `open_backend`."""
+"""The device and the collectives that `trainer.torch` names, or what there is instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla's own metrics as `Counters`. Called by the XLA backends, for the doctor.
+"""torch_xla's own metrics as `Counters`.
 
 A metric keeps its last 1024 samples and hands all of them over (50 microseconds); a counter is one number (0.3). So
 what is asked in every step is taken from counters.

@@ -1,7 +1,7 @@
 """Writes snapshots in a thread of its own while training goes on: one at a time, failures told and not raised.
 
-Called by `checkpointer` from the training's thread. What the other thread has to say it leaves in a `Result`, which is
-read after it has ended: nothing is shared while it runs.
+What the other thread has to say it leaves in a `Result`, which is read after it has ended: nothing is shared while it
+runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which checkpoints there are, which of them are whole, and which one a run continues from.
 
-Called by `origin`, which chooses on host 0; the others read the very one that it chose with `find`. Reading trusts
-nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is passed over with a line that
-says why.
+Reading trusts nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is passed over with
+a line that says why.
 """
 
 from __future__ import annotations

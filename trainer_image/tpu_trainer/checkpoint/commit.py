@@ -1,7 +1,4 @@
-"""COMMIT, the object that makes a checkpoint: it is written last and says what the others must be. Pure data.
-
-Called by `writing`, `catalogue` and `retention`.
-"""
+"""COMMIT, the object that makes a checkpoint: it is written last and says what the others must be. Pure data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A snapshot as the files of a checkpoint, and back: safetensors for tensors, JSON for the rest, no pickles.
-
-Called by `writing` and `catalogue`.
-"""
+"""A snapshot as the files of a checkpoint, and back: safetensors for tensors, JSON for the rest, no pickles."""
 
 from __future__ import annotations
 

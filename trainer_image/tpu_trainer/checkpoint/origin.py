@@ -2,7 +2,7 @@
 
 A finished training that is taken for one's own would end a job that has trained nothing as a success. So a job takes up
 unasked only what it wrote itself, or what a job of the same name and recipe wrote before it was deleted and created
-again. Everything else is named in checkpoint.resumeFrom. Called by `beginning`, on host 0.
+again. Everything else is named in checkpoint.resumeFrom.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A run deletes only what its own job wrote, in this or an earlier attempt. Never another job's, and never a later
 attempt's: a host that was cut off, and writes on beside its successor, must not destroy the successor's work.
-Called by `writing`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The state of a run at one step, copied to the host: what a checkpoint holds, and how it goes back into a run.
 
-Called by `replica`: the model's part before it is placed on the device, the optimizer's after. Written by `writing`,
-read by `catalogue`.
+Written by `writing`, read by `catalogue`.
 """
 
 from __future__ import annotations

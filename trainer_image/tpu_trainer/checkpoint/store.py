@@ -1,7 +1,6 @@
 """Where checkpoints lie: named objects below one place, a directory or a path in a bucket.
 
-Called by the other modules of this package, and by whoever else writes a file for people to a `uri` of the run spec. A
-name has slashes inside, as in "step-00000120-5f0c-1/COMMIT".
+A name has slashes inside, as in "step-00000120-5f0c-1/COMMIT".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Nested dicts and lists of JSON values and tensors, taken apart for a checkpoint and put together again.
 
 The tensors go to a safetensors file under the path that leads to them, the rest becomes JSON with a reference in each
-tensor's place. Called by `snapshot`, for the optimizer's state and for that of the task's hooks.
+tensor's place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Writes a snapshot as a checkpoint that either is whole or counts as absent, and makes room for it.
-
-Called by `background`, in its thread, and by `checkpointer` at the start.
-"""
+"""Writes a snapshot as a checkpoint that either is whole or counts as absent, and makes room for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the matrix products is filling. Called by `doctor` once, after the first step; pure.
+"""How much of the matrix products is filling.
 
 A TPU holds a float32 matrix in tiles of 8 x 128 and its matrix unit is 128 wide (256 from v6e on), so that sizes are
 rounded up: rows to 8, features to 128 (Cloud TPU performance guide: batch a multiple of 8, features of 128).

@@ -1,4 +1,4 @@
-"""Do all replicas still hold the same parameters, to the last bit, and are they finite? Called by `doctor`.
+"""Do all replicas still hold the same parameters, to the last bit, and are they finite?
 
 Replicas never send each other parameters: they stay equal because equal updates are made to equal values. A difference
 of one bit therefore means that some update was not equal, and the difference only grows.

@@ -1,4 +1,4 @@
-"""Which replicas agree with each other, said in words. Called by the two comparisons between replicas."""
+"""Which replicas agree with each other, said in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch looks like to the compiler: shapes and dtypes. Called by `counts`, which compares them."""
+"""What a batch looks like to the compiler: shapes and dtypes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Who keeps the others waiting: decided from one row of numbers per process, gathered at a checkup. Pure.
 
 A synchronous step lasts as long as its slowest host's work, and the others spend the difference waiting; so the
-replicas' step times are all alike and only their own work tells them apart. Called by `doctor`.
+replicas' step times are all alike and only their own work tells them apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process per TPU chip, started by torch_xla.launch. Called by `processes`."""
+"""A process per TPU chip, started by torch_xla.launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host whose replicas are processes of their own, one per device, supervised from here. Called by `entry`.
+"""A host whose replicas are processes of their own, one per device, supervised from here.
 
 Two things start them: torch_xla.launch on TPU (`chips`), and `torch_launch` for the torch backend. What a supervisor
 owes is the same. One replica that fails would leave the others in a collective that never ends, so it writes its

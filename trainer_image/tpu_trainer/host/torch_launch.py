@@ -1,4 +1,4 @@
-"""A process per device of the torch backend, as torchrun would start them. Called by `processes`."""
+"""A process per device of the torch backend, as torchrun would start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightningModules as tasks, by duck typing: Lightning itself is never imported. Called by `entrypoint`.
+"""LightningModules as tasks, by duck typing: Lightning itself is never imported.
 
 `module.adopt` makes a Task and Hooks of one; everything else here is a part of that.
 """

@@ -1,4 +1,4 @@
-"""The data of a LightningModule or LightningDataModule: its datasets, without their order. Called by `module`.
+"""The data of a LightningModule or LightningDataModule: its datasets, without their order.
 
 A dataloader says which dataset, how examples become a batch, and how many processes read. The order and the size of
 batches are the trainer's: they follow from the recipe, and the trajectory must not depend on the slice.

@@ -1,4 +1,4 @@
-"""torchmetrics objects, by duck typing: what their states are over all processes. Called by `validation`.
+"""torchmetrics objects, by duck typing: what their states are over all processes.
 
 A metric of torchmetrics names for each of its states how the processes' values become one; that is done here with the
 trainer's own collectives, because those of torchmetrics know no device but the process group's.

@@ -1,4 +1,4 @@
-"""Makes a Task and Hooks of a LightningModule. Called by `entrypoint`.
+"""Makes a Task and Hooks of a LightningModule.
 
 Everything that can be refused before the first step is refused here, or when the optimizer is built.
 """

@@ -1,4 +1,4 @@
-"""What `configure_optimizers` gives back: one optimizer, with schedulers or without. Called by `hooks`."""
+"""What `configure_optimizers` gives back: one optimizer, with schedulers or without."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From the run spec's JSON to RunSpec, or to a BadSpecError that names the field. Called by `entry`, once.
+"""From the run spec's JSON to RunSpec, or to a BadSpecError that names the field.
 
-`runspec-v1.schema.json` is the written form; a test keeps this parser and the schema in agreement. What a schema
-cannot say (replicas x perReplica x accumulation = global) is checked here, too.
+`runspec-v1.schema.json` is the written form; a test keeps this parser and the schema in agreement. What a schema cannot
+say (replicas x perReplica x accumulation = global) is checked here, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A History as a JSON file beside the report, so that a restarted run goes on with it. Called by `reporter`.
+"""A History as a JSON file beside the report, so that a restarted run goes on with it.
 
 Evidence for people, not state of the training: a file that cannot be read is passed over.
 """

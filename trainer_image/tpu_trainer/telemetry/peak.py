@@ -1,4 +1,4 @@
-"""How much of the hardware's peak a run reaches: the model flops utilisation. Called by `utilisation`."""
+"""How much of the hardware's peak a run reaches: the model flops utilisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run stood on, for the report's last section. Called by `reporter`."""
+"""What the run stood on, for the report's last section."""
 
 from __future__ import annotations
 

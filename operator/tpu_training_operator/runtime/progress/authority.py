@@ -1,4 +1,4 @@
-"""The authority's certificate and key, kept in a Secret of the operator's own namespace. Called by `main` at the start.
+"""The authority's certificate and key, kept in a Secret of the operator's own namespace.
 
 It must outlive the process: the workers of a running attempt trust what the operator before this one told them.
 """

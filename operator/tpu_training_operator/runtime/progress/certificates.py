@@ -1,8 +1,7 @@
 """Certificates: an authority of our own, and the server's, issued by it.
 
 Only what must last is made here: ten years for the authority (kept by `authority`), since the workers of an attempt
-trust it for as long as they run; a year for the server, whose key never leaves the process. Called by `authority` and
-by `tls`.
+trust it for as long as they run; a year for the server, whose key never leaves the process.
 """
 
 from dataclasses import dataclass

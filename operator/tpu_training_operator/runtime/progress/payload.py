@@ -1,4 +1,4 @@
-"""What a worker says, from the bytes of its request: our own form and Kubeflow Trainer's. Called by `server`.
+"""What a worker says, from the bytes of its request: our own form and Kubeflow Trainer's.
 
 A wrong type is refused, with the field's name: whoever writes a reporter learns of it at once. What is merely too much
 is cut: a report that is refused is a report less, and a training that is silent for long is taken for one that hangs.

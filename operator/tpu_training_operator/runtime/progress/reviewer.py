@@ -1,7 +1,7 @@
-"""Which worker a token was made for. Called by `server` for every report.
+"""Which worker a token was made for.
 
-The API server says whose token it is (TokenReview); the pod says what it is, through its labels and its controller.
-A worker's own word counts for nothing here. Namespaces and names are compared before they become part of a request.
+The API server says whose token it is (TokenReview); the pod says what it is, through its labels and its controller. A
+worker's own word counts for nothing here. Namespaces and names are compared before they become part of a request.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The whole report as text. Called by `reporter`; pure, so that a test can look at any run it can think of."""
+"""The whole report as text."""
 
 from __future__ import annotations
 

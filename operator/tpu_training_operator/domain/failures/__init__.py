@@ -1,0 +1,1 @@
+"""What went wrong with a worker, and which worker failed first."""

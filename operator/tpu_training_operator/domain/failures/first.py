@@ -1,0 +1,162 @@
+"""Which worker failed first, and so what the attempt is charged for.
+
+A gang fails as one: when one worker dies the others lose their peer and die too, so only the first failure of an
+attempt is recorded and charged. What class it is says `domain.failures.table`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.failures.last_words import step_reached, with_ending
+from tpu_training_operator.domain.failures.pod_signs import deletion_asked, disruption, ended_at, has_started
+from tpu_training_operator.domain.failures.table import DEVICE_FAULTS, Doubt, Row, classify, with_started_peers
+from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
+
+# A worker that lost its peer may be reported before the peer that caused it. An end that lies in the future, by a
+# node's clock that is ahead, does not tell for how long it has been known: it is not waited for.
+SETTLE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True)
+class _End:
+    pod: WorkerPod
+    row: Row
+    began: datetime
+
+
+def first_failure(
+    pods: Sequence[WorkerPod], attempt: int, now: datetime, *, settle_user_errors: bool
+) -> Failure | None:
+    """The failure that brought the attempt down, or None while there is none or its cause may still show up.
+
+    `settle_user_errors`: the loop is the user's own, whose exit code may be the consequence of a lost peer.
+    """
+    ends = _ends(pods, now)
+    if not ends:
+        return None
+    doubts = {Doubt.LOST_PEER, Doubt.IN_OWN_LOOP} if settle_user_errors else {Doubt.LOST_PEER}
+    first = _cause(ends, doubts)
+    ended = {end.pod.worker for end in ends}
+    others_may_tell = any(pod.worker not in ended and not pod.has_ended for pod in pods)
+    if first.row.doubt in doubts and others_may_tell and first.began <= now < first.began + SETTLE:
+        return None
+    return _record(first, attempt, now)
+
+
+def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    """When `first_failure` may say more, although nothing is heard from the cluster; None where it will not."""
+    moments = [end.began + SETTLE for end in _ends(pods, now) if end.began <= now]
+    moments += [due for pod, row in _unwell(pods) if (due := _due(pod, row))]
+    return min((moment - now for moment in moments if moment > now), default=None)
+
+
+def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now: datetime) -> Failure:
+    """A worker of a gang that had been complete, and whose pod is gone without a trace."""
+    return Failure(
+        attempt=attempt,
+        pod=pod_name,
+        slice=slice_index,
+        host=host,
+        failure_class=FailureClass.INFRASTRUCTURE,
+        reason="PodDeleted",
+        message="the pod was deleted while the gang was running",
+        time=format_time(now),
+    )
+
+
+def hang(pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: str = "NoProgress") -> Failure:
+    """A gang that runs and gets nowhere. Of a message with stacks below it, the first line and the end are kept."""
+    what, _, stacks = message.partition("\n")
+    return Failure(
+        attempt=attempt,
+        pod=pod.name,
+        node=pod.node,
+        slice=pod.worker.slice,
+        host=pod.worker.host,
+        failure_class=FailureClass.HANG,
+        reason=reason,
+        message=with_ending(what, stacks, "\n"),
+        time=format_time(now),
+    )
+
+
+def device_fault(failure: Failure) -> bool:
+    """Whether it speaks against the chips of its node."""
+    return failure.reason in DEVICE_FAULTS
+
+
+def _unwell(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, Row]]:
+    """The workers against which there is a sign, with its row. Of a start, the rest of the gang is asked too."""
+    found = [(pod, row) for pod in pods if (row := classify(pod))]
+    started = [pod for pod in pods if has_started(pod)] if found else []
+    return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
+
+
+def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
+    """The failed workers and those that will never start, in the order in which their ends began."""
+    ends = []
+    for pod, row in _unwell(pods):
+        due = _due(pod, row)
+        if row.patience is None:
+            ends.append(_End(pod, row, _began(pod, now)))
+        elif due and due <= now:
+            ends.append(_End(pod, row, due))
+    return sorted(ends, key=lambda end: (end.began, end.pod.worker))
+
+
+def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
+    """The first that is not a consequence by its own words.
+
+    Where it may still be one, a sure sign that began until shortly after goes before it: Kubernetes tells of an end
+    later than the peers that die of it.
+    """
+    first = next((end for end in ends if end.row.doubt is not Doubt.LOST_PEER), ends[0])
+    if first.row.doubt not in doubts:
+        return first
+    sure = (end for end in ends if end.row.doubt not in doubts and end.began <= first.began + SETTLE)
+    return next(sure, first)
+
+
+def _due(pod: WorkerPod, row: Row) -> datetime | None:
+    """When a pod that does not start counts as failed. A waiting container carries no time, so the patience runs from
+    when the pod got its node: for a sign that shows only after a long pull, it is over already."""
+    if row.patience is None or pod.placed is None:
+        return None
+    return pod.placed + row.patience
+
+
+def _began(pod: WorkerPod, now: datetime) -> datetime:
+    """When its end began. A worker that is deleted or evicted gets a grace period, in which its peers may end first."""
+    announced = disruption(pod).get("lastTransitionTime")
+    moments = [ended_at(pod), parse_time(announced) if announced else None, deletion_asked(pod)]
+    known = [moment for moment in moments if moment]
+    return min(known) if known else _last_heard(pod, now)
+
+
+def _last_heard(pod: WorkerPod, now: datetime) -> datetime:
+    """For a pod that has failed without a time: refused by the kubelet, or lost with the node's memory."""
+    started = pod.raw.get("status", {}).get("startTime")
+    for time in (pod.condition("Ready").get("lastTransitionTime"), started):
+        if time:
+            return parse_time(time)
+    return now
+
+
+def _record(end: _End, attempt: int, now: datetime) -> Failure:
+    pod = end.pod
+    return Failure(
+        attempt=attempt,
+        pod=pod.name,
+        node=pod.node,
+        slice=pod.worker.slice,
+        host=pod.worker.host,
+        exit_code=pod.exit_code,
+        failure_class=end.row.failure_class,
+        reason=end.row.reason_for(pod),
+        message=end.row.message_for(pod),
+        time=format_time(min(end.began, now)),
+        step=step_reached(pod),
+    )

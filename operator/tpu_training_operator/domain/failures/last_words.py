@@ -1,0 +1,94 @@
+"""What a worker said when it ended, whole, shortened, and in one line.
+
+The trainer writes JSON into its termination message. For a loop of the user's own, which writes nothing, the kubelet
+puts the end of the container's log there (`terminationMessagePolicy: FallbackToLogsOnError`).
+"""
+
+import re
+
+from tpu_training_operator.domain.observed import WorkerPod
+
+LONGEST_MESSAGE = 1000
+"""Characters of a failure's message; the status has room for 1024."""
+LONGEST_LINE = 300
+_LONGEST_PLACE = 100
+
+# As in the recipe: what a double holds exactly.
+_LARGEST_STEP = 2**53
+_FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
+# Python's own files, installed packages, and the trainer: not where a user looks first.
+_NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_trainer/")
+_LEFT_OUT = "..."
+
+
+def last_words(pod: WorkerPod) -> str:
+    """For the classifier's table."""
+    return pod.last_words
+
+
+def step_reached(pod: WorkerPod) -> int | None:
+    """The training step at which the trainer ended, where it tells."""
+    step = (pod.trainer_message or {}).get("step")
+    is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _LARGEST_STEP
+    return step if is_step else None
+
+
+def cut(message: str) -> str:
+    return shortened(message, LONGEST_MESSAGE)
+
+
+def with_ending(what: str, words: str, separator: str = ": ") -> str:
+    """What happened and, as far as there is room, the end of what was said."""
+    room = LONGEST_MESSAGE - len(what) - len(separator)
+    return f"{what}{separator}{shortened(words, room)}" if words and room > 0 else cut(what)
+
+
+def shortened(text: str, room: int) -> str:
+    """At most `room` characters. A traceback ends with what was wrong, so the end stays; before any of it goes, the
+    frames that are not the user's do. It is cut between lines, unless one line alone is too long."""
+    if len(text) <= room:
+        return text
+    lines = _without_foreign_frames(text.splitlines())
+    kept: list[str] = []
+    left = room - len(_LEFT_OUT) - 1
+    for line in reversed(lines):
+        left -= len(line) + 1
+        if left < -1:
+            break
+        kept.insert(0, line)
+    if not kept:
+        return text[-max(0, room) :] if room > 0 else ""
+    return "\n".join(kept if len(kept) == len(lines) else [_LEFT_OUT, *kept])
+
+
+def one_line(text: str) -> str:
+    """What was wrong: the error that a traceback ends with, and where in the user's code; else the last line."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    frames = [(index, found) for index, line in enumerate(lines) if (found := _FRAME.match(line))]
+    error = next((line for line in lines[frames[-1][0] :] if not line.startswith(" ")), None) if frames else None
+    if error is None:
+        return _line(lines[-1])
+    users = [found for _, found in frames if not _NOT_THE_USERS.search(found["file"])]
+    where = f" ({users[-1]['file'].rpartition('/')[2]}:{users[-1]['line']})" if users else ""
+    where = where if len(where) <= _LONGEST_PLACE else ""
+    return _line(error, LONGEST_LINE - len(where)) + where
+
+
+def _without_foreign_frames(lines: list[str]) -> list[str]:
+    """Each frame is a line with the place, and lines below it that are indented further."""
+    kept, is_foreign = [], False
+    for line in lines:
+        if found := _FRAME.match(line):
+            is_foreign = bool(_NOT_THE_USERS.search(found["file"]))
+        elif not line.startswith("    "):
+            is_foreign = False
+        if not is_foreign:
+            kept.append(line)
+    return kept
+
+
+def _line(text: str, room: int = LONGEST_LINE) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= room else text[: room - len(_LEFT_OUT)] + _LEFT_OUT

@@ -1,0 +1,115 @@
+"""The run spec, `runspec/v1`: what the trainer reads. Its written form is the JSON schema in `tpu_trainer`.
+
+A loop of the user's own finds the same file, without an entrypoint.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.output import Checkpoint
+from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule
+from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.domain.recipe.checkpointing import folder, interval
+from tpu_training_operator.domain.recipe.comparison import Row, comparison
+from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.recipe.scale import ScaledRecipe
+
+SCHEMA = "runspec/v1"
+
+_BACKENDS = {Backend.XLA: "xla", Backend.XLA_SPMD: "xla-spmd", Backend.TORCH: "torch"}
+
+
+def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
+    """The run spec of one attempt, equal for all of its workers."""
+    layout, recipe, spec = resolution.layout, resolution.recipe, job.spec
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "job": {"namespace": job.namespace, "name": job.name, "uid": job.uid, "attempt": attempt},
+        "backend": _BACKENDS[spec.trainer.backend],
+        "hardware": spec.slice.hardware.value,
+        "slice": {
+            "generation": layout.shape.generation,
+            "topology": layout.shape.topology,
+            "slices": layout.slices,
+            "hosts": layout.hosts,
+            "replicas": layout.replicas,
+        },
+        "batch": {
+            "global": recipe.batch.total,
+            "perReplica": recipe.batch.per_replica,
+            "accumulation": recipe.batch.accumulation,
+        },
+        "trainSteps": recipe.train_steps,
+        "warmupSteps": recipe.warmup_steps,
+        "schedule": _schedule(spec.recipe.schedule, recipe),
+        "seed": spec.recipe.seed,
+        "optimizer": _optimizer(spec.recipe.optimizer, recipe),
+        "parameters": dict(sorted((spec.recipe.parameters or {}).items())),
+        "recipe": dict(_written(spec.recipe)),
+        "scaling": [_scaling(row) for row in comparison(spec.recipe, resolution)],
+    }
+    if spec.trainer.entrypoint is not None:
+        document["entrypoint"] = spec.trainer.entrypoint
+    if recipe.evaluate_every_steps is not None:
+        document["evaluateEverySteps"] = recipe.evaluate_every_steps
+    if recipe.ema_decay is not None:
+        document["emaDecay"] = recipe.ema_decay
+    # An image of an earlier version knows no such field, and stops at nothing.
+    if spec.recipe.on_not_finite is not OnNotFinite.STOP:
+        document["onNotFinite"] = spec.recipe.on_not_finite.value
+    if spec.recipe.dataset_size is not None:
+        document["datasetSize"] = spec.recipe.dataset_size
+    if spec.data is not None:
+        document["dataUri"] = spec.data.uri
+    if spec.trainer.torch is not None:
+        document["torch"] = spec.trainer.torch.model_dump(by_alias=True)
+    if spec.checkpoint is not None:
+        document["checkpoint"] = _checkpoint(job, spec.checkpoint)
+    if spec.report is not None:
+        document["report"] = spec.report.model_dump(by_alias=True, exclude_none=True)
+    return document
+
+
+def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
+    document = {"uri": folder(job, checkpoint), "keep": checkpoint.keep, **interval(checkpoint)}
+    if checkpoint.resume_from is not None:
+        document["resumeFrom"] = checkpoint.resume_from
+    return document
+
+
+# They change nothing about the weights, or stand in the run spec as they are: the parameters may be half a megabyte.
+_NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale"}
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What the user wrote, by field path. Without defaults, so that a field that is new in a later version does not
+    make the same recipe look like another one."""
+    given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=_NOT_COMPARED, mode="json")
+    return _leaves("recipe", given)
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _leaves(f"{path}.{name}", below)
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value)
+
+
+def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
+    scaled = {"learningRate": recipe.learning_rate, "weightDecay": recipe.weight_decay, **recipe.betas}
+    given = optimizer.model_dump(by_alias=True, exclude_none=True)
+    return given | {name: value for name, value in scaled.items() if value is not None}
+
+
+def _scaling(row: Row) -> dict[str, str]:
+    return {"name": row.name, "tunedOn": row.tuned_on, "runsOn": row.runs_on, "rule": row.rule}
+
+
+def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
+    document: dict[str, Any] = {"name": schedule.name.value, "milestones": list(recipe.milestones)}
+    if schedule.factor is not None:
+        document["factor"] = schedule.factor
+    return document

@@ -1,0 +1,156 @@
+"""The environment of a worker container.
+
+Never here: TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS, TPU_VISIBLE_CHIPS, CLOUD_TPU_TASK_ID,
+TPU_PROCESS_ADDRESSES, TPU_PROCESS_PORT. torch_xla sets them per process with setdefault, and a value for the whole host
+gives it wrong bounds. TPU_SKIP_MDS_QUERY and the topology come from GKE's device plugin.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.trainer import Backend, TorchRuntime
+from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_index, host_name
+from tpu_training_operator.domain.objects.shared import hosts_key
+from tpu_training_operator.domain.recipe.checkpointing import folder
+from tpu_training_operator.domain.recipe.parameters import variables
+from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.topology import SliceLayout
+
+EnvVar = dict[str, Any]
+
+# What GKE's device plugin gives a slice of one host, in place of its name.
+_LOCALHOST = "localhost"
+
+# Under a uid without a passwd entry torch's compiler cache asks for the user's name and home and fails.
+CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
+
+
+def worker_env(
+    job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None = None
+) -> list[EnvVar]:
+    """Ours first, so that the user's own variables can refer to it as $(NAME); the names are reserved, so that
+    neither overrides the other. `reporting`: where this very worker reports to, None for one that does not."""
+    layout = resolution.layout
+    leader = host_name(job.name, layout, WorkerId(worker.attempt, 0, 0))
+    values = {
+        # A host alone needs no DNS.
+        "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
+        "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
+        "TPU_WORKER_ID": str(worker.host),
+        # What TorchTPU takes the node's rank from, as in an Indexed Job.
+        "JOB_COMPLETION_INDEX": str(worker.host),
+        **_recipe_env(job, resolution),
+        "TPUJOB_NUM_HOSTS": str(layout.hosts),
+        "TPUJOB_HOST_INDEX": str(host_index(layout, worker)),
+        "TPUJOB_SLICE_INDEX": str(worker.slice),
+        "TPUJOB_ATTEMPT": str(worker.attempt),
+        "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
+        "TPUJOB_RUN_SPEC": f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
+        **_gang_of_hosts(job, resolution, worker),
+    }
+    if job.spec.trainer.backend is not Backend.TORCH:
+        # tpu or cpu: the name of the PJRT client that torch_xla starts.
+        values["PJRT_DEVICE"] = job.spec.slice.hardware.value
+    if layout.slices > 1:
+        values |= {
+            "MEGASCALE_COORDINATOR_ADDRESS": leader,
+            "MEGASCALE_NUM_SLICES": str(layout.slices),
+            "MEGASCALE_PORT": str(constants.MEGASCALE_PORT),
+            "MEGASCALE_SLICE_ID": str(worker.slice),
+        }
+    if reporting is not None:
+        values |= _reporting_env(job, reporting)
+    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        _worker_host_names(job, layout, worker),
+        *_unless_given(CONTAINER_USER | _gang_of_processes(job, resolution, worker), user),
+        *user,
+    ]
+
+
+def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
+    recipe = resolution.recipe
+    values = {
+        "TPUJOB_GLOBAL_BATCH_SIZE": str(recipe.batch.total),
+        "TPUJOB_PER_REPLICA_BATCH_SIZE": str(recipe.batch.per_replica),
+        "TPUJOB_ACCUMULATION_STEPS": str(recipe.batch.accumulation),
+        "TPUJOB_TRAIN_STEPS": str(recipe.train_steps),
+        "TPUJOB_LEARNING_RATE": recipe.learning_rate,
+        "TPUJOB_WARMUP_STEPS": str(recipe.warmup_steps),
+    }
+    if job.spec.data is not None:
+        values["TPUJOB_DATA_URI"] = job.spec.data.uri
+    if job.spec.checkpoint is not None:
+        values["TPUJOB_CHECKPOINT_URI"] = folder(job, job.spec.checkpoint)
+        if job.spec.checkpoint.resume_from is not None:
+            values["TPUJOB_CHECKPOINT_RESUME_FROM"] = job.spec.checkpoint.resume_from
+    return values | variables(job.spec.recipe.parameters or {})
+
+
+def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
+    """Whether a loop of the user's own meets through torch.distributed. torch_xla's does not: libtpu joins its hosts,
+    and it would take RANK for a sign of torchrun."""
+    return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
+
+
+def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """torchrun takes each of its options from PET_*."""
+    if not _is_joined_by_torch(job):
+        return {}
+    return {
+        "PET_NNODES": str(resolution.layout.hosts),
+        "PET_NODE_RANK": str(host_index(resolution.layout, worker)),
+        "PET_MASTER_ADDR": "$(MASTER_ADDR)",
+        "PET_MASTER_PORT": "$(MASTER_PORT)",
+    }
+
+
+def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """How many processes torchrun starts; where that is one, its place too, so that a script also runs without torchrun
+    (`env://`)."""
+    if not _is_joined_by_torch(job):
+        return {}
+    torch = job.spec.trainer.torch or TorchRuntime()
+    count = {"PET_NPROC_PER_NODE": str(torch.processes_per_host)}
+    if torch.processes_per_host > 1:
+        return count
+    place = {
+        "RANK": str(host_index(resolution.layout, worker)),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(resolution.layout.hosts),
+    }
+    return count | place
+
+
+def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
+    """The trainer's names, and those of Kubeflow Trainer (KEP-2779), by which callbacks such as Hugging Face's report
+    from a loop of the user's own."""
+    place = f"namespaces/{job.namespace}"
+    return {
+        "TPUJOB_PROGRESS_URL": (
+            f"{reporting.url}/apis/{constants.API_VERSION}/{place}/{constants.PLURAL}/{job.name}/progress"
+        ),
+        "TPUJOB_PROGRESS_TOKEN_FILE": constants.PROGRESS_TOKEN_FILE,
+        "TPUJOB_PROGRESS_CA_FILE": constants.PROGRESS_CA_FILE,
+        "KUBEFLOW_TRAINER_SERVER_URL": (
+            f"{reporting.url}/apis/trainer.kubeflow.org/v1alpha1/{place}/trainjobs/{job.name}/status"
+        ),
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": constants.PROGRESS_TOKEN_FILE,
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": constants.PROGRESS_CA_FILE,
+    }
+
+
+def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> EnvVar:
+    if layout.hosts_per_slice == 1:
+        return {"name": "TPU_WORKER_HOSTNAMES", "value": _LOCALHOST}
+    reference = {"name": config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
+    return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
+
+
+def _unless_given(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
+    given = {variable["name"] for variable in user}
+    return [{"name": name, "value": value} for name, value in values.items() if name not in given]

@@ -1,0 +1,137 @@
+"""Which nodes a worker may run on: node selector, affinity and tolerations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware, Provisioning, Reservation
+from tpu_training_operator.domain.naming import WorkerId, slice_id
+from tpu_training_operator.domain.recipe.resolve import Resolution
+
+Object = dict[str, Any]
+
+# Kubernetes' default is five minutes, in which a lost host holds up the whole slice.
+_NODE_LOSS_SECONDS = 30
+_UNTAINTED = {
+    constants.NODE_LABEL_RESERVATION_PROJECT,
+    constants.NODE_LABEL_RESERVATION_BLOCK,
+    constants.NODE_LABEL_RESERVATION_SUBBLOCK,
+}
+
+
+def node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
+    selector = dict(job.spec.trainer.node_selector or {})
+    shape = resolution.layout.shape
+    if job.spec.slice.hardware is Hardware.TPU and shape.machine_type is not None:
+        selector |= {
+            constants.NODE_LABEL_ACCELERATOR: shape.machine_type.label,
+            constants.NODE_LABEL_TOPOLOGY: shape.topology,
+            # Two hosts of 4 chips and one of 8 carry the same two labels above (2x4 on v5e and v6e).
+            constants.NODE_LABEL_CHIPS_PER_HOST: str(shape.chips_per_host),
+            **_capacity(job.spec.slice.provisioning),
+        }
+    return selector
+
+
+def affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, avoid: Sequence[str]) -> Object:
+    """`avoid`: nodes by name."""
+    return _pool_affinity(job, resolution, worker) | _node_affinity(_affinity_of_reservation(job), avoid)
+
+
+def tolerations(job: TPUTrainingJob) -> list[Object]:
+    given = [t.model_dump(by_alias=True, exclude_none=True) for t in job.spec.trainer.tolerations or ()]
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_LOSS_SECONDS,
+        }
+        for state in ("not-ready", "unreachable")
+    ]
+    if job.spec.slice.hardware is Hardware.CPU:
+        return [*given, *lost]
+    tainted = {constants.TPU_RESOURCE: "present", **_tainted_capacity(job.spec.slice.provisioning)}
+    tpu = [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in tainted.items()]
+    return [*given, *tpu, *lost]
+
+
+def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
+    """GKE's node labels for the way the chips are paid for; its autoscaler makes such nodes for pods that ask."""
+    if provisioning is None:
+        return {}
+    reservation = _reservation(provisioning)
+    labels = {
+        constants.NODE_LABEL_SPOT: "true" if provisioning.spot else None,
+        constants.NODE_LABEL_FLEX_START: "true" if provisioning.flex_start else None,
+        constants.NODE_LABEL_QUEUED: "true" if provisioning.queued else None,
+        constants.NODE_LABEL_RESERVATION: reservation and reservation.name,
+        constants.NODE_LABEL_RESERVATION_PROJECT: reservation and reservation.project,
+        constants.NODE_LABEL_RESERVATION_BLOCK: reservation and reservation.block,
+        constants.NODE_LABEL_RESERVATION_SUBBLOCK: reservation and reservation.subblock,
+    }
+    return {label: value for label, value in labels.items() if value is not None}
+
+
+def _tainted_capacity(provisioning: Provisioning | None) -> dict[str, str]:
+    """GKE taints nodes with the label of their capacity; those of a reservation, where its autoscaler makes them, with
+    its name (GKE's own Cluster Toolkit, pkg/orchestrator/gke: resolveReservationTolerations)."""
+    return {label: value for label, value in _capacity(provisioning).items() if label not in _UNTAINTED}
+
+
+def _reservation(provisioning: Provisioning | None) -> Reservation | None:
+    given = provisioning and provisioning.reservation
+    return Reservation.parse(given) if given else None
+
+
+def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
+    """Alternatives: node pools that the autoscaler makes, and those that people make.
+
+    The autoscaler makes nodes of a specific reservation for pods that ask for reservation-affinity: specific, and is
+    the one who sets that label (gke-autoscaling, pkg/cloudprovider/gke/labels: systemLabelsAddedByClusterAutoscaler).
+    A pool made by hand has the reservation's name alone, so the label must not be a condition there. The autoscaler
+    reads `In` of any alternative and skips `DoesNotExist` (pkg/podrequirements: getNodeAffinities).
+    """
+    if job.spec.slice.hardware is Hardware.CPU or _reservation(job.spec.slice.provisioning) is None:
+        return []
+    key = constants.NODE_LABEL_RESERVATION_AFFINITY
+    return [{"key": key, "operator": "In", "values": ["specific"]}, {"key": key, "operator": "DoesNotExist"}]
+
+
+def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
+    """One slice, one node pool: chips of two pools have no interconnect, and a pool is exactly one slice.
+
+    Every worker wants the pool of its own slice and none where another slice's workers are; the scheduler lets
+    the first one pass its own affinity.
+    """
+    if job.spec.slice.hardware is Hardware.CPU or resolution.layout.hosts_per_slice == 1:
+        return {}
+    own = slice_id(job.uid, worker)
+    return {
+        "podAffinity": _required({"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [own]}),
+        "podAntiAffinity": _required(
+            {"key": constants.LABEL_SLICE_ID, "operator": "Exists"},
+            {"key": constants.LABEL_SLICE_ID, "operator": "NotIn", "values": [own]},
+        ),
+    }
+
+
+def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Object:
+    """One term for each alternative. A term wants all of its own, so each lists the nodes to avoid, too; a field can be
+    compared with one value only, so there is a requirement per node."""
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
+    common = {"matchFields": others} if others else {}
+    terms = [{"matchExpressions": [labelled], **common} for labelled in alternatives] or ([common] if others else [])
+    if not terms:
+        return {}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _required(*expressions: Object) -> Object:
+    term = {
+        "labelSelector": {"matchExpressions": list(expressions)},
+        "namespaceSelector": {},
+        "topologyKey": constants.NODE_LABEL_NODE_POOL,
+    }
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}

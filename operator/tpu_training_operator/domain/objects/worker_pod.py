@@ -1,0 +1,195 @@
+"""The pod of one worker: one host of the slice."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.catalogue import MachineType
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.security_context import SecurityContext
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.trainer import SHARED_MEMORY, Trainer, mounts_shared_memory
+from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
+from tpu_training_operator.domain.objects.shared import metadata
+from tpu_training_operator.domain.objects.worker_env import worker_env
+from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, tolerations
+from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.report import Reporting
+
+Object = dict[str, Any]
+
+_RUN_SPEC_VOLUME = "tpu-training-run"
+_PROGRESS_VOLUME = "tpu-training-progress"
+_SHARED_MEMORY_VOLUME = "tpu-training-shm"
+# The autoscaler would empty a node that looks idle, and so end the whole gang.
+_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+# The kubelet has it replaced when four fifths of it are over.
+_TOKEN_SECONDS = 3600
+
+
+def worker_pod(
+    job: TPUTrainingJob,
+    resolution: Resolution,
+    worker: WorkerId,
+    reporting: Reporting | None = None,
+    avoid: Sequence[str] = (),
+) -> Object:
+    """`reporting`: where the job's first worker reports to, None where nobody listens. `avoid`: nodes by name that the
+    pod must not be placed on."""
+    trainer = job.spec.trainer
+    if (worker.slice, worker.host) != (0, 0):
+        reporting = None
+    labels = (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker)
+    meta = metadata(job, worker.pod_name(job.name), labels)
+    meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
+    spec: Object = {
+        "hostname": hostname(resolution.layout, worker),
+        "subdomain": service_name(job.name),
+        **_network(trainer),
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": trainer.termination_grace_period_seconds,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": _pod_security(trainer),
+        "containers": [_container(job, resolution, worker, reporting)],
+        "volumes": _volumes(job, worker, reporting),
+        "nodeSelector": node_selector(job, resolution),
+        "affinity": affinity(job, resolution, worker, avoid),
+        "tolerations": tolerations(job),
+        "imagePullSecrets": [secret.model_dump() for secret in trainer.image_pull_secrets or ()],
+        "serviceAccountName": trainer.service_account_name,
+        "priorityClassName": trainer.priority_class_name,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta,
+        "spec": {key: value for key, value in spec.items() if value not in (None, {}, [])},
+    }
+
+
+def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None) -> Object:
+    trainer = job.spec.trainer
+    container: Object = {
+        "name": constants.CONTAINER_NAME,
+        "image": trainer.image,
+        "imagePullPolicy": trainer.image_pull_policy,
+        "command": trainer.command or constants.TRAINER_COMMAND,
+        "args": trainer.args,
+        "env": worker_env(job, resolution, worker, reporting),
+        "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
+        "resources": _resources(job, resolution),
+        "volumeMounts": _volume_mounts(trainer, reporting),
+        "terminationMessagePath": constants.TERMINATION_LOG,
+        # A loop of the user's own writes no message; the end of its log says why it failed.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "ports": _ports(trainer, resolution),
+        "securityContext": _container_security(trainer),
+    }
+    return {key: value for key, value in container.items() if value not in (None, {}, [])}
+
+
+def _network(trainer: Trainer) -> Object:
+    """On the node's own network the node's DNS would not know the other workers."""
+    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if trainer.host_network else {}
+
+
+def _ports(trainer: Trainer, resolution: Resolution) -> list[Object]:
+    """Of the node, on its own network: the scheduler keeps two workers that want the same from sharing a node."""
+    if not trainer.host_network:
+        return []
+    ports = [constants.RENDEZVOUS_PORT, *((constants.MEGASCALE_PORT,) if resolution.layout.slices > 1 else ())]
+    return [{"containerPort": port, "hostPort": port, "protocol": "TCP"} for port in ports]
+
+
+def _pod_security(trainer: Trainer) -> Object:
+    given = trainer.security_context or SecurityContext()
+    context: Object = {
+        "runAsNonRoot": given.run_as_user != 0,
+        "runAsUser": given.run_as_user,
+        "runAsGroup": given.run_as_group,
+        "fsGroup": given.fs_group,
+        # Volumes are large, and their owner changed once is changed for good.
+        "fsGroupChangePolicy": None if given.fs_group is None else "OnRootMismatch",
+        "supplementalGroups": given.supplemental_groups,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {key: value for key, value in context.items() if value is not None}
+
+
+def _container_security(trainer: Trainer) -> Object:
+    given = trainer.security_context
+    added = [str(name) for name in given.capabilities.add] if given and given.capabilities else []
+    capabilities: Object = {"drop": ["ALL"], **({"add": added} if added else {})}
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+
+
+def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
+    given = job.spec.trainer.resources
+    resources: Object = given.model_dump(exclude_none=True) if given else {}
+    if job.spec.slice.hardware is Hardware.TPU:
+        # A pod takes the whole host: the device plugin refuses a part of its chips.
+        chips = {constants.TPU_RESOURCE: str(resolution.layout.shape.chips_per_host)}
+        resources = {kind: {**resources.get(kind, {}), **chips} for kind in ("requests", "limits")}
+        # A limit is a request, too, where there is none.
+        machine = _share_of_machine(resolution.layout.shape.machine_type)
+        resources["requests"] |= {
+            name: amount
+            for name, amount in machine.items()
+            if name not in resources["requests"] and name not in resources["limits"]
+        }
+    return resources
+
+
+def _share_of_machine(machine: MachineType | None) -> dict[str, str]:
+    """Three quarters of the machine: enough that the worker is not the first to be evicted, little enough that it fits
+    beside what GKE reserves (up to a tenth of the memory of the smallest machine) and the node's own pods."""
+    if machine is None:
+        return {}
+    amounts = {
+        "cpu": machine.cpus and str(machine.cpus * 3 // 4),
+        "memory": machine.memory_gb and f"{machine.memory_gb * 3 // 4}G",
+    }
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None) -> list[Object]:
+    volumes = [v.model_dump(by_alias=True, exclude_none=True) for v in job.spec.trainer.volumes or ()]
+    shared = config_map_name(job.name, worker.attempt)
+    if not mounts_shared_memory(job.spec.trainer):
+        volumes.append({"name": _SHARED_MEMORY_VOLUME, "emptyDir": _shared_memory(job.spec.trainer)})
+    items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
+    volumes.append({"name": _RUN_SPEC_VOLUME, "configMap": {"name": shared, "items": items}})
+    if reporting is not None:
+        volumes.append({"name": _PROGRESS_VOLUME, "projected": _progress_files(shared)})
+    return volumes
+
+
+def _shared_memory(trainer: Trainer) -> Object:
+    """A container's own /dev/shm has 64 MiB, too little for the batches of a few loader processes. Without a limit it
+    may grow to the memory limit of the pod, or to what the node has; what is in it counts as the container's memory."""
+    limit = {} if trainer.shared_memory is None else {"sizeLimit": trainer.shared_memory}
+    return {"medium": "Memory", **limit}
+
+
+def _progress_files(shared: str) -> Object:
+    """The token that says which pod reports, and the certificate to trust.
+
+    Where the pod names a user or an fsGroup, the kubelet gives the token to that one alone. Otherwise it does not know
+    the image's user, and the mode alone lets the worker read. The certificate is optional: without it nothing can be
+    reported, and the training runs all the same (an attempt whose ConfigMap is of an operator that did not listen yet).
+    """
+    token = {"path": "token", "audience": constants.PROGRESS_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS}
+    items = [{"key": constants.CA_CERTIFICATE_KEY, "path": "ca.crt"}]
+    certificate = {"name": shared, "items": items, "optional": True}
+    return {"defaultMode": 0o444, "sources": [{"serviceAccountToken": token}, {"configMap": certificate}]}
+
+
+def _volume_mounts(trainer: Trainer, reporting: Reporting | None) -> list[Object]:
+    mounts = [mount.model_dump(by_alias=True, exclude_none=True) for mount in trainer.volume_mounts or ()]
+    if not mounts_shared_memory(trainer):
+        mounts.append({"name": _SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY})
+    mounts.append({"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True})
+    if reporting is not None:
+        mounts.append({"name": _PROGRESS_VOLUME, "mountPath": constants.PROGRESS_DIRECTORY, "readOnly": True})
+    return mounts

@@ -1,0 +1,71 @@
+"""The global batch on the slice, and how it is divided: replicas x per replica x accumulation = global."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt
+
+from tpu_training_operator.api.recipe import BatchScaling, Recipe
+from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain.recipe.ledger import Ledger
+
+# The chips work on tiles of 8 x 128: a batch beside that is padded to the next multiple.
+_TILE = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`per_replica` examples at once, `accumulation` times before a step."""
+
+    per_replica: int
+    accumulation: int
+    total: int
+
+
+def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Ledger) -> Batch:
+    """Raises InvalidJob where the batch cannot be divided evenly."""
+    tuned, rest = divmod(recipe.global_batch_size, tuned_replicas)
+    if rest or tuned == 0:
+        raise _indivisible(recipe.global_batch_size, tuned_replicas, "replicas of the slice it was tuned on")
+    if recipe.scaling.batch is BatchScaling.GLOBAL_CONSTANT:
+        batch = _global_constant(recipe.global_batch_size, tuned, replicas, ledger)
+    else:
+        batch = Batch(tuned, 1, tuned * replicas)
+        ledger.note(
+            "globalBatchSize",
+            f"{tuned} per replica x {replicas} replicas = {batch.total}"
+            f" (was {recipe.global_batch_size} on {tuned_replicas}; the per-replica batch is kept)",
+        )
+    if batch.per_replica % _TILE:
+        ledger.warn(f"{batch.per_replica} examples per replica are no multiple of {_TILE}: the chips pad them")
+    noise = recipe.gradient_noise_scale
+    if noise is not None and batch.total > Fraction(noise):
+        ledger.warn(
+            f"the global batch of {batch.total} is beyond the gradient noise scale of {noise}:"
+            " a larger slice saves little time per example"
+        )
+    return batch
+
+
+def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: Ledger) -> Batch:
+    share, rest = divmod(total, replicas)
+    if rest or share == 0:
+        raise _indivisible(total, replicas, "replicas of this slice")
+    # No more at once than the replica held when the recipe was tuned: more might not fit into its memory.
+    accumulation = share // _largest_divisor(share, tuned_per_replica)
+    at_once = share // accumulation
+    times = f" x {accumulation} accumulated" if accumulation > 1 else ""
+    ledger.note("globalBatchSize", f"{total} is kept = {at_once} per replica x {replicas} replicas{times}")
+    return Batch(at_once, accumulation, total)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Of the divisors up to `most`. In some 46,000 steps for the largest batch: one by one could take minutes."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return max(n for n in (*small, *(number // n for n in small)) if n <= most)
+
+
+def _indivisible(batch: int, replicas: int, of_what: str) -> InvalidJob:
+    below = batch // replicas * replicas
+    nearest = f"{below} or {below + replicas}" if below else str(replicas)
+    message = f"{batch} does not divide over the {replicas} {of_what}; nearest: {nearest}"
+    return InvalidJob([Problem("spec.recipe.globalBatchSize", message)])

@@ -1,0 +1,77 @@
+"""The slice and the recipe where it was tuned and where it runs, row by row, with the rule between them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpu_training_operator.api.recipe import OnNotFinite, Recipe
+from tpu_training_operator.domain.recipe.resolve import Resolution
+
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`tuned_on` is the recipe's value, `runs_on` this job's, "-" for none; `rule` may be empty."""
+
+    name: str
+    tuned_on: str
+    runs_on: str
+    rule: str = ""
+
+
+def comparison(recipe: Recipe, resolution: Resolution) -> tuple[Row, ...]:
+    """The slices first, then every number of the recipe that a rule may change and that the job has."""
+    return (*_slices(resolution), *_numbers(recipe, resolution))
+
+
+def _slices(resolution: Resolution) -> Iterator[Row]:
+    layout, tuned = resolution.layout, resolution.tuned_on
+    yield _row("slice", tuned, layout)
+    yield _row("topology", tuned.shape.topology, layout.shape.topology)
+    yield _row("hosts", tuned.hosts, layout.hosts, f"{layout.shape.chips_per_host} chips each")
+    yield _row("chips", tuned.chips, layout.chips)
+    yield _row("replicas", tuned.replicas, layout.replicas, "one per XLA device")
+
+
+def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+    scaled = resolution.recipe
+    rules = _rules(scaled.notes)
+    yield _row("batch per replica", recipe.global_batch_size // resolution.tuned_on.replicas, scaled.batch.per_replica)
+    if scaled.batch.accumulation > 1:
+        yield _row("accumulation", 1, scaled.batch.accumulation, "passes before a step")
+    yield _row("global batch", recipe.global_batch_size, scaled.batch.total, rules.get("globalBatchSize", ""))
+    yield _row("train steps", recipe.train_steps, scaled.train_steps, rules.get("trainSteps", ""))
+    yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
+    yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
+    unusual = recipe.on_not_finite is not OnNotFinite.STOP
+    optional = (
+        ("milestones", recipe.schedule.milestones, list(scaled.milestones) or None, "milestones"),
+        ("evaluate every", recipe.evaluate_every_steps, scaled.evaluate_every_steps, "evaluateEverySteps"),
+        ("weight decay", recipe.optimizer.weight_decay, scaled.weight_decay, "weightDecay"),
+        ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
+        ("beta2", recipe.optimizer.beta2, scaled.betas.get("beta2"), "beta2"),
+        ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
+        ("on not finite", recipe.on_not_finite, recipe.on_not_finite if unusual else None, "onNotFinite"),
+    )
+    for name, before, now, field in optional:
+        if now is not None:
+            yield _row(name, before, now, rules.get(field, "as in the recipe"))
+
+
+def _row(name: str, before: object, now: object, rule: str = "") -> Row:
+    return Row(name, _text(before), _text(now), rule)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return _NONE if value is None else str(value)
+
+
+def _rules(notes: Sequence[str]) -> dict[str, str]:
+    """The notes by the field that they begin with; several about one field stand together."""
+    rules: dict[str, str] = {}
+    for note in notes:
+        name, _, rule = note.partition(": ")
+        rules[name] = f"{rules[name]}; {rule}" if name in rules else rule
+    return rules

@@ -1,0 +1,70 @@
+"""The recipe scaled from the slice it was tuned on to the slice it runs on.
+
+With N replicas on the tuned slice, N' on this one, and k = N'/N where every replica keeps its batch:
+
+    batch       B' = k B                 or B, kept by accumulation
+    steps       S' = ceil(S B / B')      the same examples are seen; epochs stay, steps per epoch = floor(D / B')
+    warm-up     W' = ceil(W B / B')      so do milestones and evaluations
+    rate        k eta or sqrt(k) eta
+
+Source for batch and steps: Google's "Training on TPU Pods" (1024 on v2-8 becomes 4096 on v2-32, 1000 steps become 250).
+The modules give the sources of the other rules. Checkpoints and logs bound lost work in time, not in examples: they are
+not scaled.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.domain.recipe import steps as budget
+from tpu_training_operator.domain.recipe.batch import Batch, scaled_batch
+from tpu_training_operator.domain.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
+from tpu_training_operator.domain.recipe.learning_rate import scaled_learning_rate
+from tpu_training_operator.domain.recipe.ledger import Ledger
+from tpu_training_operator.domain.recipe.numbers import plain
+
+
+@dataclass(frozen=True)
+class ScaledRecipe:
+    """What the job trains with; numbers that are not whole are decimal strings, None where the recipe gives none.
+
+    `factor` is the global batch over the recipe's. `notes` give the rule behind each number, `warnings` what to look
+    at twice.
+    """
+
+    batch: Batch
+    train_steps: int
+    warmup_steps: int
+    milestones: tuple[int, ...]
+    evaluate_every_steps: int | None
+    learning_rate: str
+    weight_decay: str | None
+    betas: dict[str, str]
+    ema_decay: str | None
+    factor: Fraction
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def scale(recipe: Recipe, tuned_replicas: int, replicas: int) -> ScaledRecipe:
+    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob where the batch cannot be divided."""
+    ledger = Ledger()
+    batch = scaled_batch(recipe, tuned_replicas, replicas, ledger)
+    factor = Fraction(batch.total, recipe.global_batch_size)
+    steps = budget.train_steps(recipe, batch.total, ledger)
+    warmup = budget.warmup_steps(recipe, batch.total, steps, ledger)
+    rate = scaled_learning_rate(recipe, factor, warmup, ledger)
+    return ScaledRecipe(
+        batch=batch,
+        train_steps=steps,
+        warmup_steps=warmup,
+        milestones=tuple(budget.milestones(recipe, batch.total, ledger)),
+        evaluate_every_steps=budget.evaluate_every(recipe, batch.total, ledger),
+        learning_rate=plain(rate.value),
+        weight_decay=scaled_weight_decay(recipe, factor, rate.multiplier, ledger),
+        betas=scaled_betas(recipe, factor, ledger),
+        ema_decay=scaled_ema(recipe, factor, ledger),
+        factor=factor,
+        notes=tuple(ledger.notes),
+        warnings=tuple(ledger.warnings),
+    )
