@@ -60,12 +60,14 @@ class StatusModel(BaseModel):
 
 
 class Condition(StatusModel):
-    type: Annotated[str, Field(max_length=64)]
-    status: Literal["True", "False", "Unknown"]
-    observed_generation: int = 0
-    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-    reason: Annotated[str, Field(max_length=128)]
-    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = ""
+    type: Annotated[str, Field(max_length=64)] = Field(description="Kind of condition, for example Ready.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    observed_generation: int = Field(0, description="Generation of the spec that the condition was set for.")
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(
+        description="When the condition's status last changed."
+    )
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why it has this status, as one word.")
+    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field("", description="The reason in a sentence.")
 
     @property
     def is_true(self) -> bool:

@@ -75,7 +75,7 @@ def _object_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(Spec),
-            "status": structural(Status),
+            "status": structural(Status) | {"description": "What the operator reports about the job."},
         },
         "x-kubernetes-validations": [rule.as_schema() for rule in TPUTrainingJob.rules],
     }
