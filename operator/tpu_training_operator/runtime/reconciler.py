@@ -33,24 +33,10 @@ from tpu_training_operator.domain.objects.network_policy import Isolation
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import (
-    CONFIG_MAPS,
-    JOBS,
-    PODS,
-    AlreadyExists,
-    ApiError,
-    Cluster,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-    resource_of,
-)
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Cluster, JobKey, Object, Resource, resource_of
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
 from tpu_training_operator.runtime.stages import Refused, carry_out

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Cluster, Object
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.runtime.observers import JobObserver
 
 log = logging.getLogger(__name__)
