@@ -29,7 +29,7 @@ from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import EVENTS, JOBS, PODS, ApiError, Object, Unavailable
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
-from tpu_training_operator.runtime.health import Health
+from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
@@ -95,10 +95,15 @@ class Operator:
 
     async def _start(self, **_: Any) -> None:
         options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
-        cluster = await enter(connect(self._credentials, options.qps, options.burst, metrics.requests, keep=_KEPT))
+
+        def answered(method: str, status: int, seconds: float) -> None:
+            metrics.request_answered(method, status, seconds)
+            beat()
+
+        cluster = await enter(connect(self._credentials, options.qps, options.burst, answered, keep=_KEPT))
 
         async def list_keys() -> list[JobKey]:
-            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics.jobs)
+            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics)
 
         inboxes, reporting = None, None
         if options.service is not None:
@@ -109,10 +114,10 @@ class Operator:
             inboxes=inboxes,
             reporting=reporting,
             isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
-            observer=metrics.jobs,
+            metrics=metrics,
             max_hosts=options.max_hosts,
         )
-        self._controller = Controller(reconciler, list_keys, observer=metrics.work)
+        self._controller = Controller(reconciler, list_keys, metrics=metrics)
         self._health = Health(self._controller, cluster)
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
@@ -138,7 +143,7 @@ class Operator:
                 self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics.reports)
+        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 

@@ -26,7 +26,7 @@ from tests.contract.api_server import (
 )
 from tests.contract.jobs import job_body
 from tests.contract.objects import config_map
-from tpu_training_operator.runtime import kubernetes_cluster, pulse
+from tpu_training_operator.runtime import kubernetes_cluster
 from tpu_training_operator.runtime.cluster import (
     CONFIG_MAPS,
     EVENTS,
@@ -41,6 +41,7 @@ from tpu_training_operator.runtime.cluster import (
     Object,
     Unavailable,
 )
+from tpu_training_operator.runtime.health import beat, pulse
 from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 
 OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
@@ -435,15 +436,14 @@ async def test_any_answer_but_a_refused_token_counts_as_a_sign_of_life(
 
 
 @pytest.mark.parametrize("answer", [OK, refuses(500), hangs_up])
-async def test_a_request_beats_for_the_pass_that_made_it(
-    server: ApiServer, cluster: KubernetesCluster, answer: Answer
-) -> None:
+async def test_a_request_beats_for_the_pass_that_made_it(server: ApiServer, answer: Answer) -> None:
     server.answers = [answer]
-    with pulse.taken() as stuck:
-        pass
-    with pulse.taken() as working:
-        begun = working.at
-        with suppress(ApiError):
-            await asyncio.create_task(get(cluster))
+    async with connect(credentials_for(server.url), 1000, 1000, lambda *_: beat()) as cluster:
+        with pulse() as stuck:
+            pass
+        with pulse() as working:
+            begun = working.at
+            with suppress(ApiError):
+                await asyncio.create_task(get(cluster))
     assert begun < working.at
     assert stuck.at <= begun

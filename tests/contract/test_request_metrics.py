@@ -27,7 +27,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[KubernetesCluster]:
-    async with connect(credentials_for(server.url), 1000, 1000, metrics.requests) as connected:
+    async with connect(credentials_for(server.url), 1000, 1000, metrics.request_answered) as connected:
         yield connected
 
 
@@ -69,7 +69,9 @@ async def test_an_answer_that_was_cut_off_counts_as_none(
 
 
 async def test_a_server_that_is_down_gives_none(metrics: Metrics) -> None:
-    async with connect(credentials_for(f"http://127.0.0.1:{unused_port()}"), 1000, 1000, metrics.requests) as cluster:
+    async with connect(
+        credentials_for(f"http://127.0.0.1:{unused_port()}"), 1000, 1000, metrics.request_answered
+    ) as cluster:
         with pytest.raises(Unavailable):
             await read(cluster)
     assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}

@@ -35,8 +35,6 @@ from tpu_training_operator.runtime.cluster import (
     resource_of,
 )
 from tpu_training_operator.runtime.credentials import Credentials
-from tpu_training_operator.runtime.observers import SILENT_REQUESTS, RequestObserver
-from tpu_training_operator.runtime.pulse import beat
 from tpu_training_operator.runtime.server_clock import ServerClock
 from tpu_training_operator.runtime.throttle import Throttle
 
@@ -62,6 +60,8 @@ _LONGEST_QUOTE = 1000
 
 # What a list returns of an object; None to leave it out.
 Keep = Callable[[Object], Object | None]
+# Receives the method, the HTTP status (0: no answer) and the seconds of each request, in the context of its caller.
+OnAnswer = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class KubernetesCluster:
         session: aiohttp.ClientSession,
         credentials: Credentials,
         throttle: Throttle,
-        observer: RequestObserver = SILENT_REQUESTS,
+        on_answer: OnAnswer | None = None,
         keep: Mapping[Resource, Keep] | None = None,
     ) -> None:
         self._session = session
         self._credentials = credentials
         self._throttle = throttle
-        self._observer = observer
+        self._on_answer = on_answer
         self._keep = keep or {}
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._ssl = credentials.ssl_context()
@@ -200,7 +200,7 @@ class KubernetesCluster:
                 method, url, json=sent, params=query, headers=headers, ssl=self._ssl, timeout=_TIMEOUT
             ) as response:
                 body = await _read(response)
-                self._observer.answered(method, response.status, time.monotonic() - began)
+                self._answered(method, response.status, began)
                 self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
                 if response.status == 401:
                     # The token was replaced before we thought it would be.
@@ -209,10 +209,12 @@ class KubernetesCluster:
                     self.last_answer = time.monotonic()
                 return response.status, response.headers, body
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            self._observer.answered(method, 0, time.monotonic() - began)
+            self._answered(method, 0, began)
             raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
-        finally:
-            beat()
+
+    def _answered(self, method: str, status: int, began: float) -> None:
+        if self._on_answer:
+            self._on_answer(method, status, time.monotonic() - began)
 
     async def _current_authorization(self) -> str | None:
         if time.monotonic() - self._authorized_at > _TOKEN_LIFETIME:
@@ -226,7 +228,7 @@ async def connect(
     credentials: Credentials,
     requests_per_second: float,
     burst: int,
-    observer: RequestObserver = SILENT_REQUESTS,
+    on_answer: OnAnswer | None = None,
     keep: Mapping[Resource, Keep] | None = None,
 ) -> AsyncIterator[KubernetesCluster]:
     """A cluster adapter with its own connections, closed at the end. `keep`: what `list` returns of objects of a kind,
@@ -234,7 +236,7 @@ async def connect(
     # The throttle bounds the rate; the connection limit bounds what may be under way at once.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         throttle = Throttle(requests_per_second, burst, time.monotonic)
-        yield KubernetesCluster(session, credentials, throttle, observer, keep)
+        yield KubernetesCluster(session, credentials, throttle, on_answer, keep)
 
 
 def _as_it_is(found: Object) -> Object:
