@@ -27,7 +27,8 @@ from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
-from tpu_training_operator.runtime.cluster import Conflict, Object
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.errors import Conflict
 
 SOAK = os.environ.get("SOAK") == "1"
 # As many reads as an operator may be behind.
