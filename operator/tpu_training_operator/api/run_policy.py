@@ -11,7 +11,8 @@ from tpu_training_operator.api.model import ApiModel, Boolean, Count
 MOST_COUNTED_RESTARTS = 100
 """The status keeps the time of every restart that counts: a class that may restart more often is one without limit."""
 
-_RestartLimit = Annotated[int, Field(strict=True, ge=-1, le=MOST_COUNTED_RESTARTS)]
+UNLIMITED = -1
+_RestartLimit = Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)]
 # Digits enough for two years in seconds.
 _Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -44,8 +45,9 @@ class RestartLimits(ApiModel):
     )
     unknown: _RestartLimit = Field(3, alias="Unknown")
 
-    def of(self, failure_class: FailureClass) -> int:
-        return {
+    def of(self, failure_class: FailureClass) -> int | None:
+        """None: without limit."""
+        limit = {
             FailureClass.USER_ERROR: self.user_error,
             FailureClass.INFRASTRUCTURE: self.infrastructure,
             FailureClass.PREEMPTION: self.preemption,
@@ -54,6 +56,7 @@ class RestartLimits(ApiModel):
             FailureClass.NOT_FINITE: self.not_finite,
             FailureClass.UNKNOWN: self.unknown,
         }[failure_class]
+        return None if limit == UNLIMITED else limit
 
 
 class Backoff(ApiModel):
