@@ -88,7 +88,7 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.slice.count": 0, "spec.trainer.image": ABSENT})))
     assert tpujob("validate", "-f", path).stderr.splitlines() == [
-        f"tpujob: {path}: spec.slice.count: 0 is too small; the least is 1",
+        f"tpujob: {path}: spec.slice.count: 0 is too small; the minimum is 1",
         f"tpujob: {path}: spec.trainer.image: is required",
     ]
 

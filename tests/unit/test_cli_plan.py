@@ -66,7 +66,7 @@ def test_a_plan_for_a_slice_that_gke_does_not_have_is_numbers_and_a_warning() ->
     assert document["resolved"]["replicas"] == 32
     assert document["objects"] == []
     [warning] = document["warnings"]
-    assert warning.startswith("a cluster will refuse this job: GKE has no v2 nodes: use v3")
+    assert warning.startswith("a cluster will refuse this job: GKE has no v2 nodes; use v3")
 
 
 def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.jobs import ABSENT, job, spec
 from tpu_training_operator.api.catalogue import generations, shapes_of_type
 from tpu_training_operator.api.constants import MAX_HOSTS, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.slice import hosts_asked
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef, hosts_asked
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.naming import (
     WorkerId,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from tpu_training_operator.api.catalogue import MachineType, Shape, shapes_of_topology, shapes_of_type
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, Problem
 
 

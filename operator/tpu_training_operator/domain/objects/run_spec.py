@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.output import Checkpoint
+from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval

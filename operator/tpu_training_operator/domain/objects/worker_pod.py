@@ -6,9 +6,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.catalogue import MachineType
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.security_context import SecurityContext
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.trainer import SHARED_MEMORY, Trainer, mounts_shared_memory
+from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env

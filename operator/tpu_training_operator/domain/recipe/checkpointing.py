@@ -1,7 +1,6 @@
 """How often a job saves itself, and what about its checkpoints should be known before it runs."""
 
-from tpu_training_operator.api.job import Spec, TPUTrainingJob
-from tpu_training_operator.api.output import Checkpoint
+from tpu_training_operator.api.job import Checkpoint, Spec, TPUTrainingJob
 
 _DEFAULT_MINUTES = 10
 # Volumes of the other kinds end with the pod, or cannot be written to.
