@@ -6,7 +6,7 @@ properties. Pydantic prints JSON Schema 2020-12. This module makes one from the 
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
@@ -82,9 +82,9 @@ def _object_schema() -> Schema:
     }
 
 
-def structural(model: type[BaseModel]) -> Schema:
+def structural(model: type[object]) -> Schema:
     """The structural schema of one model."""
-    schema = model.model_json_schema(by_alias=True, mode="validation")
+    schema = TypeAdapter(model).json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.pop("$defs", {}))
 
 

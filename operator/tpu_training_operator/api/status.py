@@ -4,8 +4,9 @@ from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, field_validator
+from pydantic.dataclasses import dataclass
 
-from tpu_training_operator.api.conditions import Condition, StatusModel
+from tpu_training_operator.api.conditions import WIRE, Condition, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 
 MOST_METRICS = 64
@@ -38,6 +39,7 @@ class State(StrEnum):
     INVALID = "Invalid"
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Resolved(StatusModel):
     """Every number derived from the spec, and in `notes` the rule that gave it."""
 
@@ -45,7 +47,7 @@ class Resolved(StatusModel):
     generation: str = Field(description="TPU generation, for example v5e.")
     topology: str = Field(description="Chips along each axis of one slice, for example 4x4.")
     machine_type: str | None = Field(
-        None, description="GKE machine type of the hosts; absent for a generation that GKE does not offer."
+        default=None, description="GKE machine type of the hosts; absent for a generation that GKE does not offer."
     )
     slices: int = Field(description="Number of slices in the job.")
     hosts_per_slice: int = Field(description="Hosts, and so worker pods, in each slice.")
@@ -54,41 +56,44 @@ class Resolved(StatusModel):
     chips: int = Field(description="TPU chips over all slices.")
     replicas: int = Field(description="Copies of the model over all slices: one per XLA device.")
     per_replica_batch_size: int = Field(description="Examples that one replica computes at once.")
-    accumulation_steps: int = Field(1, description="Batches whose gradients are accumulated before one step.")
+    accumulation_steps: int = Field(default=1, description="Batches whose gradients are accumulated before one step.")
     global_batch_size: int = Field(description="Examples per step over all replicas.")
     train_steps: int = Field(description="Optimizer steps of the whole training.")
     warmup_steps: int = Field(description="Steps over which the learning rate rises linearly.")
     milestones: Annotated[list[int], Field(max_length=32)] | None = Field(
-        None, description="Steps at which schedule Step multiplies the learning rate."
+        default=None, description="Steps at which schedule Step multiplies the learning rate."
     )
-    evaluate_every_steps: int | None = Field(None, description="Steps between two evaluations.")
+    evaluate_every_steps: int | None = Field(default=None, description="Steps between two evaluations.")
     learning_rate: str = Field(description="Learning rate after warm-up, scaled to the global batch.")
-    weight_decay: str | None = Field(None, description="Weight decay, if the recipe sets one.")
-    beta1: str | None = Field(None, description="Decay per step of Adam's gradient average.")
-    beta2: str | None = Field(None, description="Decay per step of Adam's average of squared gradients.")
-    ema_decay: str | None = Field(None, description="Decay per step of the average of the weights.")
+    weight_decay: str | None = Field(default=None, description="Weight decay, if the recipe sets one.")
+    beta1: str | None = Field(default=None, description="Decay per step of Adam's gradient average.")
+    beta2: str | None = Field(default=None, description="Decay per step of Adam's average of squared gradients.")
+    ema_decay: str | None = Field(default=None, description="Decay per step of the average of the weights.")
     scale_factor: str = Field(description="Global batch divided by the recipe's global batch.")
     notes: Annotated[list[_Text], Field(max_length=32)] = Field(
         default_factory=list, description="The rule behind each number, and warnings."
     )
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Failure(StatusModel):
     """The first failed worker of an attempt; what the others did afterwards is its consequence."""
 
     attempt: int = Field(description="The attempt that failed; the first is 1.")
     pod: str = Field(description="Name of the worker's pod.")
-    node: str | None = Field(None, description="Node that the worker ran on.")
+    node: str | None = Field(default=None, description="Node that the worker ran on.")
     slice: int = Field(description="Index of the worker's slice, from 0.")
     host: int = Field(description="Index of the worker's host within its slice, from 0.")
-    exit_code: int | None = Field(None, description="Exit code of the worker's container, if it ran.")
+    exit_code: int | None = Field(default=None, description="Exit code of the worker's container, if it ran.")
     failure_class: FailureClass = Field(
-        alias="class", description="Kind of failure, which decides the restart limit it counts against."
+        validation_alias="class",
+        serialization_alias="class",
+        description="Kind of failure, which decides the restart limit it counts against.",
     )
     reason: str = Field(description="What happened, in one word; docs/failures.md explains each.")
     message: _Text = Field(description="What the worker said last, or what Kubernetes said about it.")
     time: _Time = Field(description="When the worker began to fail.")
-    step: int | None = Field(None, description="Training step at which the worker failed, if it reported one.")
+    step: int | None = Field(default=None, description="Training step at which the worker failed, if it reported one.")
 
     @field_validator("failure_class", mode="before")
     @classmethod
@@ -97,6 +102,7 @@ class Failure(StatusModel):
         return value if value in list(FailureClass) else FailureClass.UNKNOWN
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Restarts(StatusModel):
     """`charged` says what is left of the budgets, `by_class` what the whole job has cost."""
 
@@ -108,32 +114,36 @@ class Restarts(StatusModel):
         description="Times of the restarts that still count against the limits, by failure class: those within"
         " runPolicy.restart.window and since the last new checkpoint.",
     )
-    next_attempt_time: _Time | None = Field(None, description="Earliest time at which the next attempt starts.")
+    next_attempt_time: _Time | None = Field(default=None, description="Earliest time at which the next attempt starts.")
 
     @property
     def total(self) -> int:
         return sum(self.by_class.values())
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Progress(StatusModel):
     """How far the training is, as worker 0 last reported it."""
 
     phase: ReportPhase | None = Field(
-        None, description="What the training was doing at the last report; absent for a loop that does not report."
+        default=None,
+        description="What the training was doing at the last report; absent for a loop that does not report.",
     )
     step: int = Field(description="Last step that was reported.")
     total_steps: int = Field(description="Steps of the whole training.")
-    examples_per_second: str | None = Field(None, description="Training speed over all replicas.")
-    loss: str | None = Field(None, description="Training loss at the last report.")
+    examples_per_second: str | None = Field(default=None, description="Training speed over all replicas.")
+    loss: str | None = Field(default=None, description="Training loss at the last report.")
     metrics: Annotated[dict[str, str], Field(max_length=MOST_METRICS)] = Field(
         default_factory=dict,
         description="Further numbers that worker 0 reported, by name, such as results of an evaluation.",
     )
-    checkpoint_step: int | None = Field(None, description="Newest step that is saved in a checkpoint.")
-    last_report_time: _Time | None = Field(None, description="When worker 0 last reported.")
-    last_advance_time: _Time | None = Field(None, description="When a new step or another phase was last reported.")
+    checkpoint_step: int | None = Field(default=None, description="Newest step that is saved in a checkpoint.")
+    last_report_time: _Time | None = Field(default=None, description="When worker 0 last reported.")
+    last_advance_time: _Time | None = Field(
+        default=None, description="When a new step or another phase was last reported."
+    )
     estimated_remaining_seconds: int | None = Field(
-        None, description="Time to the end of the training at the present speed."
+        default=None, description="Time to the end of the training at the present speed."
     )
     warnings: Annotated[list[_Text], Field(max_length=MOST_WARNINGS)] = Field(
         default_factory=list, description="What the trainer finds unusual about the run."
@@ -145,6 +155,7 @@ class Progress(StatusModel):
         return value if value in list(ReportPhase) else None
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class DeviceFault(StatusModel):
     node: _Text = Field(description="Name of the node.")
     time: _Time = Field(description="When the fault was seen.")
@@ -161,25 +172,28 @@ class Activity(StrEnum):
     FINISHED = "Finished"
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Goodput(StatusModel):
     """Where the time went. The six sums add up to `since` less the job's creation; from `since` on time goes to
     `activity`, until the next thing happens. `ratio`: productive over all that was not suspended."""
 
-    queue_seconds: int = Field(0, description="Time spent waiting for nodes.")
+    queue_seconds: int = Field(default=0, description="Time spent waiting for nodes.")
     start_seconds: int = Field(
-        0, description="Time from having nodes to the first step: images, imports, first compilation."
+        default=0, description="Time from having nodes to the first step: images, imports, first compilation."
     )
-    productive_seconds: int = Field(0, description="Training time whose result was kept.")
+    productive_seconds: int = Field(default=0, description="Training time whose result was kept.")
     wasted_seconds: int = Field(
-        0, description="Training time lost in failures, because it came after the last checkpoint."
+        default=0, description="Training time lost in failures, because it came after the last checkpoint."
     )
-    recovery_seconds: int = Field(0, description="Time from a failure to the next step, less the wait for nodes.")
-    suspended_seconds: int = Field(0, description="Time during which the job was suspended.")
-    unsaved_seconds: int = Field(0, description="Part of productiveSeconds that no checkpoint holds yet.")
-    activity: Activity = Field(Activity.QUEUE, description="What the time after since counts as.")
+    recovery_seconds: int = Field(
+        default=0, description="Time from a failure to the next step, less the wait for nodes."
+    )
+    suspended_seconds: int = Field(default=0, description="Time during which the job was suspended.")
+    unsaved_seconds: int = Field(default=0, description="Part of productiveSeconds that no checkpoint holds yet.")
+    activity: Activity = Field(default=Activity.QUEUE, description="What the time after since counts as.")
     since: _Time = Field(description="Up to when the six sums account for the job's life.")
     ratio: str | None = Field(
-        None, description="Productive time divided by all time that was not suspended, from 0 to 1."
+        default=None, description="Productive time divided by all time that was not suspended, from 0 to 1."
     )
 
     @field_validator("activity", mode="before")
@@ -188,12 +202,15 @@ class Goodput(StatusModel):
         return value if value in list(Activity) else Activity.TRAIN
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Status(StatusModel):
-    observed_generation: int | None = Field(None, description="Generation of the spec that this status describes.")
-    state: State | None = Field(None, description="One word for people; programs should read the conditions.")
-    attempt: int = Field(0, ge=0, description="Attempts begun so far; 0 before the first.")
-    start_time: _Time | None = Field(None, description="When the first attempt began.")
-    completion_time: _Time | None = Field(None, description="When the job succeeded or failed.")
+    observed_generation: int | None = Field(
+        default=None, description="Generation of the spec that this status describes."
+    )
+    state: State | None = Field(default=None, description="One word for people; programs should read the conditions.")
+    attempt: int = Field(default=0, ge=0, description="Attempts begun so far; 0 before the first.")
+    start_time: _Time | None = Field(default=None, description="When the first attempt began.")
+    completion_time: _Time | None = Field(default=None, description="When the job succeeded or failed.")
     conditions: Annotated[
         list[Condition],
         Field(
@@ -205,17 +222,17 @@ class Status(StatusModel):
         description="Ready, Reconciling, Stalled, Suspended, GangReady, Succeeded and Failed, as far as they apply.",
     )
     resolved: Resolved | None = Field(
-        None, description="The slice and every number derived from the spec, with the rules in notes."
+        default=None, description="The slice and every number derived from the spec, with the rules in notes."
     )
-    progress: Progress | None = Field(None, description="How far the training is, as worker 0 last reported.")
+    progress: Progress | None = Field(default=None, description="How far the training is, as worker 0 last reported.")
     restarts: Restarts = Field(
         default_factory=Restarts, description="How often the job restarted, and which restarts still count."
     )
     first_failure: Failure | None = Field(
-        None, description="The first failure of the job's life: the worker that failed first in its attempt."
+        default=None, description="The first failure of the job's life: the worker that failed first in its attempt."
     )
     last_failure: Failure | None = Field(
-        None, description="The latest failure: the worker that failed first in the last failed attempt."
+        default=None, description="The latest failure: the worker that failed first in the last failed attempt."
     )
     device_faults: Annotated[list[DeviceFault], Field(max_length=MOST_NODES)] = Field(
         default_factory=list, description="Latest failures that point at the chips of a node."
@@ -224,7 +241,7 @@ class Status(StatusModel):
         default_factory=list, description="Nodes that the current attempt does not use."
     )
     goodput: Goodput | None = Field(
-        None,
+        default=None,
         description="Where the job's time went, in whole seconds. The six sums add up to the time from the job's"
         " creation to since; time after since counts as activity.",
     )

@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import ApiError, Conflict
 from tpu_training_operator.runtime import pulse
-from tpu_training_operator.runtime.cluster import ApiError, Conflict
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.observers import SILENT_WORK, PassResult, WorkObserver
 from tpu_training_operator.runtime.pulse import Pulse
 from tpu_training_operator.runtime.reconciler import Reconciler

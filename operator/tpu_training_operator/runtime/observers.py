@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from enum import StrEnum
 
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JobKey
 
 
 class PassResult(StrEnum):
@@ -39,13 +39,6 @@ class WorkObserver:
         """A pass has ended after so long."""
 
 
-class RequestObserver:
-    """Told by the cluster adapter."""
-
-    def answered(self, method: str, status: int, seconds: float) -> None:
-        """A request to the API server has had this HTTP status; 0 where no answer came."""
-
-
 class JobObserver:
     """Told by the reconciler, and by `main` of every listing."""
 
@@ -71,6 +64,5 @@ class ReportObserver:
 
 
 SILENT_WORK = WorkObserver()
-SILENT_REQUESTS = RequestObserver()
 SILENT_JOBS = JobObserver()
 SILENT_REPORTS = ReportObserver()

@@ -2,8 +2,6 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tpu_training_operator.runtime.observers import RequestObserver
-
 METHODS = ("GET", "POST", "PUT", "DELETE")
 NO_ANSWER = "<error>"
 OTHER = "other"
@@ -14,7 +12,7 @@ CODES = (*map(str, _CODES), NO_ANSWER, OTHER)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-class RequestMetrics(RequestObserver):
+class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "rest_client_requests_total",

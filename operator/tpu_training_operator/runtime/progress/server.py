@@ -21,8 +21,8 @@ from aiohttp import web
 
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.report import Report
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.observers import SILENT_REPORTS, ReportObserver
 from tpu_training_operator.runtime.progress.connections import Connections, TlsConnection
 from tpu_training_operator.runtime.progress.limits import Limits
