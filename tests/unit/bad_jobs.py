@@ -317,17 +317,21 @@ def _under(section: str, rows: list[Row]) -> list[Row]:
 # What the arithmetic of catalogue and recipe rules out: CEL has no room for it, so the API server takes these jobs and
 # the operator stalls them. `tpujob` refuses both kinds alike.
 _ARITHMETIC: list[Row] = [
-    ({"slice.machineType": "ct5lp-hightpu-8t"}, "slice.machineType", "no such slice; it exists on ct5lp-hightpu-4t"),
-    ({"slice": TWO_HOSTS_AND_A_BIT}, "slice.chipsPerHost", "10 chips (2x5) do not make whole hosts of 4"),
+    (
+        {"slice.machineType": "ct5lp-hightpu-8t"},
+        "slice.machineType",
+        "does not have this slice; it exists on ct5lp-hightpu-4t",
+    ),
+    ({"slice": TWO_HOSTS_AND_A_BIT}, "slice.chipsPerHost", "10 chips (2x5) cannot be divided over hosts of 4"),
     (
         {"slice.hardware": "CPU", "trainer.backend": "XLASPMD"},
         "trainer.backend",
-        "XLASPMD on hardware CPU runs on one host, not on 4: XLA's CPU client has no collectives between processes",
+        "XLASPMD on hardware CPU runs on one host, not on 4, because XLA's CPU client cannot connect processes",
     ),
     (
         {"slice.hardware": "CPU", "trainer.backend": "Torch", "trainer.torch": {"processesPerHost": 3}},
         "trainer.torch.processesPerHost",
-        "the 4 replicas of a host do not divide over 3 processes; possible here: 1, 2, 4",
+        "4 replicas per host cannot be divided over 3 processes; possible here: 1, 2, 4",
     ),
     (
         {"recipe.parameters": {"drop-out": "0.1", "DROP_OUT": "0.2"}},

@@ -107,7 +107,7 @@ def test_a_machine_type_without_the_shape_is_a_problem_that_names_those_with_it(
 ) -> None:
     with pytest.raises(InvalidJob) as caught:
         layout(**changes, machineType="ct5lp-hightpu-1t")
-    assert str(caught.value) == f"spec.slice.machineType: 'ct5lp-hightpu-1t' has no such slice; {way_out}"
+    assert str(caught.value) == f"spec.slice.machineType: 'ct5lp-hightpu-1t' does not have this slice; {way_out}"
 
 
 @given(layout=LAYOUTS, attempt=st.integers(1, 99_999))

@@ -1,7 +1,8 @@
-"""Counts as people say them. Used in every message that counts something."""
+"""Counts as people write them, for every message with a number of things in it."""
 
 
 def count(number: int, noun: str) -> str:
+    """ "1 host", "4 hosts"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

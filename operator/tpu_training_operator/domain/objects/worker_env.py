@@ -11,10 +11,15 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.trainer import Backend, TorchRuntime
-from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_index, host_name
+from tpu_training_operator.domain.naming import (
+    WorkerId,
+    config_map_name,
+    host_index,
+    host_name,
+    parameter_variable,
+)
 from tpu_training_operator.domain.objects.shared import hosts_key
 from tpu_training_operator.domain.recipe.checkpointing import folder
-from tpu_training_operator.domain.recipe.parameters import variables
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.topology import SliceLayout
@@ -88,7 +93,9 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
         values["TPUJOB_CHECKPOINT_URI"] = folder(job, job.spec.checkpoint)
         if job.spec.checkpoint.resume_from is not None:
             values["TPUJOB_CHECKPOINT_RESUME_FROM"] = job.spec.checkpoint.resume_from
-    return values | variables(job.spec.recipe.parameters or {})
+    parameters = sorted((job.spec.recipe.parameters or {}).items())
+    # The kubelet takes $(NAME) for a reference and $$ for a dollar.
+    return values | {parameter_variable(name): value.replace("$", "$$") for name, value in parameters}
 
 
 def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
