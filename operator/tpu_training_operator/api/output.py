@@ -25,7 +25,9 @@ class Checkpoint(ApiModel):
 
 class Report(ApiModel):
     uri: StorageUri | None = Field(
-        None, description="Directory for report.html and TensorBoard's event files; left out, a cluster keeps none."
+        None,
+        description="Directory for history.json, from which `tpujob report` makes the report page, and for the event"
+        " files of TensorBoard. Without it, a cluster keeps neither.",
     )
     tensor_board: Boolean = Field(False, description="Write event files.")
     gradient_noise_scale: Boolean = Field(
