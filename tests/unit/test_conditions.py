@@ -1,4 +1,4 @@
-"""What a job looks like to the tools that ask whether it is well: kstatus, and through it kubectl, Flux and Argo CD."""
+"""What tools that ask for a job's health see: kstatus, and through it kubectl, Flux and Argo CD."""
 
 from datetime import datetime
 from typing import Any
@@ -73,7 +73,7 @@ def test_conditions_of_other_types_stay_as_they_are() -> None:
 
 
 def test_a_message_of_any_length_can_be_shown_and_read_back() -> None:
-    """An API server that refuses a pod may quote all of it."""
+    """The API server may quote the whole pod that it refuses."""
     status = seen(1, NOON).present(Status(), ready_state(Kind.STUCK, message="x" * 100_000))
     assert Status.read(job_of(status)["status"]) == status
 
