@@ -12,7 +12,7 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
-from tpu_training_operator.domain.objects.network_policy import Isolation
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
@@ -389,7 +389,7 @@ async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
 
 @pytest.fixture
 def isolating(store: Recorded, clock: Clock) -> Reconciler:
-    return Reconciler(store, clock, isolation=Isolation())
+    return Reconciler(store, clock, network_policy=WorkerNetworkPolicy())
 
 
 async def test_the_network_policy_is_created_before_the_workers(store: Recorded, isolating: Reconciler) -> None:

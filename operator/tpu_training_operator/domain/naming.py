@@ -1,5 +1,6 @@
 """Names and labels of everything a job owns. They are deterministic, so creating an object twice finds the first."""
 
+import re
 from dataclasses import dataclass
 
 from tpu_training_operator.api import constants
@@ -8,7 +9,7 @@ from tpu_training_operator.domain.topology import SliceLayout
 
 @dataclass(frozen=True, order=True)
 class WorkerId:
-    """One worker: the attempt, its slice, and its host within the slice (GKE's TPU_WORKER_ID)."""
+    """One worker: its attempt, its slice, and its host within the slice (GKE's TPU_WORKER_ID)."""
 
     attempt: int
     slice: int
@@ -55,15 +56,28 @@ def hostname(layout: SliceLayout, worker: WorkerId) -> str:
 
 
 def host_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
-    """The worker's DNS name inside its namespace, through the headless Service."""
+    """The worker's DNS name in its namespace, through the headless Service."""
     return f"{hostname(layout, worker)}.{service_name(job)}"
+
+
+_NOT_IN_A_VARIABLE = re.compile("[^A-Z0-9]")
+
+
+def parameter_variable(parameter: str) -> str:
+    """The environment variable of a recipe's parameter: upper case, with _ for what a shell would not take."""
+    return "TPUJOB_PARAMETER_" + _NOT_IN_A_VARIABLE.sub("_", parameter.upper())
+
+
+def gang_selector(job: str) -> dict[str, str]:
+    """Selects the worker pods of a job."""
+    return {constants.LABEL_JOB_NAME: job}
 
 
 def job_labels(job: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/managed-by": constants.MANAGER,
         "app.kubernetes.io/component": "worker",
-        constants.LABEL_JOB_NAME: job,
+        **gang_selector(job),
     }
 
 

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 
 from tpu_training_operator.api.catalogue import MachineType, Shape, shapes_of_topology, shapes_of_type
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain.words import count
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
         shapes = tuple(s for s in shapes if s.machine_type and s.machine_type.name == ref.machine_type)
         if not shapes:
             raise InvalidJob(
-                [Problem(f"{field}.machineType", f"{ref.machine_type!r} has no such slice; {_offer(offered)}")]
+                [Problem(f"{field}.machineType", f"{ref.machine_type!r} does not have this slice; {_offer(offered)}")]
             )
     return SliceLayout(shapes[0], ref.count)
 
@@ -65,7 +66,7 @@ def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
     generation, topology = ref.generation or "", ref.topology or ""
     chips = math.prod(int(side) for side in topology.split("x"))
     if chips % chips_per_host and chips > chips_per_host:
-        message = f"{chips} chips ({topology}) do not make whole hosts of {chips_per_host}"
+        message = f"{count(chips, 'chip')} ({topology}) cannot be divided over hosts of {chips_per_host}"
         raise InvalidJob([Problem(f"{field}.chipsPerHost", message)])
     return Shape(
         generation=generation,

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pydantic import ValidationError
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
-from tpu_training_operator.api.constants import LABEL_JOB_NAME, MAX_HOSTS
+from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.actions import (
     AT_ONCE,
@@ -29,7 +29,8 @@ from tpu_training_operator.domain.actions import (
 )
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked, name_taken, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.objects.network_policy import Isolation
+from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.report import Reporting
@@ -61,9 +62,9 @@ class _Unconfirmed(Exception):
 
 
 class Reconciler:
-    """`inboxes` and `reporting`: what workers report, and where to; both or neither. `isolation`: of the workers from
-    other pods; None leaves them open. `side_by_side`: how many requests of one stage run at once. `max_hosts`: a larger
-    job is not started."""
+    """`inboxes` and `reporting`: what workers report, and where; both or neither. `network_policy`: keeps other
+    pods from a job's workers. `side_by_side`: how many requests of one stage may be under way at once.
+    `max_hosts`: no larger job is begun."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Reconciler:
         *,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
-        isolation: Isolation | None = None,
+        network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         side_by_side: int = 32,
         max_hosts: int = MAX_HOSTS,
@@ -82,8 +83,8 @@ class Reconciler:
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
-        self._isolation = isolation
-        # Jobs that run without their optional object.
+        self._network_policy = network_policy
+        # Jobs without an object that may be missing.
         self._told_optional: set[JobKey] = set()
         self._metrics = metrics
         self._side_by_side = side_by_side
@@ -139,7 +140,7 @@ class Reconciler:
                 self._metrics.job_gone(key)
             return None
         # Pods are read after the job: read before it, they could lack workers of an attempt that the job left behind.
-        pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
+        pods = await self._cluster.list(PODS, key.namespace, gang_selector(key.name))
         self._pods[key] = len(pods)
         before = Status.read(job.get("status"))
         # The planner decides as if no earlier pass had failed.
@@ -147,8 +148,8 @@ class Reconciler:
         seen = job if known_good is before else {**job, "status": known_good.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=self._notebook.of(key))
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
-        if self._isolation is not None:
-            decided = self._isolation.applied(decided, job)
+        if self._network_policy is not None:
+            decided = self._network_policy.added_to(decided, job)
         try:
             if not await self._carry_out(decided, job, key):
                 return AT_ONCE

@@ -46,7 +46,7 @@ from tpu_training_operator.domain.lifecycle.start_deadline import (
 from tpu_training_operator.domain.lifecycle.waiting import tell_why
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.objects.shared import check_config_map, config_map, service
-from tpu_training_operator.domain.objects.worker_creations import WorkerCreations
+from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.recipe.resolve import check_hosts, resolve
 from tpu_training_operator.domain.report import Reporting
