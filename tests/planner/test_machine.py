@@ -12,7 +12,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
@@ -307,9 +307,16 @@ SETTINGS = settings(
 )
 
 
+MOST_ROUNDS = 3
+
+
 def test_no_order_of_events_breaks_the_gang_and_every_fault_has_fired() -> None:
     FIRED.clear()
-    run_state_machine_as_test(Gang, settings=SETTINGS)
     reports = [f"report: {phase}" for phase in ReportPhase]
-    missing = [what for what in (*ENDINGS, *STARTS, *LOSSES, *TROUBLES, *reports, *ENDS) if not FIRED[what]]
-    assert missing == [], "these have not happened once; the others: " + str(dict(FIRED))
+    for number in range(MOST_ROUNDS):
+        # The seed, because without one any edit of the machine's text draws other lives.
+        run_state_machine_as_test(seed(number)(Gang), settings=SETTINGS)
+        missing = [what for what in (*ENDINGS, *STARTS, *LOSSES, *TROUBLES, *reports, *ENDS) if not FIRED[what]]
+        if not missing:
+            return
+    raise AssertionError(f"these have not happened once: {missing}; the others: {dict(FIRED)}")
