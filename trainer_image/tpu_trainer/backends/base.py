@@ -1,4 +1,4 @@
-"""What the loop needs from the machinery below it, and the two helpers all backends share."""
+"""The protocol between loop and backend, and what all backends do alike to tensors, models and buckets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from tpu_trainer.bucket import as_complex, as_real, summed
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -156,3 +154,35 @@ def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Cal
         firsts = summed(carried, lambda flat: all_reduce(torch.where(rank == 0, flat, torch.zeros_like(flat))))
         for tensor, first in zip(tensors, firsts, strict=True):
             tensor.copy_(as_complex(first, tensor).to(tensor.dtype))
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real numbers, any other as it is: devices do not sum complex numbers."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_complex(real: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `as_real` for a tensor like `like`."""
+    return torch.view_as_complex(real) if like.is_complex() else real
+
+
+def summed(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The sums of the tensors, by one flat collective per dtype; most models have a single one."""
+    sums = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        same = [tensors[place] for place in places]
+        for place, piece in zip(places, unflatten(all_reduce(flatten(same)), same), strict=True):
+            sums[place] = piece
+    return sums
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor with all elements, in order; all of one dtype."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of `flatten`: pieces of `flat` in the shapes of `like`."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]

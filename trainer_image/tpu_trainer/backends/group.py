@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpu_trainer.bucket import as_complex, as_real, summed
+from tpu_trainer.backends.base import as_complex, as_real, summed
 from tpu_trainer.errors import PeerLostError
 
 if TYPE_CHECKING:

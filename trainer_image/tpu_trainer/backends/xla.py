@@ -15,11 +15,10 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import fill_from_rank_zero, move_model
+from tpu_trainer.backends.base import fill_from_rank_zero, move_model, summed
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.xla_device import XlaDevice
 from tpu_trainer.backends.xla_hosts import XlaHosts
-from tpu_trainer.bucket import summed
 from tpu_trainer.errors import BadSpecError
 
 if TYPE_CHECKING:
