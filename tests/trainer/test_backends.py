@@ -13,7 +13,7 @@ from tests.trainer.gang import Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
 from tpu_trainer.backends.base import map_tensors
 from tpu_trainer.backends.rendezvous import Seat
-from tpu_trainer.backends.torch_device import find_device
+from tpu_trainer.backends.torch_dist import find_device
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import BadSpecError

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the device's runtime has counted in this process since its start; all zero where nothing is compiled.
+    """What the device's runtime has counted since this process started; all zero if nothing is compiled.
 
-    compilations, compile_seconds: graphs compiled, and the time that took.
-    executions: graphs that the device has executed; the newest ones may not be among them yet.
+    compilations, compile_seconds: graphs compiled, and the time it took.
+    executions: graphs that the device has executed; the newest ones may not be counted yet.
     host_reads: transfers from the device that the backend did not make itself.
     fallbacks: operations that ran on the CPU because the device has none, by name ("aten::nonzero"); reading a
         number off the device is not one of them.
@@ -37,8 +37,8 @@ class Backend(Protocol):
 
     rank, world: this process among all; each holds an equal part of the global batch.
     local_rank: this process among those of its host.
-    drawing_rank: what random numbers on the device depend on besides the seed: the rank, or the same in all processes
-        where one program draws for the whole global batch.
+    drawing_rank: what random numbers on the device depend on besides the seed: the rank, or 0 in all processes if one
+        program draws for the whole global batch.
     device: where the model lives.
     reads_free: reading the signals of a reduced bucket costs no wait for the device.
     terms: how many processes' values a reduced bucket adds up; the mean is the sum over `terms`.
@@ -90,25 +90,25 @@ class Backend(Protocol):
         """
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Every process's row, in the order of ranks; a collective. Rows are equally long, values are float32."""
+        """Every process's row, in rank order; a collective. Rows are equally long, values are float32."""
 
     def compilations(self) -> int:
-        """`counters().compilations`, for less than a microsecond: asked after every step."""
+        """`counters().compilations` in less than a microsecond: asked after every step."""
 
     def counters(self) -> Counters:
-        """What has been counted up to now. Costs some 60 microseconds."""
+        """The counts up to now. Costs some 60 microseconds."""
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
         """A hash of the operations that are pending for `tensors`, equal where processes run the same program.
 
-        None where nothing is traced.
+        None if nothing is traced.
         """
 
     def sync(self) -> None:
-        """The end of a step: what has been traced so far is sent to the device."""
+        """Ends a step: sends to the device what has been traced so far."""
 
     def barrier(self) -> None:
-        """Returns when every process has come here, its device's work done."""
+        """Returns once every process has come here and its device has finished its work."""
 
     def close(self) -> None:
         """Leaves the gang."""
@@ -143,11 +143,11 @@ def move_model(model: nn.Module, device: torch.device) -> None:
 
 
 def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> None:
-    """A broadcast made of sums, for devices whose one collective is the all-reduce: all but rank 0 add zeros.
+    """A broadcast made of sums, for devices whose only collective is the all-reduce: all but rank 0 add zeros.
 
-    `rank` is data on the device, not a number: a number would be compiled in, and the processes would run
-    different programs. Zeros are chosen and not multiplied in, since a mask of -inf times 0 is NaN. Booleans
-    travel as integers, complex numbers as pairs of real ones.
+    `rank` is data on the device: a number would be compiled in, and the processes would run different programs. Zeros
+    are chosen, not multiplied in, since -inf times 0 is NaN. Booleans travel as integers, complex numbers as pairs of
+    real ones.
     """
     with torch.no_grad():
         carried = [tensor.to(torch.int32) if tensor.dtype == torch.bool else as_real(tensor) for tensor in tensors]
