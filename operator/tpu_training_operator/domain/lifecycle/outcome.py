@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_training_operator.api.status import MOST_METRICS, Progress, ReportPhase
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.failures.last_words import step_reached
+from tpu_training_operator.domain.failures.messages import step_reached
 from tpu_training_operator.domain.number_text import number_text
 from tpu_training_operator.domain.observed import WorkerPod
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from tpu_training_operator.domain.actions import DeletePod
+from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINTED
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 
 # A node that is under load takes its time to say that a container has stopped.
@@ -16,7 +17,6 @@ _SILENCE = timedelta(seconds=30)
 # A watch that broke lists what is there when it comes back, and never tells what has gone meanwhile. Whoever waits for
 # pods to go therefore looks, too; not more often than this, because many gangs can wait at once.
 _UNHEARD = timedelta(seconds=15)
-_TAINTED, _NODE_GONE = "DeletionByTaintManager", "DeletionByPodGC"
 
 Stages = tuple[tuple[DeletePod, ...], ...]
 
@@ -63,7 +63,7 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
     if disruption.get("status") != "True":
         return False
     is_silent = pod.condition("Ready").get("status") != "True"
-    return disruption.get("reason") == _NODE_GONE or (disruption.get("reason") == _TAINTED and is_silent)
+    return disruption.get("reason") == NODE_GONE or (disruption.get("reason") == TAINTED and is_silent)
 
 
 def _is_forced(pod: WorkerPod) -> bool:

@@ -10,8 +10,9 @@ from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
 from tpu_training_operator.domain.actions import Event, Plan
-from tpu_training_operator.domain.failures.failure_words import describe
 from tpu_training_operator.domain.failures.first import device_fault
+from tpu_training_operator.domain.failures.messages import describe
+from tpu_training_operator.domain.failures.table import ExitCode
 from tpu_training_operator.domain.lifecycle import goodput as accounts
 from tpu_training_operator.domain.lifecycle.conditions import Kind, Picture
 from tpu_training_operator.domain.lifecycle.context import Situation
@@ -21,7 +22,6 @@ from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.words import count
 
 _AT_ONCE = timedelta(0)
-_PREEMPTED = 75
 _DIVERGED = "Diverged"
 _STORAGE_DENIED = "StorageDenied"
 _FAULTS_TO_AVOID_A_NODE = 2
@@ -152,7 +152,7 @@ def _fail(here: Situation, status: Status, reason: Reason, message: str) -> Plan
 def _after_failure(here: Situation, failure: Failure) -> Goodput:
     """The attempt's account is closed at its failure; a preempted trainer has saved all that it did."""
     goodput = here.goodput_at_end(parse_time(failure.time))
-    keeps = failure.exit_code == _PREEMPTED and here.job.spec.checkpoint is not None
+    keeps = failure.exit_code == ExitCode.Preempted and here.job.spec.checkpoint is not None
     goodput = accounts.saved(goodput) if keeps else accounts.lost(goodput)
     return accounts.charge(replace(goodput, activity=Activity.RECOVERY), here.now, Activity.RECOVERY)
 
