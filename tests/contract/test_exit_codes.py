@@ -13,7 +13,7 @@ LONG_AFTER = parse_time("2026-01-01T01:00:00Z")
 
 
 def test_both_sides_have_the_same_codes_under_the_same_names() -> None:
-    operators = {code.value: code.name for code in EXIT_CODE_CLASSES}
+    operators = {code: reason for code, (_, reason) in EXIT_CODE_CLASSES.items()}
     assert operators == {member.value: member.name for member in ExitCode if member is not ExitCode.Succeeded}
 
 

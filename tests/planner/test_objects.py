@@ -139,7 +139,7 @@ def test_its_node() -> None:
     }
 
 
-def test_it_shares_a_node_pool_with_its_slice_and_with_no_other() -> None:
+def test_a_worker_shares_its_node_pool_only_with_its_slice() -> None:
     own = ["8b6b0c5e1f7a4c399d110242ac120002-3-0"]
 
     def term(*expressions: Object) -> Object:

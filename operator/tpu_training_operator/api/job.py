@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, Rule, StorageUri
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
@@ -44,7 +44,9 @@ class Checkpoint(ApiModel):
 
 class Report(ApiModel):
     uri: StorageUri | None = Field(
-        None, description="Directory for report.html and TensorBoard event files. Left out, a cluster keeps none."
+        None,
+        description="Directory for history.json, from which `tpujob report` makes the report page, and for TensorBoard"
+        " event files. Without it, a cluster keeps neither.",
     )
     tensor_board: Boolean = Field(False, description="Write TensorBoard event files to uri.")
     gradient_noise_scale: Boolean = Field(
@@ -161,7 +163,9 @@ _BESIDE_THE_NAME = len("99999-4999.,")
 
 
 def _host_names_fit(job: "TPUTrainingJob") -> bool:
-    return hosts_per_slice_asked(job.spec.slice) * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
+    hosts = hosts_per_slice_asked(job.spec.slice)
+    # No shorter name helps a slice that has too many hosts for any job; another rule says so.
+    return hosts > MAX_HOSTS or hosts * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
 
 
 def _explain_host_names(job: "TPUTrainingJob") -> str:
@@ -185,8 +189,8 @@ class TPUTrainingJob(ApiModel):
             holds=_name_fits,
         ),
         Rule(
-            cel=f"{cel_hosts_per_slice('self.spec.slice')} * (self.metadata.name.size() + {_BESIDE_THE_NAME})"
-            f" <= {MAX_HOST_NAMES_LENGTH}",
+            cel=f"[{cel_hosts_per_slice('self.spec.slice')}].all(hosts, hosts > {MAX_HOSTS}"
+            f" || hosts * (self.metadata.name.size() + {_BESIDE_THE_NAME}) <= {MAX_HOST_NAMES_LENGTH})",
             message="metadata.name is too long for a slice of so many hosts; shorten it: one environment variable"
             " (TPU_WORKER_HOSTNAMES) holds the names of all hosts, and Linux allows 128 KiB",
             holds=_host_names_fit,

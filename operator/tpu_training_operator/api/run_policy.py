@@ -53,8 +53,9 @@ class RestartLimits(ApiModel):
     )
     unknown: _RestartLimit = Field(3, alias="Unknown", description="Restarts after failures of unknown cause.")
 
-    def of(self, failure_class: FailureClass) -> int:
-        return {
+    def of(self, failure_class: FailureClass) -> int | None:
+        """None: without limit."""
+        limit = {
             FailureClass.USER_ERROR: self.user_error,
             FailureClass.INFRASTRUCTURE: self.infrastructure,
             FailureClass.PREEMPTION: self.preemption,
@@ -63,6 +64,7 @@ class RestartLimits(ApiModel):
             FailureClass.NOT_FINITE: self.not_finite,
             FailureClass.UNKNOWN: self.unknown,
         }[failure_class]
+        return None if limit == UNLIMITED else limit
 
 
 class Backoff(ApiModel):

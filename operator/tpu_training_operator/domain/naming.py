@@ -1,4 +1,4 @@
-"""Names and labels of everything a job owns. They are deterministic, so an object created twice meets itself."""
+"""Names and labels of everything a job owns. They are deterministic, so creating an object twice finds the first."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class WorkerId:
 
     @staticmethod
     def of_pod(name: str) -> "WorkerId | None":
-        """The inverse of `pod_name`; None for any other name."""
+        """The inverse of `pod_name`; None for a name of any other form."""
         indices = name.split("-")[-3:]
         if len(indices) < 3 or not all(index.isascii() and index.isdigit() for index in indices):
             return None
@@ -28,7 +28,7 @@ class WorkerId:
 
 
 def workers(layout: SliceLayout, attempt: int) -> list[WorkerId]:
-    """All workers of an attempt; a worker's position is its host's index in the whole job."""
+    """All workers of an attempt, ordered by `host_index`."""
     return [
         WorkerId(attempt, slice_index, host)
         for slice_index in range(layout.slices)
@@ -45,16 +45,13 @@ def config_map_name(job: str, attempt: int) -> str:
 
 
 def host_index(layout: SliceLayout, worker: WorkerId) -> int:
-    """The worker's index among all hosts of the job, over all slices."""
+    """The worker's index among the hosts of all slices."""
     return worker.slice * layout.hosts_per_slice + worker.host
 
 
 def hostname(layout: SliceLayout, worker: WorkerId) -> str:
-    """The pod's own name for itself.
-
-    It is short, because TPU_WORKER_HOSTNAMES lists all hosts of a slice. It contains the attempt, because an old worker
-    on a lost node may still be in DNS.
-    """
+    """The pod's hostname. Short, because TPU_WORKER_HOSTNAMES lists a whole slice. It contains the attempt, because an
+    old worker on a lost node may still be in DNS."""
     return f"{worker.attempt}-{host_index(layout, worker)}"
 
 
@@ -94,5 +91,5 @@ def worker_labels(job: str, uid: str, worker: WorkerId) -> dict[str, str]:
 
 
 def slice_id(uid: str, worker: WorkerId) -> str:
-    """One slice of one attempt, unique in the cluster. A label value, so at most 63 characters."""
+    """Identifies one slice of one attempt in the cluster. A label value: at most 63 characters."""
     return f"{uid.replace('-', '')}-{worker.attempt}-{worker.slice}"

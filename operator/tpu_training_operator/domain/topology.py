@@ -1,4 +1,4 @@
-"""What a slice's name means: hosts, chips, replicas."""
+"""How many hosts, chips and replicas a named slice has."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tpu_training_operator.domain.words import count
 
 @dataclass(frozen=True)
 class SliceLayout:
-    """All slices of a job. They have one shape.
+    """The hosts and replicas of a job: `slices` slices of one shape.
 
     A replica is one XLA device: one per chip, but two per chip on v2, v3 and tpu7x.
     """
@@ -35,13 +35,16 @@ class SliceLayout:
     def replicas(self) -> int:
         return self.slices * self.shape.devices
 
+    def has(self, slice_index: int, host: int) -> bool:
+        return slice_index < self.slices and host < self.hosts_per_slice
+
     def __str__(self) -> str:
         times = f"{self.slices} x " if self.slices > 1 else ""
         return f"{times}{self.shape.accelerator_type}"
 
 
 def layout_of(ref: SliceRef, field: str) -> SliceLayout:
-    """The layout that `ref` at path `field` names. Raises InvalidJob if the slice does not exist."""
+    """The layout that `ref` at path `field` names. Raises InvalidJob if the catalogue has none."""
     if ref.accelerator_type is not None:
         shapes = shapes_of_type(ref.accelerator_type)
     elif ref.chips_per_host is not None:
@@ -59,7 +62,7 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
 
 
 def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
-    """A shape of a generation newer than the catalogue, as the user describes it."""
+    """The shape that the user describes for a generation newer than the catalogue."""
     generation, topology = ref.generation or "", ref.topology or ""
     chips = math.prod(int(side) for side in topology.split("x"))
     if chips % chips_per_host and chips > chips_per_host:
@@ -68,7 +71,7 @@ def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
     return Shape(
         generation=generation,
         topology=topology,
-        # Since tpu7x GKE's node label is the generation's name.
+        # From tpu7x on, the node label is the generation's name.
         machine_type=MachineType("", chips_per_host, generation, multi_host=chips > chips_per_host),
         accelerator_type=f"{generation}-{topology}",
         chips=chips,

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.failures.messages import step_reached, with_ending
 from tpu_training_operator.domain.failures.pod_signs import deletion_asked, disruption, ended_at, has_started
 from tpu_training_operator.domain.failures.table import (
-    DELETED,
+    DELETED_WHILE_RUNNING,
     DEVICE_FAULTS,
     Doubt,
     Row,
@@ -68,13 +69,15 @@ def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now
         slice=slice_index,
         host=host,
         failure_class=FailureClass.INFRASTRUCTURE,
-        reason="PodDeleted",
-        message=DELETED,
+        reason=FailureReason.POD_DELETED,
+        message=DELETED_WHILE_RUNNING,
         time=format_time(now),
     )
 
 
-def hang(pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: str = "NoProgress") -> Failure:
+def hang(
+    pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: FailureReason = FailureReason.NO_PROGRESS
+) -> Failure:
     """The failure of a gang without progress. A long message keeps its first line and the end of its stacks."""
     what, _, stacks = message.partition("\n")
     return Failure(

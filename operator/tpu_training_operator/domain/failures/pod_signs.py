@@ -12,11 +12,11 @@ from functools import lru_cache
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
 
-Sign = Callable[[WorkerPod], bool]
+# Reasons of the condition DisruptionTarget when the control plane has given up on a node.
+TAINT_EVICTION = "DeletionByTaintManager"
+NODE_GONE = "DeletionByPodGC"
 
-TAINTED, NODE_GONE = "DeletionByTaintManager", "DeletionByPodGC"
-NODE_LOST = (TAINTED, NODE_GONE)
-"""Reasons of the condition DisruptionTarget when the control plane gives up a node, or the node is gone."""
+Sign = Callable[[WorkerPod], bool]
 
 # The end of a container and the condition that announces it come from different clocks.
 _CLOCKS_DIFFER = timedelta(seconds=5)
@@ -98,9 +98,7 @@ def ended_by(pod: WorkerPod) -> datetime | None:
 
 def has_started(pod: WorkerPod) -> bool:
     """The worker's container runs or has run. If it could not be started, its start time is in 1970."""
-    beside = pod.raw.get("status", {}).get("containerStatuses") or ()
-    worker = (container for container in beside if container.get("name") == constants.CONTAINER_NAME)
-    runs = any((container.get("state") or {}).get("running") is not None for container in worker)
+    runs = (pod.container.get("state") or {}).get("running") is not None
     return runs or _known(pod, pod.termination.get("startedAt")) is not None
 
 
@@ -135,28 +133,13 @@ def disruption(pod: WorkerPod) -> Object:
     return {} if came_late else condition
 
 
-def waiting(pod: WorkerPod) -> tuple[str, str]:
-    """Reason and message of the container that keeps the worker from starting, or ("", "").
-
-    It may be an init container that a webhook added, for which the worker's container waits.
-    """
-    status = pod.raw.get("status", {})
-    beside = status.get("containerStatuses") or ()
-    worker = (container for container in beside if container.get("name") == constants.CONTAINER_NAME)
-    for container in (*(status.get("initContainerStatuses") or ()), *worker):
-        if found := (container.get("state") or {}).get("waiting"):
-            return str(found.get("reason") or ""), str(found.get("message") or "")
-    return "", ""
-
-
 def is_held_up(pod: WorkerPod) -> bool:
-    return bool(waiting(pod)[0])
+    return bool(pod.waiting()[0])
 
 
 def failed_sidecar(pod: WorkerPod) -> str:
-    """How a container other than the trainer failed; empty if none did."""
-    status = pod.raw.get("status", {})
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+    """How a container other than the worker's failed; empty if none did."""
+    for container in (*pod.init_containers, *pod.containers):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
             said = str(ended.get("message") or "").strip()
@@ -182,7 +165,7 @@ def terminated_as(*reasons: str) -> Sign:
 
 
 def waits_as(*reasons: str) -> Sign:
-    return lambda pod: waiting(pod)[0] in reasons
+    return lambda pod: pod.waiting()[0] in reasons
 
 
 def exited_with(*codes: int) -> Sign:
@@ -193,7 +176,7 @@ def mentions(text: re.Pattern[str]) -> Sign:
     """Whether the text matches the message of the pod, of the waiting container or of the ended one."""
 
     def found(pod: WorkerPod) -> bool:
-        return any(_is_in(_ends(said), text) for said in (status_message(pod), waiting(pod)[1], pod.last_words))
+        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
 
     return found
 

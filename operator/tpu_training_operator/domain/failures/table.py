@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 
+from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
-    NODE_LOST,
+    NODE_GONE,
+    TAINT_EVICTION,
     Sign,
     both,
     deleted_first,
@@ -32,43 +34,26 @@ from tpu_training_operator.domain.failures.pod_signs import (
     status_message,
     status_reason,
     terminated_as,
-    waiting,
     waits_as,
 )
 from tpu_training_operator.domain.observed import WorkerPod
 
-
-class ExitCode(IntEnum):
-    """The trainer's exit codes, named like their reasons. A contract test compares them with `tpu_trainer.contract`."""
-
-    UserError = 1
-    NotFinite = 65
-    PeerLost = 69
-    InternalError = 70
-    Hung = 71
-    StorageFailed = 74
-    Preempted = 75
-    Diverged = 76
-    StorageDenied = 77
-    BadSpec = 78
-
-
-EXIT_CODE_CLASSES: Mapping[ExitCode, FailureClass] = {
-    ExitCode.UserError: FailureClass.USER_ERROR,
-    ExitCode.NotFinite: FailureClass.NOT_FINITE,
-    ExitCode.PeerLost: FailureClass.INFRASTRUCTURE,
-    ExitCode.InternalError: FailureClass.UNKNOWN,
-    ExitCode.Hung: FailureClass.HANG,
-    ExitCode.StorageFailed: FailureClass.INFRASTRUCTURE,
-    ExitCode.Preempted: FailureClass.PREEMPTION,
+EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
+    ExitCode.USER_ERROR: (FailureClass.USER_ERROR, "UserError"),
+    ExitCode.NOT_FINITE: (FailureClass.NOT_FINITE, "NotFinite"),
+    ExitCode.PEER_LOST: (FailureClass.INFRASTRUCTURE, "PeerLost"),
+    ExitCode.INTERNAL_ERROR: (FailureClass.UNKNOWN, "InternalError"),
+    ExitCode.HUNG: (FailureClass.HANG, "Hung"),
+    ExitCode.STORAGE_FAILED: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
+    ExitCode.PREEMPTED: (FailureClass.PREEMPTION, "Preempted"),
     # A chip that computes wrongly would fail this way; on other nodes the same program may succeed.
-    ExitCode.Diverged: FailureClass.UNKNOWN,
-    ExitCode.StorageDenied: FailureClass.USER_ERROR,
-    ExitCode.BadSpec: FailureClass.USER_ERROR,
+    ExitCode.DIVERGED: (FailureClass.UNKNOWN, FailureReason.DIVERGED),
+    ExitCode.STORAGE_DENIED: (FailureClass.USER_ERROR, FailureReason.STORAGE_DENIED),
+    ExitCode.BAD_SPEC: (FailureClass.USER_ERROR, "BadSpec"),
 }
 
 # Reasons that point at a node's chips rather than at the node or the network.
-DEVICE_FAULTS = frozenset({"DeviceBusy", "DeviceFailed", "DevicesUnhealthy"})
+DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
 
 # 128 plus the signal that ended a program because of its own error.
 _SIGNALS = {
@@ -206,7 +191,7 @@ def _kubelet_said(pod: WorkerPod) -> str:
 
 
 def _container_waits(pod: WorkerPod) -> str:
-    reason, message = waiting(pod)
+    reason, message = pod.waiting()
     return message or f"the container waits in {reason}"
 
 
@@ -235,7 +220,7 @@ def _always(_: WorkerPod) -> bool:
     return True
 
 
-DELETED = "the pod was deleted while the gang was running"
+DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost track of the container, as after a restart of the node"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
 _EXITED_EARLY = (
@@ -271,7 +256,7 @@ _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
 )
 
 _DISRUPTED = (
-    Row("NodeLost", _INFRASTRUCTURE, disrupted_by(*NODE_LOST), _announced),
+    Row("NodeLost", _INFRASTRUCTURE, disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
     # The kubelet's condition has the same reason for all pods that it ends, so the pod's own reason decides.
     Row("NodeShutdown", _PREEMPTION, kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
     # The pod exceeded its own limit, and would on any other node.
@@ -289,14 +274,14 @@ _DISRUPTED = (
 _ENDED_FROM_OUTSIDE = (
     Row("OOMKilled", FailureClass.OUT_OF_MEMORY, terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
     Row(
-        "DevicesUnhealthy",
+        FailureReason.DEVICES_UNHEALTHY,
         _INFRASTRUCTURE,
         both(kubelet_says("UnexpectedAdmissionError"), mentions(_UNHEALTHY_CHIPS)),
         _kubelet_said,
     ),
     # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: it concerns the node.
     Row(status_reason, _INFRASTRUCTURE, ended_by_kubelet, _kubelet_said),
-    Row("PodDeleted", _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED)),
+    Row(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
     # After the node restarted containerd does not know how the container ended (255), or the kubelet cannot find it.
     Row(
         "ContainerStatusUnknown",
@@ -310,8 +295,8 @@ _NEVER_RAN = (
     Row("PodFailed", _INFRASTRUCTURE, never_ran, lambda pod: status_message(pod) or "the pod failed"),
 )
 _LAST_WORDS = (
-    Row("DeviceBusy", _INFRASTRUCTURE, mentions(_CHIP_BUSY), _last_words),
-    Row("DeviceFailed", _INFRASTRUCTURE, mentions(_CHIP_BROKEN), _last_words),
+    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, mentions(_CHIP_BUSY), _last_words),
+    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, mentions(_CHIP_BROKEN), _last_words),
     Row("DeviceDenied", _USER, mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
     Row("SharedMemoryFull", _USER, mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
     Row("LoaderLost", _USER, mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
@@ -329,13 +314,13 @@ _EXIT_CODES = (
     Row("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
     *(
         Row(
-            code.name,
+            reason,
             failure_class,
             exited_with(code),
             _said_or_code,
-            doubt=Doubt.LOST_PEER if code is ExitCode.PeerLost else Doubt.IN_OWN_LOOP,
+            doubt=Doubt.LOST_PEER if code is ExitCode.PEER_LOST else Doubt.IN_OWN_LOOP,
         )
-        for code, failure_class in EXIT_CODE_CLASSES.items()
+        for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
     ),
     # 2: wrong arguments, in Python and most programs. 126 and 127: the shell could not execute or find the program.
     Row("UserError", _USER, exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
@@ -353,7 +338,9 @@ _NEVER_STARTS = (
     Row("ImageNotFound", _USER, both(waits_as("ImagePullBackOff"), mentions(_NO_IMAGE)), _container_waits, _AT_ONCE),
     Row("ImageNotFound", _USER, both(_PULLS, mentions(_NO_IMAGE)), _container_waits, _MOMENT),
     Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
-    Row("DeviceFailed", _INFRASTRUCTURE, both(_CREATES, mentions(_CHIP_BROKEN)), _container_waits, _MOMENT),
+    Row(
+        FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, both(_CREATES, mentions(_CHIP_BROKEN)), _container_waits, _MOMENT
+    ),
     Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(_MAY_HEAL)), _container_waits, _RETRIES),
     Row("CannotStart", _USER, both(_CREATES, mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
     Row(
@@ -364,7 +351,7 @@ _NEVER_STARTS = (
         _AT_ONCE,
     ),
     Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
-    Row(lambda pod: waiting(pod)[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
+    Row(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )
 _DOES_NOT_START = (*_START_ERRORS, *_NEVER_STARTS)
 _ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_START_ERRORS, *_EXIT_CODES)
