@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, State
 from tpu_training_operator.cli.job_view import JobView, until
 from tpu_training_operator.cli.words import ago, duration, several
-from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why, gist
+from tpu_training_operator.domain.failures.messages import failed_where, failed_why, gist
 from tpu_training_operator.domain.hosts import Group, Hosts, group_words
 from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.domain.words import count

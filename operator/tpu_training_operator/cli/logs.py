@@ -18,7 +18,7 @@ from tpu_training_operator.cli.cluster import (
 from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog, Sink
 from tpu_training_operator.cli.log_sinks import OneLog, Out, SeveralLogs, Terminal
 from tpu_training_operator.cli.program import program_name
-from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why
+from tpu_training_operator.domain.failures.messages import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
 
 # Each log that is followed is a connection, here and from the API server to the node.

@@ -13,7 +13,7 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.status import MOST_METRICS, Goodput, Progress, ReportPhase, State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.actions import AT_ONCE, DeleteJob, Event, Plan
-from tpu_training_operator.domain.failures.last_words import step_reached
+from tpu_training_operator.domain.failures.messages import step_reached
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.goodput import active_seconds
