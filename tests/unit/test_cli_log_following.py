@@ -10,9 +10,9 @@ from aiohttp import web
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, selected, served
 from tests.unit.pods import ended, pod, ready
 from tests.unit.seen_jobs import JOBS, condition, seen_job
-from tpu_training_operator.cli import log_following
+from tpu_training_operator.cli import log_reader
 from tpu_training_operator.cli.cluster import OPTIONS
-from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog
+from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.kube import informer
 from tpu_training_operator.kube.client import connect
@@ -30,16 +30,12 @@ class Kept:
     """A sink that keeps what it gets."""
 
     logs: dict[WorkerId, bytes] = field(default_factory=dict)
-    ended: list[WorkerId] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def write(self, worker: WorkerId, text: bytes) -> None:
-        self.logs[worker] = self.logs.get(worker, b"") + text
+    def write(self, worker: WorkerId, lines: list[bytes]) -> None:
+        self.logs[worker] = self.logs.get(worker, b"") + b"".join(line + b"\n" for line in lines)
         self.heard.set()
-
-    def end(self, worker: WorkerId) -> None:
-        self.ended.append(worker)
 
     def say(self, text: str) -> None:
         self.told.append(text)
@@ -55,7 +51,7 @@ class Kept:
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(log_following, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(log_reader, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -100,11 +96,11 @@ async def test_the_log_of_a_worker_that_has_ended_is_shown_whole(
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
     sink = Kept()
     await followed(logs(sink), HOST_0)
-    assert (sink.logs, sink.ended, sink.told) == ({HOST_0: TEXT}, [HOST_0], [])
+    assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
 
 
 @pytest.mark.parametrize("cut", [0, 10, 30, 31, 40, 45, 46, 47, 100, len(log_of(*LINES)) - 1])
-async def test_a_connection_that_is_reset_in_a_line_is_taken_up_there(
+async def test_a_connection_reset_within_a_line_prints_that_line_once(
     cluster: OneJobCluster, logs: Callable[..., LogReader], cut: int
 ) -> None:
     finished(cluster, pod(0))
@@ -124,7 +120,7 @@ async def test_after_a_break_only_what_is_missing_is_asked_for(
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
     cluster.faults["log digits-1-0-0"] = [breaks_off(log[: log.index(b"line 7")])]
     await followed(logs(Kept()), HOST_0)
-    assert [query.get("sinceTime") for query in cluster.queries("log digits-1-0-0")] == [None, "2026-01-15T12:00:07.5Z"]
+    assert [query.get("sinceTime") for query in cluster.queries("log digits-1-0-0")] == [None, "2026-01-15T12:00:06.5Z"]
 
 
 async def test_only_the_tail_is_shown_but_no_line_after_it_is_left_out(
@@ -165,7 +161,7 @@ async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
 async def test_a_worker_that_says_nothing_is_asked_again_without_a_word(
     cluster: OneJobCluster, logs: Callable[..., LogReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_following, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(log_reader, "_SILENT_SECONDS", 0.05)
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
     over = asyncio.Event()
@@ -287,7 +283,7 @@ async def test_several_logs_are_shown_one_after_the_other(
     cluster.faults["log digits-1-0-1"] = [breaks_off(log_of("one")[:-2])]
     sink = Kept()
     await logs(sink).show([HOST_0, HOST_1])
-    assert (sink.logs, sink.ended) == ({HOST_0: b"zero\n", HOST_1: b"one\n"}, [HOST_0, HOST_1])
+    assert [*sink.logs.items()] == [(HOST_0, b"zero\n"), (HOST_1, b"one\n")]
     assert [query["follow"] for query in cluster.queries("log digits-1-0-1")] == ["false", "false"]
 
 

@@ -13,7 +13,7 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.api.text import plain_json
-from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.errors import CommandError
 from tpu_training_operator.cli.words import several
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
@@ -21,7 +21,6 @@ from tpu_training_operator.kube.credentials import NoCredentials, load_personal_
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 
 _INTERRUPTED = 130
-_BAD_INPUT = 2
 _UNAUTHORIZED = 401
 _MOST_NAMES = 5
 # 128 connections: --follow holds one for each log. What a cluster's strangers wrote is shown on a terminal.
@@ -29,14 +28,8 @@ OPTIONS = ClientOptions(agent="tpujob", clean=plain_json, patience=30.0, connect
 _RIGHTS = f"get, list and watch {PLURAL}.{GROUP} and pods; get pods/log"
 
 
-class ClusterProblem(click.ClickException):
-    """The cluster has no such job, refuses, or cannot be reached: exit status 2."""
-
-    exit_code = _BAD_INPUT
-
-    def show(self, file: object = None) -> None:
-        for line in self.message.splitlines():
-            click.echo(f"{program_name()}: {line}", err=True)
+class ClusterProblem(CommandError):
+    """The cluster has no such job, refuses, or does not answer."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """`tpujob logs NAME`: what the workers write, of one host, of several, or of the one that failed."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,8 @@ from tpu_training_operator.cli.cluster import (
     find_job,
     job_key,
 )
-from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog, Sink
-from tpu_training_operator.cli.log_sinks import OneLog, Out, SeveralLogs, Terminal
-from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.errors import program_name
+from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog, Printer
 from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
 
@@ -89,10 +87,14 @@ async def _print_logs(connection: Connection, name: str, choice: Choice | None, 
     """`choice` None: the worker that failed last."""
     job = JobNow.of(await find_job(connection, name))
     workers = _failed(job, name) if choice is None else _chosen(job, name, choice)
-    out: Out = Terminal(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
-    sink: Sink = OneLog(out) if len(workers) == 1 else SeveralLogs(out)
-    key = job_key(connection, name)
-    reader = LogReader(connection.client, key, job, sink, tail=manner.tail, show_times=manner.timestamps)
+    reader = LogReader(
+        connection.client,
+        job_key(connection, name),
+        job,
+        Printer(places=len(workers) > 1),
+        tail=manner.tail,
+        show_times=manner.timestamps,
+    )
     if manner.follow:
         _check_number(workers)
         await reader.follow(workers, further_attempts=choice is not None and choice.attempt is None)

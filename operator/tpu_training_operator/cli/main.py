@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.errors import program_name
 
 # With their help, so that a list of them imports none: to import them all takes ten times as long as this module.
 _COMMANDS = {

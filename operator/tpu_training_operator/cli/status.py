@@ -8,11 +8,11 @@ import click
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
+from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_report import as_json, report_rows
 from tpu_training_operator.cli.job_rows import headline, state_style
 from tpu_training_operator.cli.job_table import HEADER, json_entry, table_row
 from tpu_training_operator.cli.job_view import JobView, job_view
-from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.domain.hosts import Host, host_of
 from tpu_training_operator.kube.client import Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS
