@@ -48,7 +48,7 @@ class ModelCluster:
 
     @property
     def status(self) -> Status:
-        return Status.model_validate(self.job.get("status") or {})
+        return Status.read(self.job.get("status"))
 
     @property
     def uid(self) -> str:

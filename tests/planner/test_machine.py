@@ -151,7 +151,7 @@ class Gang(Surroundings):
         read_job = data.draw(st.integers(0, len(self.memory) - 1), label="job read at")
         read_pods = data.draw(st.integers(read_job, len(self.memory) - 1), label="pods read at")
         seen = self.memory[read_job][0], self.memory[read_pods][1]
-        known = Status.model_validate(seen[0].get("status") or {}).attempt
+        known = Status.read(seen[0].get("status")).attempt
         newer = [copied(pod) for pod in self.own_pods() if attempt_of(pod) > known]
         before, was_there = self.cluster.status, not self.cluster.job_is_gone
         already = {pod["metadata"]["uid"] for pod in self.own_pods()}

@@ -99,7 +99,7 @@ async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> time
 
 
 async def status_of(store: Recorded) -> Status:
-    return Status.model_validate((await store.get(JOBS, "default", "digits")).get("status"))
+    return Status.read((await store.get(JOBS, "default", "digits")).get("status"))
 
 
 async def test_the_job_is_read_before_its_pods(store: Recorded, reconciler: Reconciler) -> None:

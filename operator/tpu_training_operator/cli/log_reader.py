@@ -78,7 +78,7 @@ class JobNow:
 
     @staticmethod
     def of(raw: Object) -> "JobNow":
-        return JobNow(raw["metadata"]["uid"], Status.model_validate(raw.get("status") or {}))
+        return JobNow(raw["metadata"]["uid"], Status.read(raw.get("status")))
 
     @property
     def has_finished(self) -> bool:

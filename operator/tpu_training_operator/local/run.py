@@ -171,7 +171,7 @@ class _Watch:
 
     async def read_status(self) -> None:
         job = await self._store.get(JOBS, self._key.namespace, self._key.name)
-        self._status = Status.model_validate(job.get("status") or {})
+        self._status = Status.read(job.get("status"))
 
     def look(self) -> None:
         reports = self._new_reports()

@@ -54,7 +54,7 @@ def _key(job: Object) -> JobKey:
 
 def _state(job: Object) -> State | None:
     try:
-        return Status.model_validate(job.get("status") or {}).state
+        return Status.read(job.get("status")).state
     except ValidationError:
         # Its own pass says what is wrong; the others' must not wait for it.
         return None

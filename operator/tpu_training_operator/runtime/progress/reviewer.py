@@ -146,7 +146,7 @@ def _sender(job: Object, pod: Object) -> Sender:
     [worker] = workers
     if worker.worker != WorkerId(worker.worker.attempt, 0, 0):
         raise Refused(403, f"pod {worker.name} is not worker 0; only slice 0 host 0 reports")
-    status = Status.model_validate(job.get("status") or {})
+    status = Status.read(job.get("status"))
     if worker.worker.attempt > status.attempt:
         raise Refused(403, f"pod {worker.name} is of attempt {worker.worker.attempt}, which has not begun")
     resolved = status.resolved
