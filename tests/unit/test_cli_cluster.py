@@ -26,7 +26,7 @@ from rich.console import Console
 from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread, status
 from tests.unit.pods import pod, ready
-from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job, view_of
+from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.watch import Lines, display
 
@@ -50,8 +50,7 @@ def kubeconfig(cluster: OneJobCluster, tmp_path: Path) -> Path:
 
 
 def show(cluster: OneJobCluster, stage: str) -> None:
-    job, pods = JOBS[stage]
-    cluster.show(job, *pods)
+    cluster.show(*JOBS[stage].bodies)
 
 
 def tpujob(kubeconfig: Path, command: str, *arguments: str) -> Result:
@@ -74,15 +73,14 @@ def test_status_tells_everything_about_one_job(cluster: OneJobCluster, kubeconfi
     first, *rest = [line.rstrip() for line in result.stdout.splitlines()]
     assert first == "digits: Running, attempt 1, v5litepod-16 (namespace default)"
     assert " hosts      4/4 ready" in rest
-    assert " step       150/300 (50 %), training" in rest
+    assert " step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %, training" in rest
 
 
 @pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_status_for_programs(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
     show(cluster, "restarting")
     found = parse(tpujob(kubeconfig, "status", "digits", "-o", output).stdout)
-    job, _ = JOBS["restarting"]
-    assert found["status"] == job["status"]
+    assert found["status"] == JOBS["restarting"].job["status"]
     assert found["hosts"] == {
         "total": 4,
         "ready": 0,
@@ -138,7 +136,7 @@ def test_watch_ends_with_1_and_the_message_of_a_job_that_fails(cluster: OneJobCl
     show(cluster, "failed")
     result = tpujob(kubeconfig, "watch", "digits")
     assert result.exit_code == 1
-    assert result.stderr.startswith("Failed: slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError")
+    assert result.stderr.startswith("Failed: slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError")
     assert TRACEBACK in result.stderr
 
 
@@ -146,19 +144,18 @@ def test_without_a_terminal_only_what_has_changed_is_printed(capsys: pytest.Capt
     lines = Lines()
 
     def printed(stage: str, trouble: str | None = None) -> list[str]:
-        job, pods = JOBS[stage]
-        lines.show(view_of(job, *pods), trouble)
+        lines.show(JOBS[stage].view(), trouble)
         out, errors = capsys.readouterr()
         return (out + errors).splitlines()
 
-    assert [line[:29] for line in printed("running")] == ["12:00:00 digits: Running, att"]
+    assert [line[:29] for line in printed("running")] == ["12:07:14 digits: Running, att"]
     assert printed("running") == []
-    assert printed("running", "reset") == ["12:00:00 connection lost, trying again: reset"]
+    assert printed("running", "reset") == ["12:07:14 connection lost, trying again: reset"]
     assert printed("running", "still down") == []
     assert [line[:29] for line in printed("restarting")] == [
-        "12:00:00 digits: Restarting, ",
-        "12:00:00   why: attempt 3 fol",
-        "12:00:00   failure: Infrastru",
+        "12:13:15 digits: Restarting, ",
+        "12:13:15   why: attempt 4 beg",
+        "12:13:15   failure: Infrastru",
     ]
 
 
@@ -166,8 +163,7 @@ def test_on_a_terminal_the_table_is_drawn_in_its_place() -> None:
     screen = io.StringIO()
     with display(Console(file=screen, force_terminal=True, width=80, height=30)) as shown:
         for stage in ("starting", "running"):
-            job, pods = JOBS[stage]
-            shown.show(view_of(job, *pods), None)
+            shown.show(JOBS[stage].view(), None)
     assert "\x1b[2K" in screen.getvalue(), "lines are erased before they are drawn again"
     assert "1/4 ready" in screen.getvalue()
     assert "4/4 ready" in screen.getvalue()
@@ -269,9 +265,9 @@ def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJo
     show(cluster, "restarting")
     result = tpujob(kubeconfig, "logs", "digits", "--failed")
     assert result.exit_code == 0
-    assert result.stderr == "tpujob: there is no pod digits-2-0-2; this is what its status has kept\n"
+    assert result.stderr == "tpujob: there is no pod digits-3-0-2; its status says:\n"
     assert result.stdout.splitlines() == [
-        "Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 2",
+        "Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 3",
         "the worker was killed (exit code 137)",
     ]
 
@@ -281,7 +277,7 @@ def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJo
     [
         ("running", ["--failed"], "no worker of digits has failed"),
         ("running", [], "there is no pod digits-1-0-0"),
-        ("failed", [], "there is no pod digits-1-0-0; the failed one's: tpujob logs digits --failed"),
+        ("failed", [], "there is no pod digits-1-0-0; the failed worker's log: tpujob logs digits --failed"),
         ("not seen", [], "digits has no workers yet: see tpujob status digits"),
     ],
 )
@@ -373,13 +369,12 @@ def on_a_terminal(kubeconfig: Path, *arguments: str) -> str:
 @pytest.fixture
 def hostile(cluster: OneJobCluster) -> OneJobCluster:
     """Its status was written by somebody who means ill, and so were the pods' messages and the log."""
-    job, pods = JOBS["failed"]
-    job = copy.deepcopy(job)
+    job = copy.deepcopy(JOBS["failed"].job)
     job["status"]["lastFailure"] |= {"message": HOSTILE, "node": HOSTILE, "reason": HOSTILE, "pod": HOSTILE}
     job["status"]["progress"] = {"step": 1, "totalSteps": 2, "loss": HOSTILE, "warnings": [HOSTILE]}
     for condition in job["status"]["conditions"]:
         condition["message"] = HOSTILE
-    cluster.show(job, *pods)
+    cluster.show(job, *JOBS["failed"].pods)
     cluster.logs["digits-1-0-0"] = f"2026-01-15T12:00:00.1Z {HOSTILE}\n".encode()
     cluster.logs["digits-1-0-1"] = cluster.logs["digits-1-0-0"]
     return cluster

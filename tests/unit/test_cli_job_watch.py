@@ -12,9 +12,9 @@ from aiohttp.test_utils import unused_port
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import progress, seen_job
-from tpu_training_operator.cli import job_watch
+from tpu_training_operator.cli import watch
 from tpu_training_operator.cli.cluster import OPTIONS
-from tpu_training_operator.cli.job_watch import Seen, watch_job
+from tpu_training_operator.cli.watch import Seen, watch_job
 from tpu_training_operator.kube import client, informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JobKey, Object
@@ -26,13 +26,13 @@ PATIENCE = 30
 # Longer than any test: only changes bring a new picture.
 NO_TICK = 600.0
 
-Pictures = AsyncGenerator[Seen[Object], None]
+Pictures = AsyncGenerator[Seen, None]
 
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(job_watch, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ async def cluster() -> AsyncIterator[OneJobCluster]:
 @asynccontextmanager
 async def watching(cluster: OneJobCluster) -> AsyncIterator[Pictures]:
     async with connect(credentials_for(cluster.url), OPTIONS) as reader:
-        pictures = watch_job(reader, KEY, lambda body: body, NO_TICK)
+        pictures = watch_job(reader, KEY, NO_TICK)
         async with aclosing(pictures):
             yield pictures
 
 
-async def until(pictures: Pictures, condition: Any) -> Seen[Object]:
+async def until(pictures: Pictures, condition: Any) -> Seen:
     """The first picture that meets it."""
     async with asyncio.timeout(PATIENCE):
         async for seen in pictures:
@@ -60,7 +60,7 @@ async def until(pictures: Pictures, condition: Any) -> Seen[Object]:
 
 
 def step(number: int) -> Any:
-    def condition(seen: Seen[Object]) -> bool:
+    def condition(seen: Seen) -> bool:
         return bool(seen.job) and seen.job["status"].get("progress", {}).get("step") == number
 
     return condition
@@ -70,20 +70,20 @@ def at_step(number: int) -> Object:
     return seen_job(progress=progress(number))
 
 
-async def watched_once(cluster: OneJobCluster, pictures: Pictures) -> Seen[Object]:
+async def watched_once(cluster: OneJobCluster, pictures: Pictures) -> Seen:
     """A picture after which both watches are open."""
-    await until(pictures, lambda seen: len(seen.pods) == 2)
+    await until(pictures, lambda seen: len(seen.hosts) == 2)
     cluster.show(at_step(1), ready(pod(0)))
-    return await until(pictures, lambda seen: step(1)(seen) and seen.pods["digits-1-0-0"]["status"].get("conditions"))
+    return await until(pictures, lambda seen: step(1)(seen) and seen.hosts[0].why is None)
 
 
 async def test_every_change_of_the_job_and_of_its_pods_is_seen(cluster: OneJobCluster) -> None:
     async with watching(cluster) as pictures:
         seen = await watched_once(cluster, pictures)
-        assert set(seen.pods) == {"digits-1-0-0", "digits-1-0-1"}
+        assert {host.worker.host for host in seen.hosts} == {0, 1}
         cluster.remove("pods", "digits-1-0-1")
-        seen = await until(pictures, lambda seen: len(seen.pods) == 1)
-        assert (set(seen.pods), seen.trouble) == ({"digits-1-0-0"}, None)
+        seen = await until(pictures, lambda seen: len(seen.hosts) == 1)
+        assert ([host.worker.host for host in seen.hosts], seen.trouble) == ([0], None)
         cluster.remove("tputrainingjobs", "digits")
         assert (await until(pictures, lambda seen: seen.job is None)).trouble is None
 
@@ -162,7 +162,7 @@ async def test_a_watch_that_has_expired_begins_with_a_list_and_forgets_what_is_g
         # Deleted while nobody watches: no event will ever say so.
         del cluster.pods["digits-1-0-1"]
         cluster.tell("pods", None)
-        seen = await until(pictures, lambda seen: len(seen.pods) == 1)
+        seen = await until(pictures, lambda seen: len(seen.hosts) == 1)
     assert seen.trouble is None
     assert len(cluster.queries("list pods")) == 2
 

@@ -20,7 +20,7 @@ from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden, Unavailable
 
 HOST_0, HOST_1 = WorkerId(1, 0, 0), WorkerId(1, 0, 1)
-SUCCEEDED, _ = JOBS["succeeded"]
+SUCCEEDED = JOBS["succeeded"].job
 # Seconds after which a test fails that would wait for ever.
 PATIENCE = 30
 

@@ -16,7 +16,7 @@ from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.cli.errors import CommandError
 from tpu_training_operator.cli.words import several
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
-from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.cluster import JOBS, Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 
@@ -114,10 +114,6 @@ async def no_such_job(connection: Connection, name: str) -> ClusterProblem:
 
 def _name(job: Object) -> str:
     return str(job["metadata"]["name"])
-
-
-def job_key(connection: Connection, name: str) -> JobKey:
-    return JobKey(connection.namespace, name)
 
 
 def _explained(error: ApiError, server: str) -> str:

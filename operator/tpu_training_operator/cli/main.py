@@ -15,10 +15,10 @@ from tpu_training_operator.cli.errors import program_name
 # With their help, so that a list of them imports none: to import them all takes ten times as long as this module.
 _COMMANDS = {
     "crd": "Print the CustomResourceDefinition.",
-    "logs": "Print the logs of a job's workers; by default that of host 0, the one that reports.",
+    "logs": "Print the logs of a job's workers; by default of host 0, which reports the progress.",
     "plan": "Show the slice, the scaled recipe and the objects of a job.",
     "run": "Train a job on this machine, without a cluster.",
-    "status": "Say what a job does and why; without NAME, list the jobs.",
+    "status": "Show what a job does and why; without NAME, list the jobs.",
     "topologies": "List the TPU slices that a job can run on.",
     "validate": "Check a job without a cluster.",
     "watch": "Follow a job until it ends: hosts, steps, speed, failures.",

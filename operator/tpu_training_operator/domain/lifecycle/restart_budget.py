@@ -17,19 +17,19 @@ _UNLIMITED = -1
 
 def may_restart(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> bool:
     limit = policy.limits.of(failure_class)
-    return limit == _UNLIMITED or len(_counting(policy, restarts, now).get(failure_class, ())) < limit
+    return limit == _UNLIMITED or len(counting(policy, restarts, now).get(failure_class, ())) < limit
 
 
 def charge(
     policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime, wait: timedelta
 ) -> Restarts:
     """One more restart of the class, after `wait`."""
-    counting = _counting(policy, restarts, now)
+    counted = counting(policy, restarts, now)
     # What is without limit is kept for the backoff only.
-    times = [*counting.get(failure_class, ()), format_time(now)][-MOST_COUNTED_RESTARTS:]
+    times = [*counted.get(failure_class, ()), format_time(now)][-MOST_COUNTED_RESTARTS:]
     by_class = {**restarts.by_class, failure_class: restarts.by_class.get(failure_class, 0) + 1}
     return Restarts(
-        by_class=by_class, charged={**counting, failure_class: times}, next_attempt_time=format_time(now + wait)
+        by_class=by_class, charged={**counted, failure_class: times}, next_attempt_time=format_time(now + wait)
     )
 
 
@@ -41,7 +41,7 @@ def refill(restarts: Restarts) -> Restarts:
 def backoff(policy: Restart, restarts: Restarts, seed: str, now: datetime) -> timedelta:
     """The wait before the next attempt: none at first, then doubled with every restart that counts, up to the limit,
     less a share of up to a half."""
-    count = sum(map(len, _counting(policy, restarts, now).values()))
+    count = sum(map(len, counting(policy, restarts, now).values()))
     if count == 0:
         return timedelta(0)
     # The exponent is held down so that a long-lived job computes no astronomical power.
@@ -65,7 +65,7 @@ def share(seed: str) -> float:
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) / 2**64
 
 
-def _counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
+def counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
     """The times of the restarts that still count, by class."""
     oldest = now - policy.window_length
     recent = {kind: [time for time in times if parse_time(time) > oldest] for kind, times in restarts.charged.items()}
