@@ -32,7 +32,7 @@ from tpu_training_operator.kube.credentials import Credentials, NoCredentials, l
 from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.health import Health
+from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.logs import LogFormat, configure_logs
 from tpu_training_operator.runtime.metrics import Metrics
@@ -43,7 +43,6 @@ from tpu_training_operator.runtime.progress.reviewer import Reviewer
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.service_name import ServiceName
 from tpu_training_operator.runtime.progress.tls import server_tls
-from tpu_training_operator.runtime.pulse import beat
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 
@@ -99,7 +98,7 @@ class Operator:
         options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
 
         def answered(method: str, status: int, seconds: float) -> None:
-            metrics.requests.answered(method, status, seconds)
+            metrics.request_answered(method, status, seconds)
             beat()
 
         throttle = Throttle(options.qps, options.burst, time.monotonic)
@@ -107,7 +106,7 @@ class Operator:
         cluster = await enter(connect(self._credentials, client_options))
 
         async def list_keys() -> list[JobKey]:
-            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics.jobs)
+            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics)
 
         inboxes, reporting = None, None
         if options.service is not None:
@@ -118,10 +117,10 @@ class Operator:
             inboxes=inboxes,
             reporting=reporting,
             isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
-            observer=metrics.jobs,
+            metrics=metrics,
             max_hosts=options.max_hosts,
         )
-        self._controller = Controller(reconciler, list_keys, observer=metrics.work)
+        self._controller = Controller(reconciler, list_keys, metrics=metrics)
         self._health = Health(self._controller, cluster)
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
@@ -147,7 +146,7 @@ class Operator:
                 self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics.reports)
+        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 

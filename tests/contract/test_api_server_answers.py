@@ -39,7 +39,7 @@ from tpu_training_operator.kube.errors import (
     NotFound,
     Unavailable,
 )
-from tpu_training_operator.runtime import pulse
+from tpu_training_operator.runtime.health import beat, pulse
 
 Ask = Callable[[Client], Awaitable[Any]]
 OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
@@ -460,11 +460,11 @@ async def test_any_answer_but_a_refused_token_counts_as_a_sign_of_life(server: A
 @pytest.mark.parametrize("answer", [OK, refuses(500), hangs_up])
 async def test_an_answer_beats_for_the_pass_that_asked(server: ApiServer, answer: Answer) -> None:
     server.answers = [answer]
-    with pulse.taken() as stuck:
+    with pulse() as stuck:
         pass
-    options = ClientOptions(answered=lambda *_: pulse.beat())
+    options = ClientOptions(answered=lambda *_: beat())
     async with connect(credentials_for(server.url), options) as cluster:
-        with pulse.taken() as working:
+        with pulse() as working:
             begun = working.at
             with suppress(ApiError):
                 await asyncio.create_task(get(cluster))

@@ -28,7 +28,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[Client]:
-    async with connect(credentials_for(server.url), ClientOptions(answered=metrics.requests.answered)) as connected:
+    async with connect(credentials_for(server.url), ClientOptions(answered=metrics.request_answered)) as connected:
         yield connected
 
 
@@ -67,7 +67,7 @@ async def test_an_answer_that_was_cut_off_counts_as_none(server: ApiServer, clus
 
 async def test_a_server_that_is_down_gives_none(metrics: Metrics) -> None:
     async with connect(
-        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(answered=metrics.requests.answered)
+        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(answered=metrics.request_answered)
     ) as cluster:
         with pytest.raises(Unavailable):
             await read(cluster)

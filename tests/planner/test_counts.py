@@ -26,7 +26,7 @@ class Life:
             before = self.cluster.status
             one_pass(self.cluster)
             if self.cluster.status != before:
-                self.metrics.jobs.status_written(before, self.cluster.status)
+                self.metrics.status_written(before, self.cluster.status)
 
     def gets_ready(self, seconds: float) -> None:
         self.goes_on(seconds)

@@ -54,7 +54,7 @@ async def worker(metrics: Metrics, door: Door) -> AsyncIterator[TestClient[Any, 
         hint=lambda key: None,
         clock=lambda: NOW,
         seconds=lambda: 0.0,
-        observer=metrics.reports,
+        metrics=metrics,
     )
     async with TestClient(TestServer(service.application())) as client:
         yield client

@@ -7,7 +7,6 @@ present only while they are true.
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -84,9 +83,13 @@ class StatusModel:
         return body
 
 
-@cache
-def _adapter(part: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(part)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(part: type) -> TypeAdapter[Any]:
+    if part not in _ADAPTERS:
+        _ADAPTERS[part] = TypeAdapter(part)
+    return _ADAPTERS[part]
 
 
 def _without_empty(value: Any) -> Any:

@@ -37,8 +37,8 @@ from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Cluster,
 from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.notebook import Notebook
-from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
 from tpu_training_operator.runtime.stages import Refused, carry_out
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Reconciler:
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
         isolation: Isolation | None = None,
-        observer: JobObserver = SILENT_JOBS,
+        metrics: Metrics | None = None,
         side_by_side: int = 32,
         max_hosts: int = MAX_HOSTS,
     ) -> None:
@@ -86,7 +86,7 @@ class Reconciler:
         self._isolation = isolation
         # Jobs without an object that may be missing.
         self._told_optional: set[JobKey] = set()
-        self._observer = observer
+        self._metrics = metrics
         self._side_by_side = side_by_side
         self._max_hosts = max_hosts
         self._written: dict[JobKey, str] = {}
@@ -136,7 +136,8 @@ class Reconciler:
                 told.discard(key)
             for known in (self._written, self._failures, self._doubted, self._pods, self._not_found):
                 known.pop(key, None)
-            self._observer.job_gone(key)
+            if self._metrics:
+                self._metrics.job_gone(key)
             return None
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
@@ -161,7 +162,8 @@ class Reconciler:
         else:
             self._doubted.pop(key, None)
         status = await self._write_status(decided, known_good, before, job, key)
-        self._observer.job_seen(key, status.state)
+        if self._metrics:
+            self._metrics.job_seen(key, status.state)
         if status.completion_time is not None:
             self._forget(key)
             self._notebook.forget(key)
@@ -348,7 +350,8 @@ class Reconciler:
         written = await self._cluster.update_status({**job, "status": after.as_json()})
         self._written[key] = written["metadata"]["resourceVersion"]
         self._notebook.wrote_status(key)
-        self._observer.status_written(before, after)
+        if self._metrics:
+            self._metrics.status_written(before, after)
         await self._send(events, job, key)
 
     async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> bool:

@@ -1,6 +1,6 @@
-"""What happened between one status and the next, as `jobs` counts it. Pure.
+"""What happened between one status and the next, as the metrics count it. Pure.
 
-A status may come from a newer operator: what it says that we don't know is folded into what we do.
+A newer operator may have written the status: values unknown here are folded into known ones.
 """
 
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
 
 @dataclass(frozen=True)
 class Readiness:
-    """All workers of a gang are ready: of a job that started or was resumed, or of one that had failed while it ran."""
+    """All workers of a gang became ready `seconds` after the job started or was resumed, or after the gang failed."""
 
     after_failure: bool
     seconds: float
 
 
 def restarts(before: Status, after: Status) -> dict[FailureClass, int]:
-    """How many restarts of each class the step added."""
+    """How many restarts of each class were added."""
     added: dict[FailureClass, int] = {}
     for name, count in after.restarts.by_class.items():
         known = FailureClass(name) if name in list(FailureClass) else FailureClass.UNKNOWN
@@ -34,7 +34,7 @@ def restarts(before: Status, after: Status) -> dict[FailureClass, int]:
 
 
 def failure(before: Status, after: Status) -> FailureClass | None:
-    """The class of the failure that ended an attempt; None where none did."""
+    """The class of the failure that ended an attempt; None if no attempt failed."""
     last = before.last_failure.attempt if before.last_failure else 0
     if after.last_failure is None or after.last_failure.attempt <= last:
         return None
@@ -42,7 +42,7 @@ def failure(before: Status, after: Status) -> FailureClass | None:
 
 
 def finish(before: Status, after: Status) -> str | None:
-    """The reason of the condition with which the job ended; None where it did not end in this step."""
+    """The reason of the condition with which the job ended; None unless it ended just now."""
     if before.completion_time is not None or after.completion_time is None:
         return None
     ends = (find(after.conditions, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED))
@@ -50,8 +50,11 @@ def finish(before: Status, after: Status) -> str | None:
 
 
 def became_ready(before: Status, after: Status) -> Readiness | None:
-    """How long the gang's readiness was waited for: by a start since the first attempt began or the job was resumed,
-    by a recovery since the first failure. A start whose first attempts failed is one start."""
+    """How long the gang took to become ready; None unless it did just now.
+
+    A start counts from the first attempt or the resumption, a recovery from the first failure. A start whose first
+    attempts failed is one start.
+    """
     ready = find(after.conditions, ConditionType.GANG_READY)
     if ready is None or not ready.is_true or is_true(before.conditions, ConditionType.GANG_READY):
         return None
@@ -61,20 +64,20 @@ def became_ready(before: Status, after: Status) -> Readiness | None:
     since = parse_time(unready.last_transition_time) if unready else started
     if since <= started:
         return Readiness(False, _seconds(started, now))
-    # The status has the last failure only; of several in a row the first is the one that made the gang unready.
+    # The status keeps only the last failure; of several in a row, the first made the gang unready.
     failed = parse_time(after.last_failure.time) if after.last_failure else since
     return Readiness(True, _seconds(min(since, failed), now))
 
 
 def accounted(before: Status, after: Status) -> dict[str, int]:
-    """The seconds that the step added to each account. Training counts as productive when a checkpoint holds it or
-    the job has ended: until then it may still turn out as wasted, and a counter takes nothing back."""
+    """The seconds added to each account. Training counts as productive once a checkpoint holds it or the job has
+    ended: until then it may still turn out to be wasted, and counters never decrease."""
     earlier, later = _settled(before), _settled(after)
     return {account: max(0, later[account] - earlier[account]) for account in ACCOUNTS}
 
 
 def final_ratio(before: Status, after: Status) -> float | None:
-    """The goodput of a job that ended in this step."""
+    """The goodput of a job that ended just now."""
     if finish(before, after) is None or after.goodput is None or after.goodput.ratio is None:
         return None
     return float(after.goodput.ratio)
