@@ -143,7 +143,7 @@ def _restart(spec: Mapping[str, Any]) -> Restart | None:
 def _budgets(status: Status, restart: Restart, now: datetime) -> tuple[Budget, ...]:
     counted = counting(restart, status.restarts, now)
     return tuple(
-        Budget(kind, status.restarts.by_class.get(kind, 0), len(counted.get(kind, ())), _limit(restart, kind))
+        Budget(kind.value, status.restarts.by_class.get(kind, 0), len(counted.get(kind, ())), _limit(restart, kind))
         for kind in FailureClass
     )
 
