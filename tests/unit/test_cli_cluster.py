@@ -1,5 +1,4 @@
-"""`tpujob watch`, `status` and `logs` as commands: what they print, their exit status, and what they say when the
-cluster has no answer."""
+"""`tpujob watch`, `status` and `logs` as commands: output, exit status, and errors of the cluster."""
 
 import copy
 import io
@@ -66,7 +65,7 @@ def told(result: Result, code: int = 2) -> list[str]:
 # status
 
 
-def test_status_tells_everything_about_one_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_status_shows_everything_about_one_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "running")
     result = tpujob(kubeconfig, "status", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -77,7 +76,7 @@ def test_status_tells_everything_about_one_job(cluster: OneJobCluster, kubeconfi
 
 
 @pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_status_for_programs(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
+def test_status_prints_json_and_yaml(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
     show(cluster, "restarting")
     found = parse(tpujob(kubeconfig, "status", "digits", "-o", output).stdout)
     assert found["status"] == JOBS["restarting"].job["status"]
@@ -107,15 +106,15 @@ def test_status_without_a_name_is_a_table(cluster: OneJobCluster, kubeconfig: Pa
     ]
 
 
-def test_status_where_there_are_no_jobs(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_status_without_jobs_says_so(cluster: OneJobCluster, kubeconfig: Path) -> None:
     assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'default'"]
 
 
-def test_status_of_a_name_in_every_namespace_makes_no_sense(kubeconfig: Path) -> None:
+def test_status_refuses_a_name_together_with_all_namespaces(kubeconfig: Path) -> None:
     assert "give --namespace instead" in told(tpujob(kubeconfig, "status", "digits", "-A"))[-1]
 
 
-def test_the_namespace_is_that_of_the_context_unless_it_is_given(cluster: OneJobCluster, tmp_path: Path) -> None:
+def test_the_default_namespace_is_the_contexts(cluster: OneJobCluster, tmp_path: Path) -> None:
     kubeconfig = kubeconfig_for(cluster.url, tmp_path / "config", namespace="team")
     assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'team'"]
     assert told(tpujob(kubeconfig, "status", "-n", "other"), code=0) == ["there are no jobs in namespace 'other'"]
@@ -124,7 +123,7 @@ def test_the_namespace_is_that_of_the_context_unless_it_is_given(cluster: OneJob
 # watch
 
 
-def test_watch_ends_well_with_a_job_that_succeeds(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_exits_0_when_the_job_succeeds(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "succeeded")
     result = tpujob(kubeconfig, "watch", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -132,7 +131,7 @@ def test_watch_ends_well_with_a_job_that_succeeds(cluster: OneJobCluster, kubeco
     assert line.partition(" ")[2].startswith("digits: Succeeded, attempt 1, v5litepod-16, step 300/300, ")
 
 
-def test_watch_ends_with_1_and_the_message_of_a_job_that_fails(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_exits_1_with_the_message_of_a_job_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "failed")
     result = tpujob(kubeconfig, "watch", "digits")
     assert result.exit_code == 1
@@ -140,7 +139,7 @@ def test_watch_ends_with_1_and_the_message_of_a_job_that_fails(cluster: OneJobCl
     assert TRACEBACK in result.stderr
 
 
-def test_without_a_terminal_only_what_has_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines()
 
     def printed(stage: str, trouble: str | None = None) -> list[str]:
@@ -159,7 +158,7 @@ def test_without_a_terminal_only_what_has_changed_is_printed(capsys: pytest.Capt
     ]
 
 
-def test_on_a_terminal_the_table_is_drawn_in_its_place() -> None:
+def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
     screen = io.StringIO()
     with display(Console(file=screen, force_terminal=True, width=80, height=30)) as shown:
         for stage in ("starting", "running"):
@@ -169,7 +168,7 @@ def test_on_a_terminal_the_table_is_drawn_in_its_place() -> None:
     assert "4/4 ready" in screen.getvalue()
 
 
-def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_reports_a_deleted_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "running")
 
     async def deleted(request: web.Request) -> web.StreamResponse:
@@ -185,7 +184,7 @@ def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: P
 
 
 @pytest.mark.parametrize("arguments", [["watch", "digits"], ["logs", "digits", "-f"]])
-def test_an_interrupt_is_the_persons_own_wish(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
+def test_an_interrupt_exits_quietly_with_130(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
     cluster.show(seen_job(), *running_pods())
     cluster.logs["digits-1-0-0"] = b"2026-01-15T12:00:00.1Z here\n"
     # A shell's background job, which a test run may be, has its interrupts ignored, and its children inherit that.
@@ -245,11 +244,13 @@ def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, argument
         (["--failed", "-f"], "--failed is one worker whose log has ended: leave out the other choices and --follow"),
     ],
 )
-def test_a_host_that_there_is_not(running: OneJobCluster, kubeconfig: Path, arguments: list[str], message: str) -> None:
+def test_hosts_slices_and_attempts_must_exist(
+    running: OneJobCluster, kubeconfig: Path, arguments: list[str], message: str
+) -> None:
     assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == f"Error: {message}"
 
 
-def test_more_logs_than_connections_are_not_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_more_logs_than_connections_cannot_be_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
     cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
     message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
     assert message.startswith("Error: 2304 logs are too many to follow at once, the most is 100: choose with --slice")
@@ -261,7 +262,7 @@ def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: P
     assert tpujob(kubeconfig, "logs", "digits", "--failed").stdout == "its last words\n"
 
 
-def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_without_the_failed_pod_the_status_tells_of_its_failure(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "restarting")
     result = tpujob(kubeconfig, "logs", "digits", "--failed")
     assert result.exit_code == 0
@@ -281,7 +282,7 @@ def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJo
         ("not seen", [], "digits has no workers yet: see tpujob status digits"),
     ],
 )
-def test_a_log_that_there_is_not(
+def test_a_missing_log_is_explained(
     cluster: OneJobCluster, kubeconfig: Path, stage: str, arguments: list[str], message: str
 ) -> None:
     show(cluster, stage)
@@ -337,7 +338,7 @@ def test_a_log_of_any_length_takes_the_same_memory(
     assert long - short < LONG // 10
 
 
-def test_a_reader_who_has_seen_enough_is_left_in_peace(running: OneJobCluster, kubeconfig: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(running: OneJobCluster, kubeconfig: Path) -> None:
     running.logs["digits-1-0-0"] = LINE * 10_000
     command = [sys.executable, "-c", PROGRAM, "logs", "digits", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -390,7 +391,9 @@ def hostile(cluster: OneJobCluster) -> OneJobCluster:
     ],
     ids=" ".join,
 )
-def test_a_terminal_is_told_nothing_by_a_stranger(hostile: OneJobCluster, kubeconfig: Path, command: list[str]) -> None:
+def test_a_terminal_gets_no_control_characters_from_strangers(
+    hostile: OneJobCluster, kubeconfig: Path, command: list[str]
+) -> None:
     shown = on_a_terminal(kubeconfig, *command)
     assert "digits" in shown or "gnp.exe" in shown
     assert obeyed(shown) == []
@@ -402,7 +405,7 @@ def test_a_pipe_gets_a_log_as_it_was_written(hostile: OneJobCluster, kubeconfig:
 
 
 @pytest.mark.parametrize("answer", [status, plain_text], ids=["JSON", "text"])
-def test_an_error_is_told_without_what_a_terminal_obeys(
+def test_an_error_is_shown_without_control_characters(
     cluster: OneJobCluster, kubeconfig: Path, answer: Callable[..., web.Response]
 ) -> None:
     async def refuse(_: web.Request) -> web.Response:
@@ -416,7 +419,7 @@ def test_an_error_is_told_without_what_a_terminal_obeys(
 
 
 @pytest.mark.parametrize("command", [["status", "digit"], ["watch", "digit"], ["logs", "digit"]])
-def test_a_job_that_there_is_not_is_answered_with_the_nearest(
+def test_an_unknown_job_is_answered_with_the_nearest_name(
     cluster: OneJobCluster, kubeconfig: Path, command: list[str]
 ) -> None:
     assert told(tpujob(kubeconfig, *command)) == [
@@ -428,7 +431,7 @@ def test_a_job_that_there_is_not_is_answered_with_the_nearest(
     ]
 
 
-def test_where_no_name_is_near_it_names_those_there_are(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_without_a_near_name_the_existing_jobs_are_named(cluster: OneJobCluster, kubeconfig: Path) -> None:
     job = seen_job()
     for number in range(7):
         cluster.show({**job, "metadata": {**job["metadata"], "name": f"train-{number}"}})
@@ -452,16 +455,16 @@ RIGHTS = "tpujob: needed: get, list and watch tputrainingjobs.tpu-operator.dev a
         ("log digits-1-0-0", ["logs", "digits", "-f"]),
     ],
 )
-def test_a_right_that_is_missing_is_named(
-    running: OneJobCluster, kubeconfig: Path, what: str, command: list[str]
-) -> None:
+def test_missing_rights_are_named(running: OneJobCluster, kubeconfig: Path, what: str, command: list[str]) -> None:
     refusal = 'is forbidden: User "me" cannot do that in the namespace "default"'
     running.faults[what] = [refuses(403, "Forbidden", refusal)]
     assert told(tpujob(kubeconfig, *command)) == [f"tpujob: {refusal}", RIGHTS]
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]])
-def test_a_cluster_without_the_crd(cluster: OneJobCluster, kubeconfig: Path, command: list[str]) -> None:
+def test_a_cluster_without_the_crd_is_told_how_to_install_it(
+    cluster: OneJobCluster, kubeconfig: Path, command: list[str]
+) -> None:
     async def no_page(_: web.Request) -> web.StreamResponse:
         return web.Response(status=404, text="404 page not found\n")
 
@@ -473,13 +476,13 @@ def test_a_cluster_without_the_crd(cluster: OneJobCluster, kubeconfig: Path, com
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits", "-f"]])
-def test_a_cluster_that_does_not_answer(tmp_path: Path, command: list[str]) -> None:
+def test_an_unreachable_cluster_is_named(tmp_path: Path, command: list[str]) -> None:
     url = f"http://127.0.0.1:{unused_port()}"
     [line] = told(tpujob(kubeconfig_for(url, tmp_path / "config"), *command))
     assert line.startswith(f"tpujob: {url} cannot be reached: ")
 
 
-def test_credentials_that_are_not_accepted(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_rejected_credentials_are_reported(cluster: OneJobCluster, kubeconfig: Path) -> None:
     cluster.faults["list tputrainingjobs"] = [refuses(401, "Unauthorized", "Unauthorized")]
     assert told(tpujob(kubeconfig, "status")) == [
         f"tpujob: {cluster.url.rstrip('/')} does not accept your credentials: Unauthorized"
@@ -493,17 +496,17 @@ def test_without_a_kubeconfig_it_asks_for_one(tmp_path: Path, monkeypatch: pytes
     assert line.endswith("; name a cluster with --kubeconfig or KUBECONFIG")
 
 
-def test_a_kubeconfig_that_was_named_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert told(tpujob(missing, "status")) == [f"tpujob: no usable kubeconfig: {missing}: No such file or directory"]
 
 
-def test_a_context_that_there_is_not(kubeconfig: Path) -> None:
+def test_an_unknown_context_is_answered_with_the_known_ones(kubeconfig: Path) -> None:
     [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
     assert line == "tpujob: the kubeconfig has no context 'there'; it has: here"
 
 
-def test_called_by_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+def test_the_kubectl_plugin_calls_itself_kubectl_tpujob(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-tpujob"])
     assert told(tpujob(kubeconfig, "watch"))[0] == "Usage: kubectl tpujob watch [OPTIONS] NAME"
     assert told(tpujob(kubeconfig, "status", "digits"))[0].startswith("kubectl tpujob: there is no job")

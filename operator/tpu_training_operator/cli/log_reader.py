@@ -4,19 +4,14 @@ Lines are printed as they come. All that is kept of a log is where the reader is
 """
 
 import asyncio
-import sys
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import click
+from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.constants import CONTAINER_NAME
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.api.text import plain
-from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.kube.client import Client, Selection
@@ -32,41 +27,11 @@ _SILENT_SECONDS = 30.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 
+Write = Callable[[WorkerId, list[bytes]], None]
+
 
 class NoLog(Exception):
     """There is nothing to show; the message says why."""
-
-
-class Sink(Protocol):
-    def write(self, worker: WorkerId, lines: list[bytes]) -> None:
-        """The next lines of one worker's log, without their newlines."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Something about the logs, for the reader."""
-        ...
-
-
-class Printer:
-    """Prints to stdout; with `places`, each line after `[slice/host]`.
-
-    A terminal obeys control characters, and a log is a stranger's text, so a terminal gets it without them. A pipe or a
-    file gets the bytes that the container wrote.
-    """
-
-    def __init__(self, *, places: bool) -> None:
-        self._places = places
-        self._is_terminal = sys.stdout.isatty()
-
-    def write(self, worker: WorkerId, lines: list[bytes]) -> None:
-        place = f"[{worker.slice}/{worker.host}] ".encode() if self._places else b""
-        if self._is_terminal:
-            lines = [plain(line.decode(errors="replace")).encode() for line in lines]
-        sys.stdout.buffer.write(b"".join(place + line + b"\n" for line in lines))
-        sys.stdout.buffer.flush()
-
-    def say(self, text: str) -> None:
-        click.echo(f"{program_name()}: {text}", err=True)
 
 
 @dataclass(frozen=True)
@@ -160,21 +125,27 @@ def _order(time: bytes) -> tuple[bytes, bytes]:
 
 
 class LogReader:
-    """The logs of one job, as it was when it was read. `tail`: at most this many old lines of each log."""
+    """The logs of one job, as it was when it was read.
+
+    `write` receives the next lines of a worker, without their newlines; `say` what is to be said about the logs.
+    `tail`: at most this many old lines of each log.
+    """
 
     def __init__(
         self,
         client: Client,
         key: JobKey,
         job: JobNow,
-        sink: Sink,
+        write: Write,
+        say: Callable[[str], None],
         *,
         tail: int | None = None,
         show_times: bool = False,
     ) -> None:
         self._client = client
         self._key = key
-        self._sink = sink
+        self._write = write
+        self._say = say
         self._tail = tail
         self._show_times = show_times
         self._uid = job.uid
@@ -187,14 +158,14 @@ class LogReader:
     async def show(self, workers: Sequence[WorkerId]) -> None:
         """What the workers have written so far, one worker after the other. Raises NoLog or ApiError."""
         for worker in workers:
-            await self._show(worker)
+            await self._log(worker, follow=False)
 
     async def follow(self, workers: Sequence[WorkerId], *, further_attempts: bool) -> None:
         """What the workers write until the job ends; with `further_attempts` also what their successors write.
 
         Raises ApiError if the job or a log may not be read.
         """
-        await _until_one_ends(self._jobs.run(), self._follow_attempts(workers, further_attempts))
+        await _first_of(self._jobs.run(), self._follow_attempts(workers, further_attempts))
 
     def _look(self) -> None:
         found = self._jobs.items.get(self._key.name)
@@ -203,11 +174,11 @@ class LogReader:
 
     async def _follow_attempts(self, workers: Sequence[WorkerId], further_attempts: bool) -> None:
         while True:
-            await _all(self._follow(worker) for worker in workers)
+            await _run(self._log(worker, follow=True) for worker in workers)
             attempt = await self._attempt_after(workers[0].attempt) if further_attempts else None
             if attempt is None:
                 return
-            self._sink.say(f"attempt {attempt} follows")
+            self._say(f"attempt {attempt} follows")
             workers = [WorkerId(attempt, worker.slice, worker.host) for worker in workers]
 
     async def _attempt_after(self, attempt: int) -> int | None:
@@ -219,56 +190,43 @@ class LogReader:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        self._sink.say(f"{self._key.name} was deleted")
+        self._say(f"{self._key.name} was deleted")
         return None
 
     def _is_left_behind(self, attempt: int) -> bool:
         """No worker of this attempt will start any more."""
         return self._now is None or self._now.has_finished or self._now.status.attempt > attempt
 
-    async def _show(self, worker: WorkerId) -> None:
-        lines = LogLines(show_times=self._show_times)
-        for attempt in range(_TRIES):
-            try:
-                await self._read(worker, lines, follow=False)
-                return self._write(worker, lines.end())
-            except NotFound:
-                raise NoLog(f"there is no pod {self._pod(worker)}") from None
-            except Invalid as error:
-                raise NoLog(str(error)) from None
-            except Unavailable as error:
-                if attempt + 1 == _TRIES:
-                    raise
-                self._say_lost(worker, error)
-                await asyncio.sleep(_pause(attempt))
-        return None
-
-    async def _follow(self, worker: WorkerId) -> None:
+    async def _log(self, worker: WorkerId, *, follow: bool) -> None:
+        """The worker's whole log, however often its stream breaks off."""
         lines = LogLines(show_times=self._show_times)
         in_vain = 0
         while True:
             before = lines.since
             # Asked before the log is opened: only then does the end of the log mean the end of the worker.
-            is_last_look = await self._has_ended(worker)
+            is_last_look = not follow or await self._has_ended(worker)
             try:
-                await self._read(worker, lines, follow=True)
+                await self._read(worker, lines, follow=follow)
                 if is_last_look:
-                    return self._write(worker, lines.end())
+                    return self._pass_on(worker, lines.end())
             except (NotFound, Invalid) as error:
                 # There is no pod, or its container has not started.
+                if not follow:
+                    raise NoLog(f"there is no pod {self._pod(worker)}" if error.status == 404 else str(error)) from None
                 if lines.since is not None or self._is_left_behind(worker.attempt):
                     return None
                 self._say_waiting(worker, error)
-            except Silence:
-                in_vain = 0
-                continue
             except Unavailable as error:
-                self._say_lost(worker, error)
+                if follow and isinstance(error, Silence):
+                    in_vain = 0
+                    continue
+                if not follow and in_vain + 1 == _TRIES:
+                    raise
+                self._say(f"{self._pod(worker)}: connection lost, trying again: {error}")
             in_vain = in_vain + 1 if lines.since == before else 0
-            await asyncio.sleep(_pause(in_vain))
+            await asyncio.sleep(min(_FIRST_PAUSE * 2.0 ** min(in_vain, 8), _LONGEST_PAUSE))
 
     async def _read(self, worker: WorkerId, lines: LogLines, *, follow: bool) -> None:
-        """Raises Silence after half a minute without a line, and Invalid for a container that has not started."""
         lines.reopened()
         query = {"container": CONTAINER_NAME, "timestamps": "true", "follow": str(follow).lower()}
         if lines.since is not None:
@@ -279,11 +237,11 @@ class LogReader:
         # Closed here: when the event loop ends and closes what is left, the connection is gone already.
         async with aclosing(self._client.stream(path, query, silent_seconds=_SILENT_SECONDS)) as pieces:
             async for piece in pieces:
-                self._write(worker, lines.feed(piece))
+                self._pass_on(worker, lines.feed(piece))
 
-    def _write(self, worker: WorkerId, lines: list[bytes]) -> None:
+    def _pass_on(self, worker: WorkerId, lines: list[bytes]) -> None:
         if lines:
-            self._sink.write(worker, lines)
+            self._write(worker, lines)
 
     async def _has_ended(self, worker: WorkerId) -> bool:
         try:
@@ -295,40 +253,25 @@ class LogReader:
     def _say_waiting(self, worker: WorkerId, error: Exception) -> None:
         if worker.attempt not in self._waits_told:
             self._waits_told.add(worker.attempt)
-            self._sink.say(f"waiting for {self._pod(worker)}: {error}")
-
-    def _say_lost(self, worker: WorkerId, error: Exception) -> None:
-        self._sink.say(f"{self._pod(worker)}: connection lost, trying again: {error}")
+            self._say(f"waiting for {self._pod(worker)}: {error}")
 
     def _pod(self, worker: WorkerId) -> str:
         return worker.pod_name(self._key.name)
 
 
-def _pause(in_vain: int) -> float:
-    return min(_FIRST_PAUSE * 2.0 ** min(in_vain, 8), _LONGEST_PAUSE)
-
-
-async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
     """Ends all when the first one ends, and raises its error as it is."""
+    await _run(work, asyncio.FIRST_COMPLETED)
+
+
+async def _run(work: Iterable[Coroutine[Any, Any, None]], until: str = asyncio.FIRST_EXCEPTION) -> None:
+    """Runs all of it; an error ends the rest, and is raised as it is."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=until)
         for task in done:
             task.result()
     finally:
-        await _cancel(tasks)
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """The first error is raised as it is, and ends the others."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await _cancel(tasks)
-
-
-async def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

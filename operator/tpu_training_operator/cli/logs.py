@@ -1,14 +1,16 @@
 """`tpujob logs NAME`: what the workers write; of one host, of several, or of the one that failed."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
-from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog, Printer
+from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog, Write
 from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.kube.cluster import JobKey
@@ -59,8 +61,8 @@ def logs(name: str, tail: int | None, timestamps: bool, target: Target, **option
 async def _print_logs(connection: Connection, name: str, choice: Choice, tail: int | None, show_times: bool) -> int:
     job = JobNow.of(await find_job(connection, name))
     workers = _failed(job, name) if choice.failed else _chosen(job, name, choice)
-    printer, key = Printer(places=len(workers) > 1), JobKey(connection.namespace, name)
-    reader = LogReader(connection.client, key, job, printer, tail=tail, show_times=show_times)
+    key, write = JobKey(connection.namespace, name), _printer(places=len(workers) > 1)
+    reader = LogReader(connection.client, key, job, write, _say, tail=tail, show_times=show_times)
     if choice.follow:
         if len(workers) > MOST_FOLLOWED:
             raise click.UsageError(
@@ -74,6 +76,28 @@ async def _print_logs(connection: Connection, name: str, choice: Choice, tail: i
     except NoLog as error:
         _print_failure(job, workers, error, name)
     return 0
+
+
+def _printer(*, places: bool) -> Write:
+    """Prints lines to stdout; with `places`, each after `[slice/host]`.
+
+    A terminal obeys control characters, and a log is a stranger's text, so a terminal gets it without them. A pipe or a
+    file gets the bytes that the container wrote.
+    """
+    out, is_terminal = sys.stdout.buffer, sys.stdout.isatty()
+
+    def write(worker: WorkerId, lines: list[bytes]) -> None:
+        place = f"[{worker.slice}/{worker.host}] ".encode() if places else b""
+        if is_terminal:
+            lines = [plain(line.decode(errors="replace")).encode() for line in lines]
+        out.write(b"".join(place + line + b"\n" for line in lines))
+        out.flush()
+
+    return write
+
+
+def _say(text: str) -> None:
+    click.echo(f"{program_name()}: {text}", err=True)
 
 
 def _failed(job: JobNow, name: str) -> list[WorkerId]:
@@ -120,6 +144,6 @@ def _print_failure(job: JobNow, workers: list[WorkerId], error: NoLog, name: str
         raise NothingToShow(str(error))
     if workers != [WorkerId(failure.attempt, failure.slice, failure.host)]:
         raise NothingToShow(f"{error}; the failed worker's log: {program_name()} logs {name} --failed")
-    click.echo(f"{program_name()}: {error}; its status says:", err=True)
+    _say(f"{error}; its status says:")
     click.echo(f"{failed_why(failure)}: {failed_where(failure)}, attempt {failure.attempt}")
     click.echo(failure.message)
