@@ -153,7 +153,7 @@ def test_without_a_terminal_only_changes_are_printed(capsys: pytest.CaptureFixtu
     assert printed("running", "still down") == []
     assert [line[:29] for line in printed("restarting")] == [
         "12:13:15 digits: Restarting, ",
-        "12:13:15   why: attempt 4 beg",
+        "12:13:15   why: attempt 4 sta",
         "12:13:15   failure: Infrastru",
     ]
 

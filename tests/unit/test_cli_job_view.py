@@ -56,7 +56,7 @@ digits: Running, attempt 1, v5litepod-16
  time       queue 30s, start 1m40s, productive 11m44s; goodput 0.844""",
     "restarting": """\
 digits: Restarting, attempt 4, v5litepod-16
- why        attempt 4 begins at 2026-01-15T12:13:19Z: slice 0 host 2
+ why        attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2
             (digits-3-0-2 on node-1) failed with Infrastructure (Killed, exit
             code 137): the worker was killed (exit code 137)
  next       attempt 4 in 4s
@@ -75,8 +75,8 @@ digits: Restarting, attempt 4, v5litepod-16
 digits: Failed, attempt 1, v5litepod-16
  why        slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError (exit
             code 1): FileNotFoundError: [Errno 2] No such file or directory:
-            '/data/digits.npz' (digits.py:41); UserError does not restart the
-            gang
+            '/data/digits.npz' (digits.py:41); the restart limit for UserError
+            is 0
  failure    UserError (exit code 1): slice 0 host 2 on node-0, attempt 1, 1m30s
             ago
             FileNotFoundError: [Errno 2] No such file or directory:
@@ -100,7 +100,7 @@ def test_the_live_table(stage: str) -> None:
 REPORTS = {
     "restarting": """\
 digits: Restarting, attempt 4, v5litepod-16
- why        attempt 4 begins at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with Infrastructure
+ why        attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with Infrastructure
             (Killed, exit code 137): the worker was killed (exit code 137)
  next       attempt 4 in 4s
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
@@ -127,7 +127,7 @@ digits: Restarting, attempt 4, v5litepod-16
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
  why        slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError (exit code 1): FileNotFoundError: [Errno 2] No
-            such file or directory: '/data/digits.npz' (digits.py:41); UserError does not restart the gang
+            such file or directory: '/data/digits.npz' (digits.py:41); the restart limit for UserError is 0
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
  failure    UserError (exit code 1): slice 0 host 2 on node-0, pod digits-1-0-2, 1m30s ago, attempt 1
@@ -159,7 +159,7 @@ LINES = {
     "restarting": [
         "digits: Restarting, attempt 4, v5litepod-16, 0/4 hosts, 4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3),"
         " step 155/300, loss 0.0150698, checkpoint 140",
-        "  why: attempt 4 begins at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with"
+        "  why: attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with"
         " Infrastructure (Killed, exit code 137): the worker was killed (exit code 137)",
         "  failure: Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 3:"
         " the worker was killed (exit code 137)",

@@ -16,22 +16,8 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Goodput, State, Status
 from tpu_training_operator.domain.hosts import Host, Hosts, summary
 from tpu_training_operator.domain.lifecycle import goodput as accounts
-from tpu_training_operator.domain.lifecycle.restart_budget import counting
+from tpu_training_operator.domain.lifecycle.restart_budget import Budget, budget
 from tpu_training_operator.domain.observed import parse_time
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Restarts of one class: over the job's life, and those that count against its limit (None: unlimited)."""
-
-    failure_class: str
-    total: int
-    counting: int
-    limit: int | None
-
-    @property
-    def left(self) -> int | None:
-        return None if self.limit is None else max(0, self.limit - self.counting)
 
 
 @dataclass(frozen=True)
@@ -119,7 +105,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         message=_message(status),
         hosts=summary(ours, status.attempt, resolved.slices, resolved.hosts_per_slice) if resolved else None,
         window=restart.window if restart else "",
-        budgets=_budgets(status, restart, now) if restart else (),
+        budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),
     )
 
@@ -138,16 +124,3 @@ def _restart(spec: Mapping[str, Any]) -> Restart | None:
         return Restart.model_validate((spec.get("runPolicy") or {}).get("restart") or {})
     except ValidationError:
         return None
-
-
-def _budgets(status: Status, restart: Restart, now: datetime) -> tuple[Budget, ...]:
-    counted = counting(restart, status.restarts, now)
-    return tuple(
-        Budget(kind.value, status.restarts.by_class.get(kind, 0), len(counted.get(kind, ())), _limit(restart, kind))
-        for kind in FailureClass
-    )
-
-
-def _limit(restart: Restart, kind: FailureClass) -> int | None:
-    limit = restart.limits.of(kind)
-    return None if limit == -1 else limit

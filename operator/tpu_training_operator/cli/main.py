@@ -19,6 +19,7 @@ _COMMANDS = {
     "crd": "Print the CustomResourceDefinition.",
     "logs": "Print the logs of a job's workers; by default of host 0, which reports the progress.",
     "plan": "Show the slice, the scaled recipe and the objects of a job.",
+    "report": "Write the report page of a job; PLACE is its spec.report.uri, or a directory.",
     "run": "Train a job on this machine, without a cluster.",
     "status": "Show what a job does and why; without NAME, list the jobs.",
     "topologies": "List the TPU slices that a job can run on.",

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, State
-from tpu_training_operator.cli.job_view import Budget, JobView
+from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.words import ago, duration, several
 from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why, gist
 from tpu_training_operator.domain.hosts import Group, Hosts, group_words
+from tpu_training_operator.domain.lifecycle.restart_budget import Budget
 from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.domain.words import count
 

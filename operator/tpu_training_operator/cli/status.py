@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.sections import advice, headline, sections, state_style
 from tpu_training_operator.cli.words import duration
 from tpu_training_operator.domain.hosts import Host, host_of
+from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.kube.client import Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS
@@ -38,7 +38,7 @@ def status(name: str | None, all_namespaces: bool, output: str, target: Target) 
 async def _show(connection: Connection, name: str, output: str) -> int:
     job = await find_job(connection, name)
     hosts: list[Host] = []
-    async for page in connection.client.pages(Selection(PODS, connection.namespace, {LABEL_JOB_NAME: name}), host_of):
+    async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
         hosts += page.kept
     view = job_view(job, hosts, datetime.now(UTC))
     if output != "text":
@@ -125,7 +125,7 @@ def as_json(view: JobView, raw_status: dict[str, Any]) -> dict[str, Any]:
             "notReady": [{"why": group.why, "hosts": list(group.places)} for group in hosts.others],
         },
         "budgets": {
-            budget.failure_class: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
+            budget.failure_class.value: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
             for budget in view.budgets
         },
         "goodputNow": goodput and goodput.as_json(),

@@ -12,13 +12,13 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.screen import screen
 from tpu_training_operator.cli.sections import headline, plain_lines, sections, state_style
 from tpu_training_operator.domain.hosts import Host, host_of
+from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.informer import Informer
@@ -131,7 +131,7 @@ async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SEC
     changed = asyncio.Event()
     named = Selection(JOBS, key.namespace, fields={"metadata.name": key.name})
     jobs = Informer(client, named, lambda job: job, changed.set)
-    pods = Informer(client, Selection(PODS, key.namespace, {LABEL_JOB_NAME: key.name}), host_of, changed.set)
+    pods = Informer(client, Selection(PODS, key.namespace, gang_selector(key.name)), host_of, changed.set)
     tasks = [asyncio.create_task(informer.run()) for informer in (jobs, pods)]
     for task in tasks:
         task.add_done_callback(lambda _: changed.set())

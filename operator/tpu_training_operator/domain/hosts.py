@@ -1,7 +1,6 @@
-"""How a job's hosts are: which are ready, and why the others are not. Pure. Used by the planner for the status, and
-by `tpujob status` and `watch`.
+"""The hosts of a job: which are ready, and why the others are not.
 
-Of a pod only a few words are kept: the largest slices have thousands.
+The largest slices have thousands of hosts, so only a few words are kept for each.
 """
 
 from collections.abc import Iterable, Mapping
@@ -111,23 +110,14 @@ def waits_for(pod: WorkerPod) -> str:
     if pod.is_terminating:
         return "stopping"
     if pod.node is None:
-        scheduled = pod.condition("PodScheduled")
-        message = str(scheduled.get("message") or "")
-        return _cut(f"no node: {message}" if message else "no node yet")
-    return _waiting(pod) or ("running, not ready" if pod.phase == "Running" else "starting")
+        message = str(pod.condition("PodScheduled").get("message") or "")
+        return _one_line(f"no node: {message}" if message else "no node yet")
+    reason, message = pod.waiting(sidecars=True)
+    if reason:
+        return _one_line(f"{reason}: {message}" if message else reason)
+    return "running, not ready" if pod.phase == "Running" else "starting"
 
 
-def _waiting(pod: WorkerPod) -> str | None:
-    """What its first container that cannot start waits for: ContainerCreating, ImagePullBackOff, ..."""
-    status = pod.raw.get("status", {})
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = container.get("state", {}).get("waiting")
-        if waiting:
-            reason, message = waiting.get("reason") or "waiting", waiting.get("message")
-            return _cut(f"{reason}: {message}" if message else str(reason))
-    return None
-
-
-def _cut(text: str) -> str:
+def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class RunSpec:
 
     `recipe`: what the user wrote, field by field; only compared, to tell whether two jobs train the same.
     `dataset_size`: the examples that `train_steps` were derived from, None where steps were given.
+    `document`: the JSON it was read from, which the history of the run records.
     """
 
     job: JobRef
@@ -148,6 +150,7 @@ class RunSpec:
     scaling: tuple[ScalingRow, ...] = ()
     recipe: Mapping[str, str] = field(default_factory=dict)
     dataset_size: int | None = None
+    document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def process_per_device(self) -> bool:

@@ -62,6 +62,7 @@ def parse_run_spec(document: object) -> RunSpec:
     if isinstance(document, Mapping) and document.get("schema") != RUN_SPEC_SCHEMA:
         raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
     root = Fields(document, "", _ROOT)
+    assert isinstance(document, Mapping)
     entrypoint = root.text("entrypoint")
     module, colon, attribute = entrypoint.partition(":")
     if not (module and colon and attribute) or ":" in attribute:
@@ -89,6 +90,7 @@ def parse_run_spec(document: object) -> RunSpec:
         report=_report(root.child("report", _REPORT)) if root.has("report") else ReportSpec(),
         scaling=_scaling(root.children("scaling", _SCALING, _MOST_ROWS)) if root.has("scaling") else (),
         recipe=root.strings("recipe") if root.has("recipe") else {},
+        document=document,
     )
     if root.has("torch") and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')

@@ -1,6 +1,4 @@
-"""Numbers as people read them: few digits, a unit, no exponent where a word does. Used by every part of the report."""
-
-from __future__ import annotations
+"""Formats numbers for the page: few digits, a unit, and an exponent only where no unit is left."""
 
 import math
 
@@ -9,7 +7,7 @@ THIN = "\u202f"
 
 
 def number(value: float) -> str:
-    """Three to four digits: 0.0213, 1.5, 1,024, 48.3 k, 1.2 M; powers of ten only below 0.001 and past 10^12."""
+    """Three to four digits: 0.0213, 1.5, 1,024, 48.3 k, 1.2 M; powers of ten only below 0.001 and above 10^12."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -17,12 +15,11 @@ def number(value: float) -> str:
     size = abs(value)
     if size == 0:
         return "0"
-    # By what it is rounded to: 9999.6 is 10 k and not 10,000.
+    # The bounds are those after rounding: 9999.6 is 10 k and not 10,000.
     if size < 0.000995 or size >= 9.995e11:
         return _scientific(value)
     if size < 9999.5:
-        text = f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
-        return _minus(text)
+        return _minus(f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}")
     for unit, factor in (("k", 1e3), ("M", 1e6), ("G", 1e9)):
         if size < 999.5 * factor:
             return _minus(f"{value / factor:.3g}") + THIN + unit
@@ -30,12 +27,12 @@ def number(value: float) -> str:
 
 
 def count(value: int) -> str:
-    """All digits, in threes."""
+    """All digits, in groups of three."""
     return f"{value:,}"
 
 
 def share(part: float) -> str:
-    """0..1 as per cent; what is there at all is never told as 0 %."""
+    """0..1 as a percentage; a share above zero is never shown as 0 %."""
     percent = 100 * part
     if 0 < percent < 0.1:
         return f"<{THIN}0.1{THIN}%"
@@ -46,10 +43,8 @@ def duration(seconds: float) -> str:
     """0.42 ms, 850 ms, 3.2 s, 4 min 05 s, 2 h 05 min, 3 d 4 h."""
     if 0 < seconds < 0.00001:
         return f"<{THIN}0.01{THIN}ms"
-    if seconds < 0.0995:
-        return f"{1000 * seconds:.3g}{THIN}ms"
     if seconds < 0.9995:
-        return f"{1000 * seconds:.0f}{THIN}ms"
+        return f"{1000 * seconds:{'.3g' if seconds < 0.0995 else '.0f'}}{THIN}ms"
     if seconds < 59.95:
         return f"{seconds:.3g}{THIN}s"
     whole = round(seconds)
@@ -62,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def plural(amount: int, thing: str, things: str = "") -> str:
-    """1 step, 2 steps; `things` where an s is not enough."""
+    """1 step, 2 steps; `things` if an s is not enough."""
     return f"{count(amount)} {thing if amount == 1 else things or thing + 's'}"
 
 

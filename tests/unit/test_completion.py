@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pods import ended, pod, seen
 from tpu_training_operator.api.status import Progress
-from tpu_training_operator.domain.lifecycle.outcome import final_progress
+from tpu_training_operator.domain.lifecycle.completion import final_progress
 
 
 def progress(message: Any) -> Progress | None:
@@ -17,7 +17,7 @@ def progress(message: Any) -> Progress | None:
     return final_progress(seen(ended(pod(), message=text))[0], 300, None)
 
 
-def test_step_speed_and_metrics_of_the_end() -> None:
+def test_the_final_progress_has_step_speed_and_metrics() -> None:
     said = {"step": 300, "metrics": {"loss": 0.0123456789, "accuracy": 0.98}, "examplesPerSecond": 1234.5}
     assert progress(said) == Progress(
         step=300,
@@ -29,7 +29,7 @@ def test_step_speed_and_metrics_of_the_end() -> None:
 
 
 @pytest.mark.parametrize(("step", "loss"), [(300, "0.5"), (299, None)])
-def test_the_last_loss_stays_where_no_further_step_was_made(step: int, loss: str | None) -> None:
+def test_the_last_loss_stays_if_no_further_step_was_made(step: int, loss: str | None) -> None:
     leader = seen(ended(pod(), message=json.dumps({"step": 300, "metrics": {"accuracy": 0.98}})))[0]
     found = final_progress(leader, 300, Progress(step=step, total_steps=300, loss="0.5"))
     assert found is not None
@@ -80,5 +80,5 @@ def test_no_message_keeps_a_job_from_being_finished(message: dict[str, Any]) -> 
     assert found is None or found.step >= 0
 
 
-def test_nor_does_one_nested_without_end() -> None:
+def test_a_deeply_nested_message_does_not_keep_a_job_from_being_finished() -> None:
     assert progress("[" * 4000) is None

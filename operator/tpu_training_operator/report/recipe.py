@@ -1,12 +1,10 @@
-"""The recipe as it was resolved for the slice, row by row. Used by `page`, below the table of what was scaled."""
-
-from __future__ import annotations
+"""The recipe as it was resolved for the slice, row by row."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tpu_trainer.spec import RunSpec, ScheduleSpec
-from tpu_trainer.telemetry.report.words import count, number, plural, share
+from tpu_training_operator.report.formatting import count, number, plural, share
+from tpu_training_operator.report.history import RunSpec, Schedule
 
 
 @dataclass(frozen=True)
@@ -19,15 +17,14 @@ class Row:
 
 
 def recipe_rows(spec: RunSpec) -> list[Row]:
-    """The whole recipe; beside `spec.scaling`, which has every number that a rule may change, only the rest."""
+    """The whole recipe; beside the table of `spec.scaling`, which has every number a rule may change, only the rest."""
     return [*(_unscaled(spec) if spec.scaling else _whole(spec)), *_surroundings(spec), Row("Seed", str(spec.seed))]
 
 
 def _unscaled(spec: RunSpec) -> Iterator[Row]:
     optimizer = spec.optimizer
-    kept = {"momentum": optimizer.momentum, "ε": optimizer.epsilon}
     yield Row("Schedule", spec.schedule.name, _after_warmup(spec.schedule))
-    yield Row("Optimizer", optimizer.name, _values(kept))
+    yield Row("Optimizer", optimizer.name, _values({"momentum": optimizer.momentum, "ε": optimizer.epsilon}))
 
 
 def _whole(spec: RunSpec) -> Iterator[Row]:
@@ -52,34 +49,33 @@ def _whole(spec: RunSpec) -> Iterator[Row]:
     if spec.ema_decay is not None:
         yield Row("Average of weights", f"{spec.ema_decay:.10g}", "decay per step")
     if spec.evaluate_every_steps is not None:
-        yield Row("Evaluation", f"every {_amount(spec.evaluate_every_steps, 'step')}", "and at the end")
+        yield Row("Evaluation", f"every {_interval(spec.evaluate_every_steps, 'step')}", "and at the end")
 
 
 def _surroundings(spec: RunSpec) -> Iterator[Row]:
     checkpoint = spec.checkpoint
     if checkpoint is not None:
         times = {"step": checkpoint.every_steps, "minute": checkpoint.every_minutes}
-        due = " or ".join(_amount(every, unit) for unit, every in times.items() if every is not None)
+        due = " or ".join(_interval(every, unit) for unit, every in times.items() if every is not None)
         kept = f"the last {count(checkpoint.keep)} {'is' if checkpoint.keep == 1 else 'are'} kept"
         yield Row("Checkpoint", f"every {due}" if due else "when it ends", f"to {checkpoint.uri}, {kept}")
     if spec.data_uri is not None:
         yield Row("Data", spec.data_uri)
 
 
-def _schedule(schedule: ScheduleSpec) -> str:
+def _schedule(schedule: Schedule) -> str:
     match schedule.name:
         case "Constant":
             return "constant"
         case "Step":
             milestones = ", ".join(count(milestone) for milestone in schedule.milestones)
-            steps = "step" if len(schedule.milestones) == 1 else "steps"
-            return f"{_drop(schedule)} at {steps} {milestones}"
+            return f"{_drop(schedule)} at {'step' if len(schedule.milestones) == 1 else 'steps'} {milestones}"
         case _:
             return f"{schedule.name.lower()} {_end(schedule)}"
 
 
-def _after_warmup(schedule: ScheduleSpec) -> str:
-    """Without the milestones, which are scaled and stand elsewhere."""
+def _after_warmup(schedule: Schedule) -> str:
+    """Without the milestones: they are scaled, so the other table has them."""
     match schedule.name:
         case "Constant":
             return "after warm-up"
@@ -89,11 +85,11 @@ def _after_warmup(schedule: ScheduleSpec) -> str:
             return f"{_end(schedule)} after warm-up"
 
 
-def _drop(schedule: ScheduleSpec) -> str:
+def _drop(schedule: Schedule) -> str:
     return f"× {number(0.1 if schedule.factor is None else schedule.factor)}"
 
 
-def _end(schedule: ScheduleSpec) -> str:
+def _end(schedule: Schedule) -> str:
     return f"down to {number(schedule.factor)} of it" if schedule.factor else "down to 0"
 
 
@@ -102,5 +98,5 @@ def _values(given: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {value:.10g}" for name, value in given.items() if value is not None)
 
 
-def _amount(every: int, unit: str) -> str:
+def _interval(every: int, unit: str) -> str:
     return unit if every == 1 else plural(every, unit)

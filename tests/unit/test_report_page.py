@@ -1,48 +1,33 @@
 """The report as a browser shows it, on a wide screen, on a phone, and on paper."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.trainer import chromium
-from tests.trainer.gang import run_spec
-from tests.trainer.histories import SPLIT, history_of, typical, with_attempts
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.doctor.finding import Finding
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.telemetry.history import Attempt, Recorded
-from tpu_trainer.telemetry.report.page import render_report
+from tests.unit import chromium
+from tests.unit.histories import SUCCEEDED, attempt, page_of, run_of, typical, warned
 
 SECTIONS = ["numbers", "loss", "throughput", "time", "warnings", "recipe", "attempts", "environment"]
 
-DONE = Outcome(ExitCode.Succeeded, "trained 5000 steps, loss 0.352")
 LONG = "a" * 200
 SCALING = [
     {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "2 x v5litepod-16", "rule": ""},
     {"name": "learning rate", "tunedOn": "0.1", "runsOn": "0.2828427125", "rule": "the square-root rule"},
     dict.fromkeys(("name", "tunedOn", "runsOn", "rule"), LONG),
 ]
-
-
-def wordy() -> Recorded:
-    """Words without a space where the page has least room for them."""
-    history = history_of(30, broken=(7,))
-    history.evaluated(30, {LONG: 0.5})
-    history.finding(Finding(LONG, 30, LONG))
-    return with_attempts(history, Attempt(1, 0, 30, SPLIT, LONG), Attempt(2, 0, 30, SPLIT, "UserError"))
-
-
-RUNS = {
-    "a whole run": (typical(), DONE, "resnet50"),
-    "a running one of a single step": (with_attempts(history_of(1), Attempt(1, 0, 1, SPLIT)), None, "one"),
-    "one without a step": (Recorded(attempts=(Attempt(1, 0, 0, {}),)), Outcome(ExitCode.BadSpec, "refused"), "none"),
-    "long words": (wordy(), Outcome(ExitCode.UserError, f"Traceback:\n  {LONG}"), LONG),
+WORDY = run_of(30, broken=(7,)) | {
+    "evaluations": [{"step": 30, "metrics": {LONG: 0.5}}],
+    "warnings": [warned(LONG, LONG, 30)],
+    "attempts": [attempt(1, 0, 30, LONG), attempt(2, 0, 30, "UserError")],
+}
+RUNS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str]] = {
+    "a whole run": (typical(), SUCCEEDED, "resnet50"),
+    "a running one of a single step": (run_of(1), None, "one"),
+    "one without a step": ({}, {"code": "BadSpec", "message": "refused"}, "none"),
+    "long words": (WORDY, {"code": "UserError", "message": f"Traceback:\n  {LONG}"}, LONG),
 }
 
 
@@ -61,11 +46,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
 def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     recorded, outcome, name = RUNS[request.param]
     job = {"namespace": "vision", "name": name, "uid": "5f0c", "attempt": 1}
-    spec = parse_run_spec(run_spec(job=job, entrypoint=f"{LONG}:{LONG}", trainSteps=5000, scaling=SCALING))
+    spec = {"job": job, "entrypoint": f"{LONG}:{LONG}", "trainSteps": 5000, "scaling": SCALING}
     file = tmp_path / "report.html"
-    file.write_text(
-        render_report(recorded, spec, outcome, {"torch": "2.9.0"}, datetime(2026, 11, 21, tzinfo=UTC)), encoding="utf-8"
-    )
+    file.write_text(page_of(recorded, spec=spec, outcome=outcome), encoding="utf-8")
     return file
 
 
