@@ -462,7 +462,7 @@ async def test_an_answer_beats_for_the_pass_that_asked(server: ApiServer, answer
     server.answers = [answer]
     with pulse() as stuck:
         pass
-    options = ClientOptions(answered=lambda *_: beat())
+    options = ClientOptions(on_answer=lambda *_: beat())
     async with connect(credentials_for(server.url), options) as cluster:
         with pulse() as working:
             begun = working.at

@@ -28,7 +28,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[Client]:
-    async with connect(credentials_for(server.url), ClientOptions(answered=metrics.request_answered)) as connected:
+    async with connect(credentials_for(server.url), ClientOptions(on_answer=metrics.request_answered)) as connected:
         yield connected
 
 
@@ -67,7 +67,7 @@ async def test_a_cut_off_answer_counts_as_no_answer(server: ApiServer, cluster: 
 
 async def test_a_server_that_is_down_counts_as_no_answer(metrics: Metrics) -> None:
     async with connect(
-        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(answered=metrics.request_answered)
+        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(on_answer=metrics.request_answered)
     ) as cluster:
         with pytest.raises(Unavailable):
             await read(cluster)
