@@ -37,14 +37,6 @@ digits: Starting, attempt 1, v5litepod-16
             google.com/tpu. (0/2, 0/3)
             1 host: ContainerCreating (0/1 on node-1)
  time       queue 9m50s""",
-    "running": """\
-digits: Running, attempt 1, v5litepod-16
- hosts      4/4 ready
- step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %, training
- speed      3879.5 examples/s, loss 0.0150698, about 2m10s left
- checkpoint step 140
- reported   4s ago
- time       queue 30s, start 1m40s, productive 5m04s; goodput 0.700""",
     "hung": """\
 digits: Running, attempt 1, v5litepod-16
  hosts      4/4 ready
@@ -71,24 +63,6 @@ digits: Restarting, attempt 4, v5litepod-16
  restarts   Infrastructure 2 (18 left), Preemption 1
  time       queue 2m30s, start 1m40s, productive 5m04s, recovery 4m01s; goodput
             0.382""",
-    "failed": """\
-digits: Failed, attempt 1, v5litepod-16
- why        slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError (exit
-            code 1): FileNotFoundError: [Errno 2] No such file or directory:
-            '/data/digits.npz' (digits.py:41); the restart limit for UserError
-            is 0
- failure    UserError (exit code 1): slice 0 host 2 on node-0, attempt 1, 1m30s
-            ago
-            FileNotFoundError: [Errno 2] No such file or directory:
-            '/data/digits.npz' (digits.py:41)
- time       queue 30s, start 40s, wasted 30s""",
-    "succeeded": """\
-digits: Succeeded, attempt 1, v5litepod-16
- step       300/300 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100 %
- speed      3879.5 examples/s, loss 0.0150698
- metrics    loss 0.0150698, accuracy 0.972222
- checkpoint step 300
- time       queue 30s, start 1m40s, productive 5m04s; goodput 0.700""",
 }
 
 
@@ -175,6 +149,11 @@ def test_the_lines_without_a_terminal(stage: str) -> None:
 @pytest.mark.parametrize("stage", JOBS)
 def test_the_lines_without_a_terminal_do_not_change_with_the_clock(stage: str) -> None:
     assert plain_lines(JOBS[stage].view(seconds_later=40)) == plain_lines(JOBS[stage].view())
+
+
+def test_the_metrics_are_shown_once_the_job_has_succeeded() -> None:
+    assert " metrics    loss 0.0150698, accuracy 0.972222\n" in drawn(JOBS["succeeded"].view(), full=False, width=80)
+    assert "metrics" not in drawn(JOBS["running"].view(), full=False, width=80)
 
 
 @pytest.mark.parametrize("stage", JOBS)
