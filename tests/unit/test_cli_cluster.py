@@ -127,7 +127,8 @@ def test_watch_exits_0_when_the_job_succeeds(cluster: OneJobCluster, kubeconfig:
     show(cluster, "succeeded")
     result = tpujob(kubeconfig, "watch", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
-    [line] = result.stdout.splitlines()
+    line, metrics = result.stdout.splitlines()
+    assert metrics.endswith("  metrics: loss 0.0150698, accuracy 0.972222")
     assert line.partition(" ")[2].startswith("digits: Succeeded, attempt 1, v5litepod-16, step 300/300, ")
 
 

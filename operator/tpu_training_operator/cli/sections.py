@@ -77,12 +77,13 @@ def plain_lines(view: JobView) -> list[str]:
         if progress.checkpoint_step is not None:
             parts.append(f"checkpoint {progress.checkpoint_step}")
     failure = view.status.last_failure
-    return [
-        ", ".join(parts),
-        *(f"  why: {line}" for line in _why(view).brief),
-        *([f"  failure: {_failed(failure)}: {gist(failure)}"] if failure else []),
-        *(f"  warning: {warning}" for warning in (progress.warnings if progress else ())),
-    ]
+    details = {
+        "metrics": [", ".join(_metrics(progress))] if progress and progress.metrics else [],
+        "why": _why(view).brief,
+        "failure": [f"{_failed(failure)}: {gist(failure)}"] if failure else [],
+        "warning": progress.warnings if progress else [],
+    }
+    return [", ".join(parts), *(f"  {label}: {text}" for label, texts in details.items() for text in texts)]
 
 
 def _always(label: str, lines: Iterable[str], style: str = "") -> Section:
@@ -152,16 +153,21 @@ def _progress(view: JobView) -> list[Section]:
     bar = "━" * int(_BAR * done) + "─" * (_BAR - int(_BAR * done))
     phase = f", {progress.phase.lower()}" if progress.phase and view.is_running else ""
     step = f"{progress.step}/{progress.total_steps} {bar} {int(100 * done)} %{phase}"
-    metrics = [f"{name} {value}" for name, value in progress.metrics.items()] if view.has_succeeded else []
-    speed = _numbers(progress) if view.is_running or view.has_succeeded else []
     saved = [f"step {progress.checkpoint_step}"] if progress.checkpoint_step is not None else []
-    facts = {"speed": speed, "metrics": metrics, "checkpoint": saved}
+    facts = {"checkpoint": saved}
+    if view.is_running or view.has_succeeded:
+        facts = {"speed": _numbers(progress), "metrics": _metrics(progress), "checkpoint": saved}
     return [
         _always("step", [step]),
         *(_always(label, [", ".join(words)]) for label, words in facts.items() if words),
         *([_reported(view, progress)] if view.is_running else []),
         *(_always("warning", [warning], "yellow") for warning in progress.warnings),
     ]
+
+
+def _metrics(progress: Progress) -> list[str]:
+    """As of the last evaluation."""
+    return [f"{name} {value}" for name, value in progress.metrics.items()]
 
 
 def _numbers(progress: Progress) -> list[str]:
