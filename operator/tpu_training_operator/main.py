@@ -103,7 +103,7 @@ class Operator:
             beat()
 
         throttle = Throttle(options.qps, options.burst, time.monotonic)
-        client_options = ClientOptions(throttle=throttle, answered=answered, keep=_KEPT)
+        client_options = ClientOptions(throttle=throttle, on_answer=answered, keep=_KEPT)
         cluster = await enter(connect(self._credentials, client_options))
 
         async def list_keys() -> list[JobKey]:
