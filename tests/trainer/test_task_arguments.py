@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.gang import run_spec
 from tpu_trainer import Hyperparameters
-from tpu_trainer.by_name import arguments
+from tpu_trainer.entrypoint import arguments
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.spec import parse_run_spec
 

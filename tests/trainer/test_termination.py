@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.termination import termination_message
+from tpu_trainer.outcome import Outcome, termination_message
 
 # Surrogates and control characters included: a traceback may quote any string.
 texts = st.text(st.characters(), max_size=50).flatmap(lambda text: st.integers(1, 400).map(lambda times: text * times))
