@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.outcome import termination_message, write_termination
+from tpu_trainer.outcome import Outcome, termination_message, write_termination
 from tpu_training_operator.api.status import Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.failures.last_words import last_words
-from tpu_training_operator.domain.lifecycle.outcome import final_progress
+from tpu_training_operator.domain.lifecycle.completion import final_progress
 from tpu_training_operator.domain.observed import WorkerPod
 
 TOTAL = 300

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.progress import Progress
-from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.history import Sample
 from tpu_training_operator.local.progress import Evaluation, ProgressFollower, Report
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.local.runs import Run, Runs
+from tests.unit.histories import SUCCEEDED, document, typical
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.recipe.resolve import resolve
 
@@ -28,7 +29,7 @@ if HOST == 0:
 WARNINGS = ["waiting for data takes 40 % of the step", "host 1 is slow"]
 TRAIN = (
     REPORT
-    + f"SLOW, STRAGGLER = {WARNINGS}"
+    + f"SLOW, STRAGGLER = {WARNINGS}; HISTORY = {document(typical(), outcome=SUCCEEDED)!r}"
     + """
 if HOST == 0:
     report(2, [1.5, 1.25])
@@ -36,7 +37,7 @@ if HOST == 0:
     evaluated(3, accuracy=0.5, perplexity=None)
     report(300, [0.25], warnings=[SLOW, STRAGGLER], checkpointStep=250)
     evaluated(300, accuracy=0.75, perplexity=1.5)
-    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "report.html").write_text("<p>trained</p>")
+    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_bytes(HISTORY)
     last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
                examplesPerSecond=1000.5)
 """
@@ -67,7 +68,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
         "state": "Succeeded",
         "attempts": 1,
         "message": "all 2 workers have finished: trained",
-        "resolved": resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "resolved": resolved.as_json(),
         "metrics": {"loss": 0.25, "accuracy": 0.75},
         "examplesPerSecond": 1000.5,
         "lossCurve": [
@@ -219,7 +220,7 @@ def test_an_earlier_run_in_the_same_directory_is_not_mixed_in(runs: Runs) -> Non
     result = second.result()
     assert result["failure"]["message"] == "nothing is trained any more"
     assert result["lossCurve"] == []
-    assert (first.out / "report.html").exists() is False
+    assert not (first.out / "report.html").exists()
     assert "report.html" not in second.stdout
 
 
@@ -240,6 +241,13 @@ with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_POR
     assert [succeeded(run)["metrics"] for run in started] == [{"name": 1.0}, {"name": 3.0}]
 
 
+def test_a_history_that_cannot_be_read_is_one_line_and_no_failure(runs: Runs) -> None:
+    run = runs.start('(pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_text("{}")')
+    succeeded(run)
+    assert "history.json: schema: this version reads" in run.stderr
+    assert not (run.out / "report.html").exists()
+
+
 def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
     run = runs.start(TRAIN, environ={"TERM": "xterm-256color"})
     succeeded(run)
@@ -249,6 +257,7 @@ def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
 def test_plain_output_tells_the_course_of_the_run(runs: Runs) -> None:
     run = runs.start(TRAIN)
     succeeded(run)
+    assert "trained 5000 steps" in (run.out / "report.html").read_text(encoding="utf-8")
     lines = run.stdout.splitlines()
     course = [
         f"warning: {WARNINGS[0]}",

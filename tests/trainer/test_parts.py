@@ -18,7 +18,7 @@ from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.exchange import BROKEN, Loss, Sums, Wishes, take
 from tpu_trainer.outcome import Outcome, host_outcome
-from tpu_trainer.throughput import Throughput
+from tpu_trainer.telemetry.rates import Throughput
 
 
 def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:

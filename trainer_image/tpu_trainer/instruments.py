@@ -19,11 +19,9 @@ from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import MOST_STEPS, Loss, Reading, Signals
 from tpu_trainer.task import Batch
-from tpu_trainer.telemetry.noise_scale import NoiseScale
-from tpu_trainer.telemetry.sample import Sample
-from tpu_trainer.telemetry.utilisation import Utilisation
+from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telling import Telling
-from tpu_trainer.throughput import Throughput
 
 if TYPE_CHECKING:
     from torch import nn

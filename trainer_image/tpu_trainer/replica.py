@@ -32,7 +32,7 @@ from tpu_trainer.data import (
     train_batches,
 )
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.entrypoint import Loaded, load_task
@@ -52,11 +52,9 @@ from tpu_trainer.spec import OnNotFinite, RunSpec
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
 from tpu_trainer.task import Batch, Hyperparameters, Task
-from tpu_trainer.telemetry.noise_scale import NoiseScale
+from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telemetry.reporter import open_reporter
-from tpu_trainer.telemetry.utilisation import Utilisation
 from tpu_trainer.telling import Telling
-from tpu_trainer.throughput import Throughput
 from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy
 from tpu_trainer.update import Average, count_on_device
 

@@ -1,4 +1,4 @@
-"""The learning rate of every step: a linear warm-up, then the recipe's schedule, unless the task sets the rate itself."""
+"""The learning rate of every step: warm-up, then the recipe's schedule, unless the task sets the rate itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.spec import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class LearningRate:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
 
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
-        """Groups that a hook had added are restored with the rate of their last step; here they get their original rate,
-        in proportion to the recipe's."""
+        """Groups that a hook had added come with the rate of their last step; here they get their original rate, in
+        proportion to the recipe's."""
         count = len(self._built)
         now, then = _numbers(self._built[:1])[0], built[0]
         for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
@@ -142,15 +142,14 @@ class LearningRate:
         self._whose = Whose.HOOKS
         groups = self._optimizer.param_groups
         group, last = next((g, last) for g, last in zip(groups, self._last, strict=True) if g.get("lr") != last)
-        text = (
-            f"the task's own code set the learning rate to {_short(group.get('lr'))}, it was {_short(last)}. {_TAKEN}"
-        )
-        self._tell(Finding("LearningRate", step, f"step {step + 1}: {text}"))
+        rates = f"to {_short(group.get('lr'))}, it was {_short(last)}"
+        text = f"step {step + 1}: the task's own code set the learning rate {rates}. {_TAKEN}"
+        self._tell(Finding("LearningRate", step, text))
 
 
 def _layer_scales(optimizer: Optimizer) -> list[float]:
-    """Each group's `lr_scale`, with which timm and others express layer-wise decay for the scheduler to apply; 1 without
-    one, or if the group's rate has been set apart already."""
+    """Each group's `lr_scale`, with which timm and others leave layer-wise decay to the scheduler; 1 without one, or if
+    the group's rate has been set apart already."""
     default = getattr(optimizer, "defaults", {}).get("lr")
     return [
         float(group["lr_scale"]) if "lr_scale" in group and group.get("lr") == default else 1.0

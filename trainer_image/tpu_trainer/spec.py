@@ -1,8 +1,8 @@
 """The run spec: one training run, fully resolved. `entry` reads it once; it never changes.
 
 `runspec-v1.schema.json` is its written form, and a test keeps the two in agreement. Each field of the classes below
-carries the reader of its JSON value; a field's JSON name is its own in camel case. What a schema cannot say (replicas x
-perReplica x accumulation = global) is checked at the end.
+carries the reader of its JSON value. A field's JSON name is its own in camel case, unless its metadata says otherwise.
+What a schema cannot say (replicas x perReplica x accumulation = global) is checked at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
@@ -241,6 +241,7 @@ class RunSpec:
 
     `recipe`: what the user wrote, by field path; only compared, to tell whether two jobs train the same.
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
+    `document`: the JSON it was read from, which the history of the run records.
     """
 
     job: JobRef
@@ -265,6 +266,7 @@ class RunSpec:
     report: ReportSpec = ReportSpec()
     scaling: Annotated[tuple[ScalingRow, ...], _rows] = ()
     recipe: Strings = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata={"json": None})
 
     @property
     def process_per_device(self) -> bool:
@@ -299,13 +301,14 @@ def parse_run_spec(document: object) -> RunSpec:
     Raises:
         BadSpecError: the text is "<field path>: <what would be right>, got <what was found>".
     """
+    if not isinstance(document, Mapping):
+        raise _wrong("the document", "an object", document)
     # First, because in a document of another version every other complaint would mislead.
-    if isinstance(document, Mapping):
-        if document.get("schema") != RUN_SPEC_SCHEMA:
-            raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
-        document = {name: value for name, value in document.items() if name != "schema"}
-    spec = _object(RunSpec, document, "")
-    if isinstance(document, Mapping) and "torch" in document and spec.backend != "torch":
+    if document.get("schema") != RUN_SPEC_SCHEMA:
+        raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
+    spec = _object(RunSpec, {name: value for name, value in document.items() if name != "schema"}, "")
+    spec = replace(spec, document=document)
+    if "torch" in document and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
     _check_arithmetic(spec)
     _check_backend(spec)
@@ -318,7 +321,7 @@ def _object(kind: type[T], value: object, path: str) -> T:
         raise _wrong(path or "the document", "an object", value)
     assert is_dataclass(kind)
     hints = get_type_hints(kind, include_extras=True)
-    known = {one.metadata.get("json", _camel_case(one.name)): one for one in fields(kind)}
+    known = {name: one for one in fields(kind) if (name := one.metadata.get("json", _camel_case(one.name)))}
     for name in value:
         if name not in known:
             raise BadSpecError(f"{_at(path, name)}: unknown field; known here: {', '.join(known)}")

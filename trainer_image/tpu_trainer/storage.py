@@ -18,7 +18,7 @@ from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_ow
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.data import Position
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec

@@ -16,17 +16,18 @@ from typing import Any
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Progress, Status
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object, resource_of
+from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.listening import listening
 from tpu_training_operator.local.progress import ProgressFollower, Report
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import JOBS, Cluster, NotFound, Object, resource_of
+from tpu_training_operator.report.history import HISTORY
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
-_REPORT = "report.html"
+_REPORT_FILES = ("report.html", HISTORY)
 _LOOK_SECONDS = 0.1
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.STALLED)
 
@@ -45,8 +46,7 @@ class Update:
 class Outcome:
     """How the job ended. `losses` and `evaluations` by step, of the last attempt that reached the step, None where a
     number was not finite; `warnings` of all attempts, each once; `checkpoint_step`: the last one saved, None if there
-    is none; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`; `report` is the trainer's
-    own account of the run, None if it left none here."""
+    is none; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`."""
 
     status: Status
     losses: dict[int, float | None]
@@ -56,7 +56,6 @@ class Outcome:
     cancelled: bool
     seconds: float
     pods_directory: Path
-    report: Path | None
 
 
 async def run_job(
@@ -73,9 +72,9 @@ async def run_job(
     """
     store, inboxes = Store(), Inboxes(_now)
     pods_directory = directory / "pods"
-    report = directory / _REPORT
     _clear(pods_directory, job["metadata"]["name"])
-    report.unlink(missing_ok=True)
+    for name in _REPORT_FILES:
+        (directory / name).unlink(missing_ok=True)
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
@@ -99,7 +98,7 @@ async def run_job(
                 await watch.read_status()
                 await _stop(store, created, kubelet, interrupts)
             watch.look()
-            return watch.outcome(cancelled, pods_directory, report if report.exists() else None)
+            return watch.outcome(cancelled, pods_directory)
         finally:
             control.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -171,7 +170,7 @@ class _Watch:
 
     async def read_status(self) -> None:
         job = await self._store.get(JOBS, self._key.namespace, self._key.name)
-        self._status = Status.model_validate(job.get("status") or {})
+        self._status = Status.read(job.get("status"))
 
     def look(self) -> None:
         reports = self._new_reports()
@@ -186,7 +185,7 @@ class _Watch:
                 self._evaluations[report.evaluation.step] = report.evaluation.metrics
         self._on_update(Update(self._status, tuple(reports), tuple(self._warnings[known:])))
 
-    def outcome(self, cancelled: bool, pods_directory: Path, report: Path | None) -> Outcome:
+    def outcome(self, cancelled: bool, pods_directory: Path) -> Outcome:
         seconds = asyncio.get_running_loop().time() - self._started
         return Outcome(
             status=self._status,
@@ -197,7 +196,6 @@ class _Watch:
             cancelled=cancelled,
             seconds=seconds,
             pods_directory=pods_directory,
-            report=report,
         )
 
     def _new_reports(self) -> list[Report]:
