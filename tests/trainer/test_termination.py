@@ -24,7 +24,7 @@ def test_any_message_becomes_valid_json_within_the_limit(message: str) -> None:
 
 
 @given(message=texts)
-def test_what_is_cut_off_is_the_beginning_and_no_more_than_needed(message: str) -> None:
+def test_a_long_message_loses_its_beginning_and_no_more_than_needed(message: str) -> None:
     encoded = termination_message(Outcome(ExitCode.UserError, message))
     kept = json.loads(encoded)["message"]
     whole = message.encode("utf-8", "replace").decode()
