@@ -36,12 +36,9 @@ from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, 
 from tpu_training_operator.runtime.logs import LogFormat, configure_logs
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
-from tpu_training_operator.runtime.progress.authority import BadSecret, load_authority
-from tpu_training_operator.runtime.progress.certificates import Authority
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
-from tpu_training_operator.runtime.progress.service_name import ServiceName
-from tpu_training_operator.runtime.progress.tls import server_tls
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 
@@ -138,9 +135,9 @@ class Operator:
         port = self._options.progress_port
         tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
 
-        def hint(key: JobKey) -> None:
+        def hint(key: JobKey, seconds: float) -> None:
             if self._controller:
-                self._controller.hint(key, in_seconds=inboxes.pause_seconds)
+                self._controller.hint(key, in_seconds=seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
         progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics)

@@ -11,8 +11,8 @@ from tpu_training_operator.domain.report import Inbox
 from tpu_training_operator.runtime.cluster import Cluster
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
 from tpu_training_operator.runtime.progress.server import ProgressService
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 
 KEY = JobKey("default", "digits")
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
@@ -37,7 +37,7 @@ class Desk:
         self.service = ProgressService(
             reviewer=Reviewer(cast("Cluster", self.cluster), lambda: self.seconds),
             inboxes=self.inboxes,
-            hint=self.hints.append,
+            hint=lambda key, seconds: self.hints.append(key),
             clock=lambda: NOW,
             seconds=lambda: self.seconds,
         )

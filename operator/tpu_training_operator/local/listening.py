@@ -1,7 +1,7 @@
-"""The progress service on this machine: workers of a local run report as they do in a cluster. Entered by `local.run`.
+"""The progress service on this machine: workers of a local run report as they do in a cluster.
 
-The same server, TLS, review of tokens and inbox; only the authority lasts no longer than the run, and the port is open
-to this machine alone.
+The same server, TLS, token review and inboxes. Only the authority lasts no longer than the run, and the port is open to
+this machine alone.
 """
 
 import time
@@ -13,18 +13,19 @@ from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.runtime.cluster import Cluster
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.progress.certificates import new_authority
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
-from tpu_training_operator.runtime.progress.tls import server_tls
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 
 _HOST = "localhost"
 _ADDRESS = "127.0.0.1"
 
 
 @asynccontextmanager
-async def listening(cluster: Cluster, inboxes: Inboxes, hint: Callable[[JobKey], None]) -> AsyncIterator[Reporting]:
-    """Take in reports until the end of the block. `hint`: called for a job that has something new in its inbox."""
+async def listening(
+    cluster: Cluster, inboxes: Inboxes, hint: Callable[[JobKey, float], None]
+) -> AsyncIterator[Reporting]:
+    """Receive reports until the block ends. `hint` asks for a pass over a job within so many seconds."""
     authority = new_authority(_HOST, _now())
     service = ProgressService(Reviewer(cluster, time.monotonic), inboxes, hint, _now, time.monotonic)
     async with server_tls(authority, (_HOST,), _now) as tls, serve(service, 0, tls, _ADDRESS) as port:

@@ -82,8 +82,8 @@ async def run_job(
     async def list_keys() -> list[JobKey]:
         return [key]
 
-    def heard(reporter: JobKey) -> None:
-        controller.hint(reporter, in_seconds=inboxes.pause_seconds)
+    def heard(reporter: JobKey, seconds: float) -> None:
+        controller.hint(reporter, in_seconds=seconds)
 
     async with listening(store, inboxes, heard) as reporting:
         reconciler = Reconciler(store, _now, inboxes=inboxes, reporting=reporting)
