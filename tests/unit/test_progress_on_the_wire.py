@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
-from aiohttp.test_utils import unused_port
 
 from tests.unit.progress_desk import GOOD, KEY, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
@@ -58,8 +57,11 @@ class Wire:
 
 @asynccontextmanager
 async def served(desk: Desk) -> AsyncIterator[Wire]:
-    authority, port = new_authority("progress", datetime.now(UTC)), unused_port()
-    async with server_tls(authority, (SERVICE_HOST,), lambda: datetime.now(UTC)) as tls, serve(desk.service, port, tls):
+    authority = new_authority("progress", datetime.now(UTC))
+    async with (
+        server_tls(authority, (SERVICE_HOST,), lambda: datetime.now(UTC)) as tls,
+        serve(desk.service, 0, tls) as port,
+    ):
         yield Wire(port, trusting(authority))
 
 
