@@ -26,13 +26,14 @@ from tpu_training_operator.domain.lifecycle.pod_events import slim_event
 from tpu_training_operator.domain.objects.network_policy import Isolation
 from tpu_training_operator.domain.observed import job_of, slim_worker
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import EVENTS, JOBS, PODS, ApiError, Object, Unavailable
+from tpu_training_operator.kube.client import Client, ClientOptions, connect
+from tpu_training_operator.kube.cluster import EVENTS, JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
+from tpu_training_operator.kube.errors import ApiError, Unavailable
+from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 from tpu_training_operator.runtime.logs import LogFormat, configure_logs
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
@@ -97,7 +98,9 @@ class Operator:
             metrics.request_answered(method, status, seconds)
             beat()
 
-        cluster = await enter(connect(self._credentials, options.qps, options.burst, answered, keep=_KEPT))
+        throttle = Throttle(options.qps, options.burst, time.monotonic)
+        client_options = ClientOptions(throttle=throttle, answered=answered, keep=_KEPT)
+        cluster = await enter(connect(self._credentials, client_options))
 
         async def list_keys() -> list[JobKey]:
             return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics)
@@ -122,7 +125,7 @@ class Operator:
         self._resources.push_async_callback(_cancel, task)
 
     async def _listen(
-        self, service: ServiceName, cluster: KubernetesCluster, metrics: Metrics
+        self, service: ServiceName, cluster: Client, metrics: Metrics
     ) -> tuple[Inboxes, Reporting] | tuple[None, None]:
         """Take reports in from now on. Training goes on without them, where the Secret is not to be had."""
         try:
@@ -195,7 +198,7 @@ class Operator:
             self._controller.hint(JobKey(namespace, name), job_version=job_version, background=background)
 
 
-async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Authority:
+async def _authority(cluster: Client, service: ServiceName) -> Authority:
     """From the service's Secret; an API server that does not answer yet is waited for."""
     while True:
         try:

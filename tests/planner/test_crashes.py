@@ -14,7 +14,7 @@ from tests.planner.scheduler import place_all
 from tests.planner.story import all_finish, present, reason
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import State
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 ENOUGH_PASSES = 60
 NODES = ["node-0", "node-1", "node-2", "node-3"]

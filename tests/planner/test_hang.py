@@ -20,7 +20,7 @@ from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT
 from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 MINUTE = timedelta(minutes=1)
 OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}

@@ -276,7 +276,7 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
         "time": time_at(0),
         "ray": 7,
     }
-    status = Status.model_validate(
+    status = Status.read(
         {
             "attempt": 1,
             "state": "Levitating",

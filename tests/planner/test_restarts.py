@@ -23,7 +23,6 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import DeletePod
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.runtime.reconciler import status_body
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -240,7 +239,7 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
     job, pods = cluster.read()
     refused = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
     assert refused is not None
-    cluster.write_status({**job, "status": status_body(refused)})
+    cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
     assert until_running(cluster) == sorted(cluster.pods)
 

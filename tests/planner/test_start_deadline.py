@@ -23,7 +23,6 @@ from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
 from tpu_training_operator.domain.lifecycle.restart_budget import pause_after_release
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.runtime.reconciler import status_body
 
 DEADLINE = timedelta(seconds=100)
 POLICY = {"spec.runPolicy": {"startDeadlineSeconds": 100, "restart": {"backoff": {"maxSeconds": 40}}}}
@@ -53,7 +52,7 @@ def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
     job, pods = cluster.read()
     status = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
     assert status is not None
-    cluster.write_status({**job, "status": status_body(status)})
+    cluster.write_status({**job, "status": status.as_json()})
     return cluster
 
 

@@ -12,7 +12,7 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.lifecycle.pod_events import line_of
 from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 NO_NODE = "0/9 nodes are available: 9 Insufficient google.com/tpu."
 

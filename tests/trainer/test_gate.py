@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from tests.cluster.ports import free_port
 from tests.cluster.processes import wait_until
-from tests.trainer.gang import free_port
 from tpu_trainer.backends import gate
 from tpu_trainer.backends.gate import Porter, StrangerError, key_of
 from tpu_trainer.backends.rendezvous import Kept, Seat, meet, serve

@@ -45,7 +45,7 @@ def seen_job(
     body["metadata"]["creationTimestamp"] = time_at(created)
     if state is None:
         return body
-    resolved = resolve(Spec.model_validate(body["spec"])).resolved.model_dump(by_alias=True, exclude_none=True)
+    resolved = resolve(Spec.model_validate(body["spec"])).resolved.as_json()
     is_ready = "True" if state in ("Running", "Succeeded", "Suspended") else "False"
     body["status"] = {
         "state": state,

@@ -14,7 +14,7 @@ from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.metrics.server import serve_metrics
 
@@ -28,12 +28,12 @@ def job_of_a_newer_operator(reason: str) -> tuple[Status, Status]:
         "startTime": statuses.at(0),
         "state": "Hibernating",
         "completionTime": statuses.at(60),
-        "conditions": [statuses.condition(ConditionType.FAILED, True, 60, reason).model_dump(by_alias=True)],
+        "conditions": [statuses.condition(ConditionType.FAILED, True, 60, reason).as_json()],
         "restarts": {"byClass": {"Gremlins": 2, "Hang": 1}},
-        "lastFailure": statuses.failure(1, 30).model_dump(by_alias=True) | {"class": "Gremlins"},
-        "goodput": statuses.goodput(60, start=60).model_dump(by_alias=True) | {"activity": "Dreaming", "ratio": "0"},
+        "lastFailure": statuses.failure(1, 30).as_json() | {"class": "Gremlins"},
+        "goodput": statuses.goodput(60, start=60).as_json() | {"activity": "Dreaming", "ratio": "0"},
     }
-    return Status(), Status.model_validate(later)
+    return Status(), Status.read(later)
 
 
 def everything_happens(metrics: Metrics, name: str) -> None:

@@ -1,5 +1,7 @@
 """What the metrics count between one status and the next: each thing once, and nothing that did not happen."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from tests.unit.statuses import at, condition, failure, goodput, ready, status, 
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 
 ONE, TWO = JobKey("default", "one"), JobKey("default", "two")
@@ -133,13 +135,13 @@ def test_an_end_is_counted_once(metrics: Metrics) -> None:
 
 
 def test_the_goodput_of_a_job_that_ended_is_observed(metrics: Metrics) -> None:
-    time = goodput(100, productive=60, start=40).model_copy(update={"ratio": "0.600"})
+    time = replace(goodput(100, productive=60, start=40), ratio="0.600")
     metrics.status_written(status(goodput=time), succeeded(goodput=time))
     assert value(metrics, "tpujob_goodput_ratio_sum") == 0.6
 
 
 def test_a_job_that_goes_on_has_no_goodput_yet(metrics: Metrics) -> None:
-    time = goodput(100, productive=60, start=40).model_copy(update={"ratio": "0.600"})
+    time = replace(goodput(100, productive=60, start=40), ratio="0.600")
     metrics.status_written(status(), status(goodput=time))
     assert value(metrics, "tpujob_goodput_ratio_count") == 0
 
@@ -165,7 +167,7 @@ READINESS = [
 def test_a_gang_that_gets_ready_has_started_or_recovered(
     metrics: Metrics, before: Status, after: Status, seconds: tuple[float | None, float | None]
 ) -> None:
-    after = after.model_copy(update={"last_failure": before.last_failure})
+    after = replace(after, last_failure=before.last_failure)
     metrics.status_written(before, after)
     assert observed(metrics) == seconds
 

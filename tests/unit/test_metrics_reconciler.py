@@ -8,9 +8,9 @@ import pytest
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, Conflict, Unavailable
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Conflict, Object, Unavailable
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.reconciler import Reconciler
 
@@ -53,7 +53,7 @@ class Refusing(Store):
 
     async def status(self) -> Status:
         job: dict[str, Any] = await self.get(JOBS, KEY.namespace, KEY.name)
-        return Status.model_validate(job.get("status") or {})
+        return Status.read(job.get("status"))
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.scrape import counted
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.server import REPORTS_AT_ONCE, ProgressService

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from tests.unit.scrape import counted, value
-from tpu_training_operator.runtime.cluster import Conflict, Unavailable
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import Conflict, Unavailable
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.work_queue import WorkQueue

@@ -14,23 +14,10 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.objects.network_policy import Isolation
 from tpu_training_operator.domain.report import Report
+from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, JobKey, Object, Resource
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import (
-    EVENTS,
-    JOBS,
-    NETWORK_POLICIES,
-    PODS,
-    ApiError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-    Unavailable,
-)
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")
@@ -112,7 +99,7 @@ async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> time
 
 
 async def status_of(store: Recorded) -> Status:
-    return Status.model_validate((await store.get(JOBS, "default", "digits")).get("status"))
+    return Status.read((await store.get(JOBS, "default", "digits")).get("status"))
 
 
 async def test_the_job_is_read_before_its_pods(store: Recorded, reconciler: Reconciler) -> None:

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, time_at
 from tpu_training_operator.api.status import State
+from tpu_training_operator.kube.cluster import JobKey, Object
+from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import Forbidden, Object
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 

@@ -6,7 +6,7 @@ properties; pydantic prints JSON Schema 2020-12. This module is the difference b
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
@@ -75,15 +75,15 @@ def _object_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(Spec),
-            "status": structural(Status),
+            "status": structural(Status) | {"description": "What the operator reports about the job."},
         },
         "x-kubernetes-validations": [rule.as_schema() for rule in TPUTrainingJob.rules],
     }
 
 
-def structural(model: type[BaseModel]) -> Schema:
+def structural(model: type[object]) -> Schema:
     """The structural schema of one model."""
-    schema = model.model_json_schema(by_alias=True, mode="validation")
+    schema = TypeAdapter(model).json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.pop("$defs", {}))
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.slice import Slice
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.cli.errors import BadInput
@@ -35,7 +36,7 @@ def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | N
             problems.append(Problem("--compare", broken[0]))
             continue
         try:
-            resolution = resolve(file.job.spec.model_copy(update={"slice": wanted}))
+            resolution = resolve(Spec.model_validate(dict(file.job.spec) | {"slice": wanted}))
         except InvalidJob as error:
             problems += [Problem(f"--compare {name}", str(problem)) for problem in error.problems]
         else:
@@ -48,7 +49,7 @@ def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | N
 def as_json(found: list[Column]) -> list[dict[str, Any]]:
     return [
         {
-            "resolved": column.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+            "resolved": column.resolution.resolved.as_json(),
             "warnings": list(column.resolution.warnings),
             "cost": column.cost.as_json(),
         }

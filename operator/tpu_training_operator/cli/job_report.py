@@ -57,7 +57,7 @@ def as_json(view: JobView, raw_status: dict[str, Any], command: str) -> dict[str
             budget.failure_class: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
             for budget in view.budgets
         },
-        "goodputNow": goodput and goodput.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "goodputNow": goodput and goodput.as_json(),
         "toDo": advice(view, command),
     }
 

@@ -108,7 +108,7 @@ class JobView:
 def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> JobView:
     """The job and its pods as they were read; `hosts` may hold pods of other owners and of earlier attempts."""
     metadata, spec = job["metadata"], job["spec"]
-    status = Status.model_validate(job.get("status") or {})
+    status = Status.read(job.get("status"))
     restart = _restart(spec)
     return JobView(
         name=metadata["name"],

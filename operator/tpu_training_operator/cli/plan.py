@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.domain.naming import workers
@@ -55,7 +56,7 @@ def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
         print_summary(file, warnings, cost)
         return
     document = {
-        "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "resolved": file.resolution.resolved.as_json(),
         "warnings": warnings,
         "cost": cost.as_json(),
     }
@@ -71,7 +72,7 @@ def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """The objects of the first attempt."""
-    job = file.job.model_copy(update={"metadata": {**file.job.metadata, "uid": _UID}})
+    job = TPUTrainingJob.model_validate(dict(file.job) | {"metadata": {**file.job.metadata, "uid": _UID}})
     yield service(job)
     yield config_map(job, file.resolution, _FIRST_ATTEMPT)
     for worker in workers(file.resolution.layout, _FIRST_ATTEMPT):

@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from tpu_training_operator.runtime.cluster import ApiError, Conflict
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import ApiError, Conflict
 from tpu_training_operator.runtime.health import Pulse, pulse
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.work_queue import WorkQueue

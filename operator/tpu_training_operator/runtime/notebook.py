@@ -7,8 +7,8 @@ from datetime import datetime
 
 from tpu_training_operator.domain.lifecycle.pod_events import line_of
 from tpu_training_operator.domain.notes import Notes, PodEvents
-from tpu_training_operator.runtime.cluster import EVENTS, ApiError, Cluster
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import EVENTS, Cluster, JobKey
+from tpu_training_operator.kube.errors import ApiError
 
 log = logging.getLogger(__name__)
 

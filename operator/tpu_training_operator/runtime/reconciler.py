@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,24 +33,10 @@ from tpu_training_operator.domain.objects.network_policy import Isolation
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import (
-    CONFIG_MAPS,
-    JOBS,
-    PODS,
-    AlreadyExists,
-    ApiError,
-    Cluster,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-    resource_of,
-)
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Cluster, JobKey, Object, Resource, resource_of
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.notebook import Notebook
 from tpu_training_operator.runtime.stages import Refused, carry_out
@@ -157,10 +142,10 @@ class Reconciler:
         # After the job: pods read before it could lack the workers of an attempt that it has left behind.
         pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
         self._pods[key] = len(pods)
-        before = Status.model_validate(job.get("status") or {})
+        before = Status.read(job.get("status"))
         # The planner decides as if no pass had failed.
         known_good = recovered(before)
-        seen = job if known_good is before else {**job, "status": status_body(known_good)}
+        seen = job if known_good is before else {**job, "status": known_good.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=self._notebook.of(key))
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
         if self._isolation is not None:
@@ -210,7 +195,7 @@ class Reconciler:
             return
         is_news = key not in self._told_failing
         try:
-            before = Status.model_validate(job.get("status") or {})
+            before = Status.read(job.get("status"))
             is_news = is_news and recovered(before) is before
             # The status of a finished job says how it ended.
             if before.completion_time is None:
@@ -362,7 +347,7 @@ class Reconciler:
         return after
 
     async def _write(self, after: Status, before: Status, job: Object, key: JobKey, events: tuple[Event, ...]) -> None:
-        written = await self._cluster.update_status({**job, "status": status_body(after)})
+        written = await self._cluster.update_status({**job, "status": after.as_json()})
         self._written[key] = written["metadata"]["resourceVersion"]
         self._notebook.wrote_status(key)
         if self._metrics:
@@ -379,19 +364,6 @@ class Reconciler:
                 sent = False
                 log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": str(key)})
         return sent
-
-
-def status_body(status: Status) -> Object:
-    """The status as it stands in the object: what is empty is absent."""
-    body: Object = _without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json"))
-    return body
-
-
-def _without_empty(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    kept = {key: _without_empty(part) for key, part in value.items()}
-    return {key: part for key, part in kept.items() if part not in ({}, [])}
 
 
 def _without_words(before: Status, after: Status) -> str:

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Cluster, Object
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def _key(job: Object) -> JobKey:
 
 def _state(job: Object) -> State | None:
     try:
-        return Status.model_validate(job.get("status") or {}).state
+        return Status.read(job.get("status")).state
     except ValidationError:
         # Its own pass says what is wrong; the others' must not wait for it.
         return None

@@ -48,7 +48,7 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
 
 def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
     """Stalled with the cluster's own words, instead of trying for ever in silence; in progress while it passes."""
-    status = Status.model_validate(observed.job.get("status") or {})
+    status = Status.read(observed.job.get("status"))
     generation = observed.job["metadata"].get("generation", 1)
     if obstacle.passes:
         state = State.RESTARTING if status.state is State.RESTARTING else State.STARTING

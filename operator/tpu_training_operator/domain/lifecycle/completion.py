@@ -1,6 +1,7 @@
 """How a job ends: all workers succeeded, or a deadline is over."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
@@ -22,8 +23,7 @@ def succeed(here: Situation) -> Plan:
     message = words_of_success(here.pods)
     picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
     progress = final_progress(here.pods[0], here.resolution.recipe.train_steps, here.status.progress)
-    update = {"progress": progress or here.status.progress, "goodput": here.goodput_at_end(here.now)}
-    status = here.status.model_copy(update=update)
+    status = replace(here.status, progress=progress or here.status.progress, goodput=here.goodput_at_end(here.now))
     if is_true(status.conditions, ConditionType.SUSPENDED):
         status = here.mark(status, ConditionType.SUSPENDED, False, picture.reason, message)
     status = here.mark(status, ConditionType.SUCCEEDED, True, picture.reason, message)
@@ -45,7 +45,7 @@ def exceed_deadline(here: Situation) -> Plan:
     limit = here.job.spec.run_policy.active_deadline_seconds
     message = f"active for {limit} s, which is all that spec.runPolicy.activeDeadlineSeconds allows"
     picture = Picture(State.FAILED, Kind.STUCK, Reason.DEADLINE_EXCEEDED, message)
-    status = here.status.model_copy(update={"goodput": here.goodput_at_end(here.now)})
+    status = replace(here.status, goodput=here.goodput_at_end(here.now))
     status = here.mark(status, ConditionType.FAILED, True, picture.reason, message)
     return Plan(status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE)
 
@@ -66,7 +66,7 @@ def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
 def may_need_a_pass(job: Object, now: datetime) -> bool:
     """Whether there may be anything to do about the job. Not about one that has finished: its last pass said when its
     time is over, and only if that was lost the time is over already."""
-    status = Status.model_validate(job.get("status") or {})
+    status = Status.read(job.get("status"))
     if status.completion_time is None:
         return True
     ttl = _time_to_live(job)

@@ -6,7 +6,7 @@ settled       True     -             -          Current  (running, suspended and
 stuck         False    -             True       Failed
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
@@ -51,9 +51,7 @@ def present(status: Status, picture: Picture, generation: int, now: datetime) ->
             conditions = write(conditions, kind, True)
         else:
             conditions = without_condition(conditions, kind)
-    return status.model_copy(
-        update={"observed_generation": generation, "state": picture.state, "conditions": conditions}
-    )
+    return replace(status, observed_generation=generation, state=picture.state, conditions=conditions)
 
 
 def condition(
@@ -81,4 +79,4 @@ def mark(
 ) -> Status:
     """The status with one more condition set."""
     new = condition(kind, value, reason, message, generation, now)
-    return status.model_copy(update={"conditions": with_condition(status.conditions, new)})
+    return replace(status, conditions=with_condition(status.conditions, new))

@@ -1,6 +1,6 @@
 """One look at a valid, unfinished job, and how its status is written down.."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import count
@@ -89,7 +89,7 @@ class Situation:
         given = self.status.goodput
         if given is None or not self.is_running or heard:
             return self.goodput(until)
-        return accounts.charge(given.model_copy(update={"activity": Activity.TRAIN}), until, Activity.TRAIN)
+        return accounts.charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)
 
     def present(self, status: Status, picture: Picture) -> Status:
         return present(status, picture, self.job.generation, self.now)
@@ -102,5 +102,4 @@ class Situation:
         ends nothing before what has been."""
         status = self.mark(status, ConditionType.GANG_READY, False, picture.reason, picture.message)
         goodput = accounts.charge(status.goodput or self.goodput(), self.now, Activity.FINISHED)
-        update = {"completion_time": goodput.since, "goodput": goodput, "avoided_nodes": []}
-        return self.present(status.model_copy(update=update), picture)
+        return self.present(replace(status, completion_time=goodput.since, goodput=goodput, avoided_nodes=[]), picture)

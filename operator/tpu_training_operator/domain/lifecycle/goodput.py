@@ -5,18 +5,11 @@ not write a status for, a pod's creation and its placement, are read from the po
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
-
-_SUMS = {
-    Activity.QUEUE: "queue_seconds",
-    Activity.START: "start_seconds",
-    Activity.TRAIN: "productive_seconds",
-    Activity.RECOVERY: "recovery_seconds",
-    Activity.SUSPENDED: "suspended_seconds",
-}
 
 
 def born(created: str) -> Goodput:
@@ -30,12 +23,24 @@ def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
     until = until.replace(microsecond=0)
     seconds = int((until - parse_time(goodput.since)).total_seconds())
     if seconds <= 0 or goodput.activity is Activity.FINISHED:
-        return goodput.model_copy(update={"activity": then})
-    name = _SUMS[goodput.activity]
-    update = {name: getattr(goodput, name) + seconds, "activity": then, "since": format_time(until)}
-    if goodput.activity is Activity.TRAIN:
-        update["unsaved_seconds"] = goodput.unsaved_seconds + seconds
-    return _with_ratio(goodput.model_copy(update=update))
+        return replace(goodput, activity=then)
+
+    def spent(activity: Activity, before: int) -> int:
+        return before + seconds if goodput.activity is activity else before
+
+    return _with_ratio(
+        replace(
+            goodput,
+            queue_seconds=spent(Activity.QUEUE, goodput.queue_seconds),
+            start_seconds=spent(Activity.START, goodput.start_seconds),
+            productive_seconds=spent(Activity.TRAIN, goodput.productive_seconds),
+            unsaved_seconds=spent(Activity.TRAIN, goodput.unsaved_seconds),
+            recovery_seconds=spent(Activity.RECOVERY, goodput.recovery_seconds),
+            suspended_seconds=spent(Activity.SUSPENDED, goodput.suspended_seconds),
+            activity=then,
+            since=format_time(until),
+        )
+    )
 
 
 def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime) -> Goodput:
@@ -55,17 +60,19 @@ def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime) -> Good
 
 def saved(goodput: Goodput, but: float = 0.0) -> Goodput:
     """What was trained up to now is in a checkpoint, but for this share of what was in none before."""
-    return goodput.model_copy(update={"unsaved_seconds": int(goodput.unsaved_seconds * min(but, 1.0))})
+    return replace(goodput, unsaved_seconds=int(goodput.unsaved_seconds * min(but, 1.0)))
 
 
 def lost(goodput: Goodput) -> Goodput:
     """What was trained since the last checkpoint was for nothing."""
-    update = {
-        "productive_seconds": goodput.productive_seconds - goodput.unsaved_seconds,
-        "wasted_seconds": goodput.wasted_seconds + goodput.unsaved_seconds,
-        "unsaved_seconds": 0,
-    }
-    return _with_ratio(goodput.model_copy(update=update))
+    return _with_ratio(
+        replace(
+            goodput,
+            productive_seconds=goodput.productive_seconds - goodput.unsaved_seconds,
+            wasted_seconds=goodput.wasted_seconds + goodput.unsaved_seconds,
+            unsaved_seconds=0,
+        )
+    )
 
 
 def active_seconds(goodput: Goodput) -> int:
@@ -85,4 +92,4 @@ def _life(goodput: Goodput) -> int:
 
 def _with_ratio(goodput: Goodput) -> Goodput:
     life = _life(goodput)
-    return goodput.model_copy(update={"ratio": f"{goodput.productive_seconds / life:.3f}" if life else None})
+    return replace(goodput, ratio=f"{goodput.productive_seconds / life:.3f}" if life else None)

@@ -4,8 +4,8 @@ Such a job is not begun. One that has begun became invalid under another version
 on: what can be said without the spec is whether all workers have succeeded, and whether they are to be suspended.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
 from tpu_training_operator.api.status import Activity, State, Status
@@ -41,7 +41,7 @@ def invalid(observed: Observed, status: Status, error: InvalidJob, now: datetime
             shown = mark(shown, kind, value, Reason.SUSPENDED, "suspend is on", generation, now)
         if status.goodput:
             charged = accounts.charge(status.goodput, now, Activity.SUSPENDED)
-            shown = shown.model_copy(update={"goodput": charged})
+            shown = replace(shown, goodput=charged)
         suspended = Event("Suspended", "the workers are told to stop")
         return Plan(status=shown, events=(*events, suspended), again=_AT_ONCE)
     pods = [*observed.before_attempt(status.attempt), *observed.of_attempt(status.attempt)]
@@ -71,13 +71,13 @@ def _succeed(gang: list[WorkerPod], status: Status, generation: int, now: dateti
     picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
     total = status.resolved.train_steps if status.resolved else 0
     goodput = accounts.charge(status.goodput, now, Activity.FINISHED) if status.goodput else None
-    update: dict[str, Any] = {
-        "progress": final_progress(gang[0], total, status.progress) or status.progress,
-        "goodput": goodput,
-        "completion_time": goodput.since if goodput else format_time(now),
-        "avoided_nodes": [],
-    }
-    status = status.model_copy(update=update)
+    status = replace(
+        status,
+        progress=final_progress(gang[0], total, status.progress) or status.progress,
+        goodput=goodput,
+        completion_time=goodput.since if goodput else format_time(now),
+        avoided_nodes=[],
+    )
     if is_true(status.conditions, ConditionType.SUSPENDED):
         status = mark(status, ConditionType.SUSPENDED, False, picture.reason, message, generation, now)
     for kind, value in ((ConditionType.GANG_READY, False), (ConditionType.SUCCEEDED, True)):

@@ -3,6 +3,7 @@
 A loop of the user's own may write anything there, and nothing in it may keep a finished job from being Succeeded.
 """
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -25,15 +26,14 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
     before = reported or Progress(step=0, total_steps=total_steps)
     # An attempt that finds all steps made has no loss of its own to tell.
     known = before.loss if step == before.step else None
-    return before.model_copy(
-        update={
-            "step": step,
-            "examples_per_second": number_text(message.get("examplesPerSecond")),
-            "loss": metrics.get("loss", known),
-            "metrics": metrics,
-            "phase": before.phase and ReportPhase.DONE,
-            "estimated_remaining_seconds": None,
-        }
+    return replace(
+        before,
+        step=step,
+        examples_per_second=number_text(message.get("examplesPerSecond")),
+        loss=metrics.get("loss", known),
+        metrics=metrics,
+        phase=before.phase and ReportPhase.DONE,
+        estimated_remaining_seconds=None,
     )
 
 

@@ -47,7 +47,7 @@ def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, 
     `reporting`: where the workers report to; None where nobody listens. `max_hosts`: a job with more hosts is not
     begun; one that has begun under another bound goes on.
     """
-    status = Status.model_validate(observed.job.get("status") or {})
+    status = Status.read(observed.job.get("status"))
     if "deletionTimestamp" in observed.job["metadata"]:
         # Everything the job owns goes with it, by its owner references; but no dead node lets go of a pod.
         return Plan(stages=by_force(observed.pods, now), again=next_force(observed.pods, now))
@@ -82,7 +82,7 @@ def _noting_generation(decided: Plan, status: Status, observed: Observed) -> Pla
     generation = observed.job["metadata"].get("generation", 1)
     if decided.status is not None or status.observed_generation == generation:
         return decided
-    return replace(decided, status=status.model_copy(update={"observed_generation": generation}))
+    return replace(decided, status=replace(status, observed_generation=generation))
 
 
 def _noting_progress(decided: Plan, here: Situation, stored: Status) -> Plan:
@@ -139,14 +139,13 @@ def _begin(here: Situation) -> Plan:
     attempt = here.next_attempt
     is_resumed = is_true(here.status.conditions, ConditionType.SUSPENDED)
     goodput = _accounts_of_stopped(here) if is_resumed else None
-    status = here.status.model_copy(
-        update={
-            "attempt": attempt,
-            "resolved": here.resolution.resolved,
-            "start_time": here.status.start_time or format_time(here.now),
-            "progress": new_attempt(here.status.progress),
-            "goodput": accounts.charge(goodput or here.goodput(), here.now, Activity.QUEUE),
-        }
+    status = replace(
+        here.status,
+        attempt=attempt,
+        resolved=here.resolution.resolved,
+        start_time=here.status.start_time or format_time(here.now),
+        progress=new_attempt(here.status.progress),
+        goodput=accounts.charge(goodput or here.goodput(), here.now, Activity.QUEUE),
     )
     picture = _starting(here, attempt)
     resumed: tuple[Event, ...] = ()
@@ -178,7 +177,7 @@ def _suspend(here: Situation) -> Plan:
     if is_true(here.status.conditions, ConditionType.SUSPENDED):
         # Until they have stopped, they may still report what they saved.
         goodput = here.status.goodput if pods else _accounts_of_stopped(here)
-        status = here.status.model_copy(update={"goodput": goodput})
+        status = replace(here.status, goodput=goodput)
         return Plan(
             stages=deletions(pods, here.now),
             status=here.present(status, picture),
@@ -186,7 +185,7 @@ def _suspend(here: Situation) -> Plan:
         )
     # Before any worker is stopped: one that goes unannounced would be a failure to whoever looks next.
     goodput = accounts.charge(here.goodput_at_end(here.now), here.now, Activity.SUSPENDED)
-    status = here.status.model_copy(update={"goodput": goodput})
+    status = replace(here.status, goodput=goodput)
     status = here.mark(status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, "suspend is on")
     if status.attempt:
         status = here.mark(status, ConditionType.GANG_READY, False, Reason.SUSPENDED, "suspend is on")
@@ -265,7 +264,7 @@ def _watch(here: Situation) -> Plan:
     goodput = here.goodput()
     if not here.reports:
         goodput = accounts.charge(goodput, here.now, Activity.TRAIN)
-    status = here.status.model_copy(update={"goodput": goodput})
+    status = replace(here.status, goodput=goodput)
     status = here.mark(status, ConditionType.GANG_READY, True, picture.reason, picture.message)
     events = (Event("Running", message),)
     return Plan(status=here.present(status, picture), events=events, again=_AT_ONCE)

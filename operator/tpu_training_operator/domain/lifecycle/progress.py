@@ -3,6 +3,7 @@
 A status is written for a report's sake now and then only: the newest report tells all that the earlier ones told.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
@@ -48,9 +49,8 @@ def heard(status: Status, report: Report | None, total_steps: int, now: datetime
     status = _accounted(status, report)
     if checkpoint is not None and checkpoint > (before.checkpoint_step or 0):
         unsaved = max(0, step - checkpoint) / max(1, step - (before.checkpoint_step or 0))
-        update = {"restarts": refill(status.restarts), "goodput": _saved(status.goodput, report, unsaved)}
-        status = status.model_copy(update=update)
-    return status.model_copy(update={"progress": progress})
+        status = replace(status, restarts=refill(status.restarts), goodput=_saved(status.goodput, report, unsaved))
+    return replace(status, progress=progress)
 
 
 def _accounted(status: Status, report: Report) -> Status:
@@ -62,7 +62,7 @@ def _accounted(status: Status, report: Report) -> Status:
         return status
     if goodput.activity not in (Activity.START, Activity.RECOVERY):
         return status
-    return status.model_copy(update={"goodput": charge(goodput, report.received, Activity.TRAIN)})
+    return replace(status, goodput=charge(goodput, report.received, Activity.TRAIN))
 
 
 def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput | None:

@@ -3,6 +3,7 @@
 The attempt's number is raised, with all that was decided about it, in one status write that no effect precedes.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason
@@ -30,13 +31,12 @@ def fail_or_restart(here: Situation, failure: Failure) -> Plan:
     policy = here.job.spec.run_policy.restart
     is_confirming = _is_confirming(here, failure)
     if is_confirming:
-        failure = failure.model_copy(update={"failure_class": FailureClass.INFRASTRUCTURE})
-    status = here.status.model_copy(
-        update={
-            "first_failure": here.status.first_failure or failure,
-            "last_failure": failure,
-            "goodput": _after_failure(here, failure),
-        }
+        failure = replace(failure, failure_class=FailureClass.INFRASTRUCTURE)
+    status = replace(
+        here.status,
+        first_failure=here.status.first_failure or failure,
+        last_failure=failure,
+        goodput=_after_failure(here, failure),
     )
     if before := _same_divergence(here.status, failure):
         return _fail(
@@ -70,14 +70,13 @@ def release(here: Situation, waiting: int) -> Plan:
     )
     if here.status.avoided_nodes:
         message += f"; it may use {', '.join(here.status.avoided_nodes)} again"
-    restarts = here.status.restarts.model_copy(update={"next_attempt_time": format_time(here.now + pause)})
-    status = here.status.model_copy(
-        update={
-            "restarts": restarts,
-            "avoided_nodes": [],
-            "device_faults": [],
-            "goodput": accounts.charge(here.goodput(), here.now, Activity.QUEUE),
-        }
+    restarts = replace(here.status.restarts, next_attempt_time=format_time(here.now + pause))
+    status = replace(
+        here.status,
+        restarts=restarts,
+        avoided_nodes=[],
+        device_faults=[],
+        goodput=accounts.charge(here.goodput(), here.now, Activity.QUEUE),
     )
     picture = Picture(State.RESTARTING, Kind.IN_PROGRESS, Reason.PARTLY_PLACED, message)
     return _next_attempt(here, status, picture, Event("Released", message, warning=True))
@@ -107,12 +106,11 @@ def _restart(here: Situation, status: Status, failure: Failure, *, at_once: bool
     policy = here.job.spec.run_policy.restart
     wait = _AT_ONCE if at_once else backoff(policy, status.restarts, _seed(here), here.now)
     faults = _device_faults(status, failure)
-    status = status.model_copy(
-        update={
-            "restarts": charge(policy, status.restarts, failure.failure_class, here.now, wait),
-            "device_faults": faults,
-            "avoided_nodes": _nodes_to_avoid(here, faults),
-        }
+    status = replace(
+        status,
+        restarts=charge(policy, status.restarts, failure.failure_class, here.now, wait),
+        device_faults=faults,
+        avoided_nodes=_nodes_to_avoid(here, faults),
     )
     when = f"begins at {format_time(here.now + wait)}" if wait > _AT_ONCE else "follows"
     message = f"attempt {here.next_attempt} {when}: {describe(failure)}"
@@ -121,9 +119,12 @@ def _restart(here: Situation, status: Status, failure: Failure, *, at_once: bool
 
 
 def _next_attempt(here: Situation, status: Status, picture: Picture, event: Event) -> Plan:
-    update = {"attempt": here.next_attempt, "progress": new_attempt(status.progress)}
     status = here.mark(
-        status.model_copy(update=update), ConditionType.GANG_READY, False, picture.reason, picture.message
+        replace(status, attempt=here.next_attempt, progress=new_attempt(status.progress)),
+        ConditionType.GANG_READY,
+        False,
+        picture.reason,
+        picture.message,
     )
     return Plan(status=here.present(status, picture), events=(event,), again=_AT_ONCE)
 
@@ -153,7 +154,7 @@ def _after_failure(here: Situation, failure: Failure) -> Goodput:
     goodput = here.goodput_at_end(parse_time(failure.time))
     keeps = failure.exit_code == _PREEMPTED and here.job.spec.checkpoint is not None
     goodput = accounts.saved(goodput) if keeps else accounts.lost(goodput)
-    return accounts.charge(goodput.model_copy(update={"activity": Activity.RECOVERY}), here.now, Activity.RECOVERY)
+    return accounts.charge(replace(goodput, activity=Activity.RECOVERY), here.now, Activity.RECOVERY)
 
 
 def _device_faults(status: Status, failure: Failure) -> list[DeviceFault]:

@@ -5,7 +5,7 @@ Every class has a budget of its own: preemptions do not use up what is meant for
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart, RunPolicy
@@ -35,7 +35,7 @@ def charge(
 
 def refill(restarts: Restarts) -> Restarts:
     """The training has got on: nothing counts any more."""
-    return restarts.model_copy(update={"charged": {}}) if restarts.charged else restarts
+    return replace(restarts, charged={}) if restarts.charged else restarts
 
 
 def backoff(policy: Restart, restarts: Restarts, seed: str, now: datetime) -> timedelta:
@@ -65,7 +65,7 @@ def share(seed: str) -> float:
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) / 2**64
 
 
-def _counting(policy: Restart, restarts: Restarts, now: datetime) -> Mapping[str, Sequence[str]]:
+def _counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
     """The times of the restarts that still count, by class."""
     oldest = now - policy.window_length
     recent = {kind: [time for time in times if parse_time(time) > oldest] for kind, times in restarts.charged.items()}

@@ -2,9 +2,11 @@
 
 The state and Ready stay as they were decided last: nothing new is known. Only Reconciling says what is wrong, and for
 kstatus the job is in progress. As Ready holds the last decision, the first pass that succeeds can restore Reconciling
+from dataclasses import replace
 from it, whichever operator makes that pass.
 """
 
+from dataclasses import replace
 from datetime import datetime
 
 from tpu_training_operator.api.conditions import (
@@ -32,6 +34,5 @@ def recovered(status: Status) -> Status:
     if ready is None or ready.is_true or is_true(status.conditions, ConditionType.STALLED):
         conditions = without_condition(status.conditions, ConditionType.RECONCILING)
     else:
-        update = {"type": ConditionType.RECONCILING, "status": "True"}
-        conditions = with_condition(status.conditions, ready.model_copy(update=update))
-    return status.model_copy(update={"conditions": conditions})
+        conditions = with_condition(status.conditions, replace(ready, type=ConditionType.RECONCILING, status="True"))
+    return replace(status, conditions=conditions)

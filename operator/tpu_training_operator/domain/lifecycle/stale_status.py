@@ -12,6 +12,7 @@ have been read long ago, and they may be workers of a gang that runs. The next a
 has (`Situation.next_attempt`), and deletes those that it leaves behind.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason
@@ -44,12 +45,12 @@ def take_up(here: Situation) -> Plan:
     attempt = max(pod.worker.attempt for pod in pods)
     message = f"the status was lost; attempt {attempt} goes on, and what was before it does not count any more"
     picture = Picture(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
-    update = {
-        "attempt": attempt,
-        "resolved": here.resolution.resolved,
-        "start_time": here.status.start_time or format_time(here.now),
-    }
-    status = here.status.model_copy(update=update)
+    status = replace(
+        here.status,
+        attempt=attempt,
+        resolved=here.resolution.resolved,
+        start_time=here.status.start_time or format_time(here.now),
+    )
     status = here.mark(status, ConditionType.GANG_READY, False, picture.reason, message)
     return Plan(
         status=here.present(status, picture),

@@ -114,7 +114,7 @@ def _told(here: Situation, message: str) -> Status:
     is_replaced = here.status.state is State.RESTARTING and ready is not None
     reason = Reason.REPLACING_WORKERS if is_replaced else Reason.WAITING_FOR_WORKERS
     state = State.RESTARTING if is_replaced else State.STARTING
-    status = here.status.model_copy(update={"goodput": here.goodput()})
+    status = replace(here.status, goodput=here.goodput())
     return here.present(status, Picture(state, Kind.IN_PROGRESS, reason, message))
 
 

@@ -19,7 +19,7 @@ from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import transitions
 
 

@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
-from tpu_training_operator.runtime.cluster import SECRETS, Conflict, NotFound, Object, Resource
+from tpu_training_operator.kube.cluster import SECRETS, Object, Resource
+from tpu_training_operator.kube.errors import Conflict, NotFound
 
 AUTHORITY_LIFETIME = timedelta(days=3652)
 SERVER_LIFETIME = timedelta(days=365)

@@ -28,13 +28,13 @@ from aiohttp import web
 
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.report import Report
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
 from tpu_training_operator.runtime.progress.tokens import Reviewer, Sender
-from tpu_training_operator.runtime.throttle import Throttle
 
 PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}/progress"
 # Kubeflow Trainer's path, literally (KEP-2779): its clients are given the whole URL, but may look at it.

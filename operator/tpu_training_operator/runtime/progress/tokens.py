@@ -23,8 +23,8 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import controller
-from tpu_training_operator.runtime.cluster import JOBS, PODS, TOKEN_REVIEWS, ApiError, Cluster, NotFound, Object
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JOBS, PODS, TOKEN_REVIEWS, Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused
 
 # At once, for all workers together: the reconciler uses the same API server, and waits its turn behind these.
@@ -214,7 +214,7 @@ def _sender(job: Object, pod: Object) -> Sender:
     attempt = worker.worker.attempt
     if worker.worker != WorkerId(attempt, 0, 0):
         raise Refused(403, f"pod {worker.name} is not worker 0; only slice 0 host 0 reports")
-    status = Status.model_validate(job.get("status") or {})
+    status = Status.read(job.get("status"))
     if attempt > status.attempt:
         raise Refused(403, f"pod {worker.name} belongs to attempt {attempt}, which has not begun")
     return Sender(name, attempt, worker.uid, status.resolved.train_steps if status.resolved else None)

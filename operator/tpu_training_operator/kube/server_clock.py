@@ -1,7 +1,7 @@
-"""The API server's clock, learned from its answers. Kept by `runtime.kubernetes_cluster`, read by whatever decides.
+"""The API server's clock, learned from its answers.
 
-The domain compares the present with what the control plane wrote: when a pod was created, got its node, will have
-stopped. This machine's clock may be minutes off; the Date header of every answer says what the API server's shows.
+The operator compares the present with times that the control plane wrote: when a pod was created, when it got its node,
+when its grace period ends. This machine's clock may be minutes off; the Date header of every answer shows the server's.
 """
 
 import logging
@@ -20,7 +20,7 @@ def local_time() -> datetime:
 
 
 class ServerClock:
-    """Shows local time until an answer contradicts it. `local`: this machine's clock."""
+    """Shows local time until an answer contradicts it. `local` is this machine's clock."""
 
     def __init__(self, local: Callable[[], datetime] = local_time) -> None:
         self.local = local
@@ -30,10 +30,10 @@ class ServerClock:
         return self.local() + self._offset
 
     def heard(self, date: str | None, asked: datetime, answered: datetime) -> None:
-        """An answer with this Date header, by local time asked for and received then.
+        """Learn from the Date header of an answer; `asked` and `answered` are local times.
 
-        The header is written in between, in whole seconds, so it leaves room. The clock is moved into it and no
-        further: it does not go to and fro with every answer.
+        The server wrote the header between the two, in whole seconds, so it bounds the offset from both sides. The
+        clock moves into these bounds and no further, so that it does not jump back and forth with every answer.
         """
         try:
             shown = parsedate_to_datetime(date or "").replace(tzinfo=UTC)

@@ -1,14 +1,12 @@
-"""A token bucket: how fast this process may talk to the API server, and how fast others may talk to this process.
-
-Used by `runtime.kubernetes_cluster`, which waits for its turn, and by `runtime.progress`, which turns others away.
-"""
+"""A token bucket. It limits how fast this process sends requests to the API server, where each request waits for its
+turn, and how fast workers may report to this process, where a request that comes too early is refused."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Throttle:
-    """Lets `burst` requests through at once and `per_second` on average; the others wait their turn."""
+    """Admits `burst` requests at once and `per_second` on average. `clock` returns seconds."""
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -23,18 +21,18 @@ class Throttle:
             await asyncio.sleep(delay)
 
     def take(self) -> float:
-        """Take a token, on credit if there is none, and return the seconds until it is due."""
+        """Take a token, on credit if none is left, and return the seconds until it is due."""
         self._fill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self._per_second)
 
     def give_back(self) -> None:
-        """Return a token that was taken: what it stood for has not happened."""
+        """Return a token that was taken but not used."""
         self._fill()
         self._tokens = min(self._burst, self._tokens + 1)
 
     def due(self) -> float:
-        """The seconds until there is a token; 0 when there is one. Takes none."""
+        """The seconds until the next token; 0 if there is one now. Takes none."""
         self._fill()
         return max(0.0, (1 - self._tokens) / self._per_second)
 

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.constants import CONTAINER_NAME
 from tpu_training_operator.api.status import Status
+from tpu_training_operator.cli.log_position import LogPosition
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod
-from tpu_training_operator.runtime.cluster import JOBS, PODS, Invalid, NotFound, Object, Unavailable
-from tpu_training_operator.runtime.cluster_reader import ClusterReader, Selection, Silence
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.log_position import LogPosition
-from tpu_training_operator.runtime.watched import Watched
+from tpu_training_operator.kube.client import Client, Selection
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.errors import Invalid, NotFound, Silence, Unavailable
+from tpu_training_operator.kube.informer import Informer
 
 _TRIES = 5
+# Then the pod is looked at, and the log opened again.
+_SILENT_SECONDS = 30.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 
@@ -53,7 +56,7 @@ class JobNow:
 
     @staticmethod
     def of(raw: Object) -> "JobNow":
-        return JobNow(raw["metadata"]["uid"], Status.model_validate(raw.get("status") or {}))
+        return JobNow(raw["metadata"]["uid"], Status.read(raw.get("status")))
 
     @property
     def has_finished(self) -> bool:
@@ -66,7 +69,7 @@ class LogReader:
 
     def __init__(
         self,
-        reader: ClusterReader,
+        reader: Client,
         key: JobKey,
         job: JobNow,
         sink: Sink,
@@ -81,7 +84,9 @@ class LogReader:
         self._show_times = show_times
         self._uid = job.uid
         self._now: JobNow | None = job
-        self._jobs = Watched(reader, Selection(JOBS, key.namespace, name=key.name), JobNow.of, self._look)
+        self._jobs = Informer(
+            reader, Selection(JOBS, key.namespace, fields={"metadata.name": key.name}), JobNow.of, self._look
+        )
         self._changed = asyncio.Event()
         self._waits_told: set[int] = set()
 
@@ -178,9 +183,13 @@ class LogReader:
 
     async def _read(self, worker: WorkerId, position: LogPosition, *, follow: bool) -> None:
         position.broken_off()
-        chunks = self._reader.log(
-            self._key.namespace, self._pod(worker), follow=follow, tail=self._tail, since=position.since
-        )
+        query = {"container": CONTAINER_NAME, "timestamps": "true", "follow": str(follow).lower()}
+        if position.since is not None:
+            query["sinceTime"] = position.since
+        elif self._tail is not None:
+            query["tailLines"] = str(self._tail)
+        path = f"{PODS.path(self._key.namespace)}/{self._pod(worker)}/log"
+        chunks = self._reader.stream(path, query, silent_seconds=_SILENT_SECONDS)
         # Closed here, and not by the event loop's end: the connection is gone by then.
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -1,16 +1,17 @@
-"""A copy of what a selection of objects holds, kept up to date by a watch. Used by `runtime.job_watch`.
+"""A local copy of the objects of a selection, kept up to date by a watch.
 
-Listed first, then watched from the list's version on; a watch that ends is taken up where it was, one that has expired
-begins with a list again. Once the first list is there, no trouble ends it: a person who looks on wants to be told that
-the picture may be old, and to see it go on.
+The informer lists once, then watches from the list's version. A watch that ends continues where it was; one that has
+expired starts with a new list. After the first list no error ends it: the copy stays, with `trouble` beside it, and the
+informer keeps trying.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tpu_training_operator.runtime.cluster import ApiError, Object
-from tpu_training_operator.runtime.cluster_reader import ClusterReader, Selection, has_expired
+from tpu_training_operator.kube.client import Client, Selection
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.errors import ApiError, Expired
 
 T = TypeVar("T")
 
@@ -18,17 +19,14 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 
 
-class Watched(Generic[T]):
-    """`items`: by name, what `keep` makes of each object (it may keep little: there can be thousands)."""
+class Informer(Generic[T]):
+    """`items`: by name, what `keep` returns of each object (there can be thousands). `trouble`: why the copy may be
+    out of date. `changed` is called after every change of either."""
 
     def __init__(
-        self,
-        reader: ClusterReader,
-        selection: Selection,
-        keep: Callable[[Object], T],
-        changed: Callable[[], None],
+        self, client: Client, selection: Selection, keep: Callable[[Object], T], changed: Callable[[], None]
     ) -> None:
-        self._reader = reader
+        self._client = client
         self._selection = selection
         self._keep = keep
         self._changed = changed
@@ -39,13 +37,13 @@ class Watched(Generic[T]):
         self.trouble: str | None = None
 
     async def run(self) -> None:
-        """Until cancelled. Raises ApiError where the very first list fails: nothing was ever seen."""
+        """Runs until it is cancelled. Raises ApiError if the very first list fails."""
         await self._list()
         while True:
             try:
-                await self._go_on()
+                await self._continue()
             except ApiError as error:
-                if has_expired(error):
+                if isinstance(error, Expired):
                     self._version = None
                 else:
                     self.trouble = str(error)
@@ -53,31 +51,34 @@ class Watched(Generic[T]):
                 await asyncio.sleep(self._pause)
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
-    async def _go_on(self) -> None:
+    async def _continue(self) -> None:
         if self._version is None:
             await self._list()
         heard = False
-        async for event in self._reader.watch(self._selection, self._version or ""):
+        async for event in self._client.watch(self._selection, self._version or ""):
             heard = True
-            self._is_well()
-            self._take(event)
+            self._recovered()
+            self._apply(event)
         if not heard:
-            # A server that ends every watch at once is not asked again at once.
-            self._is_well()
+            # The server may end every watch at once; do not ask again at once.
+            self._recovered()
             await asyncio.sleep(_FIRST_PAUSE)
 
     async def _list(self) -> None:
         items: dict[str, T] = {}
         version = ""
-        async for page in self._reader.pages(self._selection):
-            items |= {item["metadata"]["name"]: self._keep(item) for item in page.items}
+        async for page in self._client.pages(self._selection, self._named):
+            items |= dict(page.kept)
             version = page.version
-        # Swapped as a whole: what was deleted while nobody watched is gone, too.
+        # Replaced as a whole: objects deleted while nobody watched disappear, too.
         self.items, self._version, self.is_listed = items, version, True
-        self._is_well()
+        self._recovered()
         self._changed()
 
-    def _take(self, event: Object) -> None:
+    def _named(self, item: Object) -> tuple[str, T]:
+        return item["metadata"]["name"], self._keep(item)
+
+    def _apply(self, event: Object) -> None:
         item = event["object"]
         self._version = item["metadata"]["resourceVersion"]
         if event["type"] == "BOOKMARK":
@@ -89,7 +90,7 @@ class Watched(Generic[T]):
             self.items[name] = self._keep(item)
         self._changed()
 
-    def _is_well(self) -> None:
+    def _recovered(self) -> None:
         self._pause = _FIRST_PAUSE
         if self.trouble is not None:
             self.trouble = None

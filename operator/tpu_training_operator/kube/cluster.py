@@ -1,7 +1,7 @@
-"""What the reconciler needs of a cluster, and how a cluster says no.
+"""What the operator needs of a cluster: kinds of objects, keys of jobs, and the requests on them.
 
-Two things speak this protocol, and one set of contract tests holds them to it: `runtime.kubernetes_cluster` (an API
-server) and `local.store` (this machine). Objects are plain JSON: typed models would drop the fields they don't know.
+Two classes implement the `Cluster` protocol, and one set of contract tests covers both: `kube.client` (an API server)
+and `local.store` (this machine). Objects are plain JSON, because typed models would drop the fields they don't know.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
-# A question rather than an object: the answer to `create` is not kept.
+# A question rather than an object: nothing is stored.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
 _BY_KIND = {
@@ -47,43 +47,19 @@ def resource_of(body: Mapping[str, Any]) -> Resource:
     return _BY_KIND[body["kind"]]
 
 
-class ApiError(Exception):
-    """The cluster refused a request or could not be reached; `status` is HTTP's, 0 without an answer. `retry_after`:
-    for how many seconds the cluster asks not to be asked again; 0 where it does not say."""
+@dataclass(frozen=True)
+class JobKey:
+    """A job's name in the whole cluster."""
 
-    def __init__(self, status: int, reason: str, message: str, *, retry_after: float = 0.0) -> None:
-        super().__init__(message or reason or f"HTTP {status}")
-        self.status = status
-        self.reason = reason
-        self.retry_after = retry_after
+    namespace: str
+    name: str
 
-
-class NotFound(ApiError):
-    """404."""
-
-
-class AlreadyExists(ApiError):
-    """409 on create: the name is taken."""
-
-
-class Conflict(ApiError):
-    """409: the object is no longer the one that was read (resourceVersion or uid)."""
-
-
-class Forbidden(ApiError):
-    """403: missing rights, a quota, or Pod Security."""
-
-
-class Invalid(ApiError):
-    """422 or 400: the object itself is wrong, and will be so again."""
-
-
-class Unavailable(ApiError):
-    """Overload, a server error, or no answer at all: worth trying again."""
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class Cluster(Protocol):
-    """Requests to one cluster. Every method raises the ApiErrors above."""
+    """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
 
@@ -94,8 +70,11 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """The objects in the namespace (None: everywhere) that carry all the labels and have these values in these
-        fields (those that the API server selects by), as they are now. Of events, perhaps only the first hundred."""
+        """The objects that carry all the labels and have these values in these fields, as they are now.
+
+        `namespace` None means all namespaces. `fields` must be ones the API server can select by. A list of events may
+        end after the first hundred.
+        """
         ...
 
     async def create(self, body: Object) -> Object:
@@ -109,9 +88,9 @@ class Cluster(Protocol):
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
     ) -> None:
-        """Ask for deletion of the object with this uid; Conflict if the name belongs to another by now.
+        """Request deletion of the object with this uid. Raises Conflict if another object has the name now.
 
-        A pod that runs is given its grace period first: it stays, marked with a deletionTimestamp. `grace_seconds`
-        replaces that period; with 0 the object goes at once, whatever its node still does.
+        A running pod stays for its grace period, marked with a deletionTimestamp. `grace_seconds` replaces that
+        period; with 0 the object goes at once, even if its node still runs it.
         """
         ...

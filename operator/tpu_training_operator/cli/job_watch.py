@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
-from tpu_training_operator.runtime.cluster import JOBS, PODS, Object
-from tpu_training_operator.runtime.cluster_reader import ClusterReader, Selection
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.watched import Watched
+from tpu_training_operator.kube.client import Client, Selection
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.informer import Informer
 
 T = TypeVar("T")
 
@@ -28,15 +27,17 @@ class Seen(Generic[T]):
 
 
 async def watch_job(
-    reader: ClusterReader, key: JobKey, keep_pod: Callable[[Object], T], tick_seconds: float
+    reader: Client, key: JobKey, keep_pod: Callable[[Object], T], tick_seconds: float
 ) -> AsyncGenerator[Seen[T], None]:
     """What there is, then once more after every change, and after `tick_seconds` without one: clocks go on.
 
     Raises ApiError where the cluster cannot be read to begin with.
     """
     changed = asyncio.Event()
-    jobs = Watched(reader, Selection(JOBS, key.namespace, name=key.name), lambda job: job, changed.set)
-    pods = Watched(reader, Selection(PODS, key.namespace, {LABEL_JOB_NAME: key.name}), keep_pod, changed.set)
+    jobs = Informer(
+        reader, Selection(JOBS, key.namespace, fields={"metadata.name": key.name}), lambda job: job, changed.set
+    )
+    pods = Informer(reader, Selection(PODS, key.namespace, {LABEL_JOB_NAME: key.name}), keep_pod, changed.set)
     tasks = [asyncio.create_task(watched.run()) for watched in (jobs, pods)]
     for task in tasks:
         task.add_done_callback(lambda _: changed.set())

@@ -1,7 +1,6 @@
-"""Who we are at the API server: from the pod's service account or the kubeconfig, by the `kubernetes` package.
+"""Credentials for the API server: from the pod's service account or a kubeconfig, read by the `kubernetes` package.
 
-Used by `main` for kopf's watches and by `runtime.kubernetes_cluster` for everything else; for a person at a prompt by
-`tpujob`.
+The operator prefers the service account, a command at a prompt the kubeconfig, as kubectl does.
 """
 
 import ssl
@@ -14,20 +13,18 @@ from kubernetes.client import Configuration
 from kubernetes.config import incluster_config
 from yaml import YAMLError
 
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# What the library raises for a kubeconfig that is missing or broken; the last four for a file of another form.
+_UNUSABLE = (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, KeyError)
+
 
 class NoCredentials(Exception):
-    """Neither a service account nor a usable kubeconfig; the message says what was looked for."""
-
-
-_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    """Neither a service account nor a usable kubeconfig; the message says which files were tried."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A server and the way to prove oneself to it. Tokens are read anew on every use: bound tokens rotate.
-
-    `namespace`: where somebody works who names none.
-    """
+    """A server and how to authenticate to it. `namespace` is the default namespace of the context."""
 
     configuration: Any
     namespace: str = "default"
@@ -46,7 +43,10 @@ class Credentials:
         return (certificate, key) if certificate and key else None
 
     def authorization(self) -> str | None:
-        """The value of the Authorization header. May read a file or run an exec plugin: not for the event loop."""
+        """The value of the Authorization header, read again on every call because bound tokens rotate.
+
+        May read a file or run an exec plugin, so do not call it on the event loop.
+        """
         settings: dict[str, dict[str, str]] = self.configuration.auth_settings()
         return settings.get("BearerToken", {}).get("value")
 
@@ -60,20 +60,50 @@ class Credentials:
 
 
 def load_credentials() -> Credentials:
-    """In a pod the service account, elsewhere the current context of KUBECONFIG. Raises NoCredentials."""
+    """For the operator: the service account in a pod, else the current context of KUBECONFIG. Raises NoCredentials."""
     configuration = Configuration()
-    try:
-        config.load_incluster_config(configuration)
-        # By itself the library keeps a token for a minute, be it refused or not.
-        configuration.refresh_api_key_hook = _read_token
-    except config.ConfigException:
+    if not _is_in_pod(configuration):
         try:
             config.load_kube_config(client_configuration=configuration)
-        except (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
-            # The last three: the file is there, but is no kubeconfig.
-            what = " ".join(str(error).split())
-            raise NoCredentials(f"no service account token in this pod, and no usable kubeconfig: {what}") from None
+        except _UNUSABLE as error:
+            raise NoCredentials(
+                f"no service account token in this pod, and no usable kubeconfig: {_one_line(error)}"
+            ) from None
     return Credentials(configuration)
+
+
+def load_personal_credentials(kubeconfig: Path | None = None, context: str | None = None) -> Credentials:
+    """For a command at a prompt: the kubeconfig (default: KUBECONFIG) and its context (default: the current one).
+    Without either, the service account of this pod. Raises NoCredentials."""
+    file = None if kubeconfig is None else str(kubeconfig)
+    configuration = Configuration()
+    try:
+        if kubeconfig is not None:
+            # The library reports an unreadable file as a missing configuration.
+            kubeconfig.open("rb").close()
+        contexts, current = config.list_kube_config_contexts(file)
+        chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
+        if chosen is None:
+            names = ", ".join(sorted(c["name"] for c in contexts))
+            raise NoCredentials(f"the kubeconfig has no context {context!r}; it has: {names}")
+        config.load_kube_config(file, context, configuration)
+        return Credentials(configuration, chosen["context"].get("namespace") or "default")
+    except _UNUSABLE as error:
+        if kubeconfig is None and context is None and _is_in_pod(configuration):
+            return Credentials(configuration, _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip())
+        name = "" if kubeconfig is None else f"{kubeconfig}: "
+        raise NoCredentials(f"no usable kubeconfig: {name}{_one_line(error).rstrip('.')}") from None
+
+
+def _is_in_pod(configuration: Any) -> bool:
+    """Fills `configuration` from the service account, if there is one."""
+    try:
+        config.load_incluster_config(configuration)
+    except config.ConfigException:
+        return False
+    # The library caches a token for a minute, even one that the server refused.
+    configuration.refresh_api_key_hook = _read_token
+    return True
 
 
 def _read_token(configuration: Any) -> None:
@@ -81,33 +111,6 @@ def _read_token(configuration: Any) -> None:
     configuration.api_key["BearerToken"] = f"Bearer {token.strip()}"
 
 
-def load_personal_credentials(kubeconfig: Path | None = None, context: str | None = None) -> Credentials:
-    """As kubectl finds them: the kubeconfig first, by default that of KUBECONFIG, and in it the context, by default the
-    current one; without either, the service account of this pod. Raises NoCredentials."""
-    file = None if kubeconfig is None else str(kubeconfig)
-    configuration = Configuration()
-    try:
-        if kubeconfig is not None:
-            # The library says of a file that it cannot read that there is no configuration.
-            kubeconfig.open("rb").close()
-        contexts, current = config.list_kube_config_contexts(file)
-        chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
-        if chosen is None:
-            names = ", ".join(sorted(c["name"] for c in contexts))
-            raise NoCredentials(f"there is no context {context!r} in the kubeconfig; there are: {names}")
-        config.load_kube_config(file, context, configuration)
-        return Credentials(configuration, chosen["context"].get("namespace") or "default")
-    except (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
-        if kubeconfig is None and context is None and _is_in_pod(configuration):
-            return Credentials(configuration, _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip())
-        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        name = "" if kubeconfig is None else f"{kubeconfig}: "
-        raise NoCredentials(f"no usable kubeconfig: {name}{' '.join(what.split()).rstrip('.')}") from None
-
-
-def _is_in_pod(configuration: Any) -> bool:
-    try:
-        config.load_incluster_config(configuration)
-    except config.ConfigException:
-        return False
-    return True
+def _one_line(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())
