@@ -36,7 +36,7 @@ class Desk:
         self.service = ProgressService(
             reviewer=Reviewer(cast("Cluster", self.cluster), lambda: self.seconds),
             inboxes=self.inboxes,
-            hint=lambda key, seconds: self.hints.append(key),
+            enqueue=lambda key, seconds: self.hints.append(key),
             clock=lambda: NOW,
             seconds=lambda: self.seconds,
         )

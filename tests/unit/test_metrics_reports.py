@@ -50,7 +50,7 @@ async def worker(metrics: Metrics, door: Door) -> AsyncIterator[TestClient[Any, 
     service = ProgressService(
         reviewer=cast("Reviewer", door),
         inboxes=Inboxes(lambda: NOW),
-        hint=lambda key, seconds: None,
+        enqueue=lambda key, seconds: None,
         clock=lambda: NOW,
         seconds=lambda: 0.0,
         metrics=metrics,

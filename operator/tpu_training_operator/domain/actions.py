@@ -1,5 +1,5 @@
 """What a plan asks for: the only effects the operator ever has, apart from writing status. Carried out by
-`runtime.reconciler`, in the order of the plan."""
+`runtime.execution`, in the order of the plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an operator remembers of a job from pass to pass. Kept by `runtime.notebook`, read by the planner.
+"""What an operator remembers of a job from pass to pass. Kept by `runtime.reconciler`, read by the planner.
 
 Nothing rests on it: who has no notes writes a status or asks for events once more than was needed.
 """

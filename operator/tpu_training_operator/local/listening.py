@@ -22,11 +22,11 @@ _ADDRESS = "127.0.0.1"
 
 @asynccontextmanager
 async def listening(
-    cluster: Cluster, inboxes: Inboxes, hint: Callable[[JobKey, float], None]
+    cluster: Cluster, inboxes: Inboxes, enqueue: Callable[[JobKey, float], None]
 ) -> AsyncIterator[Reporting]:
-    """Receive reports until the block ends. `hint` asks for a pass over a job within so many seconds."""
+    """Receive reports until the block ends. `enqueue` asks for a pass over a job within so many seconds."""
     authority = new_authority(_HOST, _now())
-    service = ProgressService(Reviewer(cluster, time.monotonic), inboxes, hint, _now, time.monotonic)
+    service = ProgressService(Reviewer(cluster, time.monotonic), inboxes, enqueue, _now, time.monotonic)
     async with server_tls(authority, (_HOST,), _now) as tls, serve(service, 0, tls, _ADDRESS) as port:
         yield Reporting(f"https://{_HOST}:{port}", authority.pem.certificate.decode())
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.reconciler import Reconciler
+from tpu_training_operator.runtime.resync import jobs_to_reconcile
 
 _REPORT = "report.html"
 _LOOK_SECONDS = 0.1
@@ -79,16 +81,15 @@ async def run_job(
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
-    async def list_keys() -> list[JobKey]:
-        return [key]
-
     def heard(reporter: JobKey, seconds: float) -> None:
-        controller.hint(reporter, in_seconds=seconds)
+        controller.enqueue_within(reporter, seconds)
 
     async with listening(store, inboxes, heard) as reporting:
         reconciler = Reconciler(store, _now, inboxes=inboxes, reporting=reporting)
-        controller = Controller(reconciler, list_keys, settle_seconds=0.01, workers=1)
-        store.subscribe(lambda _: controller.hint(key))
+        controller = Controller(
+            reconciler, partial(jobs_to_reconcile, store, (key.namespace,), _now), settle_seconds=0.01, workers=1
+        )
+        store.subscribe(lambda _: controller.enqueue(key))
         created = await store.create(job)
         control = asyncio.create_task(controller.run())
         watch = _Watch(store, kubelet, key, on_update)

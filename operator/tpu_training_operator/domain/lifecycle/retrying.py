@@ -2,7 +2,6 @@
 
 The state and Ready stay as they were decided last: nothing new is known. Only Reconciling says what is wrong, and for
 kstatus the job is in progress. As Ready holds the last decision, the first pass that succeeds can restore Reconciling
-from dataclasses import replace
 from it, whichever operator makes that pass.
 """
 

@@ -98,12 +98,12 @@ class Limits(Generic[_Key]):
 
 @dataclass(frozen=True)
 class ProgressService:
-    """Puts reports into `inboxes`. `hint` asks for a pass over a job within so many seconds. `clock` gives the time of
-    a report; `seconds` are monotonic and time the limits."""
+    """Puts reports into `inboxes`. `enqueue` asks for a pass over a job within so many seconds. `clock` gives the time
+    of a report; `seconds` are monotonic and time the limits."""
 
     reviewer: Reviewer
     inboxes: Inboxes
-    hint: Callable[[JobKey, float], None]
+    enqueue: Callable[[JobKey, float], None]
     clock: Callable[[], datetime]
     seconds: Callable[[], float]
     metrics: Metrics | None = None
@@ -121,7 +121,7 @@ class ProgressService:
             reports.take(key, f"job {key} may report {REPORTS_PER_SECOND:g} times a second")
             with self._noting_own_errors(key):
                 self.inboxes.put(key, read(await _body(request), sender, self.clock()))
-                self.hint(key, self.inboxes.between_writes.total_seconds())
+                self.enqueue(key, self.inboxes.between_writes.total_seconds())
             return key
 
         async def progress(request: web.Request) -> web.Response:
