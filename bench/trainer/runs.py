@@ -31,10 +31,10 @@ class Feature:
     hosts: int = 1
 
 
-_REPORT = ("report.html", b"")
+_HISTORY = ("history.json", b"")
 FEATURES = {
-    PLAIN: Feature(lambda directory: {}, _REPORT),
-    PLAIN_PAIR: Feature(lambda directory: {}, _REPORT, hosts=2),
+    PLAIN: Feature(lambda directory: {}, _HISTORY),
+    PLAIN_PAIR: Feature(lambda directory: {}, _HISTORY, hosts=2),
     "checkpoint": Feature(
         lambda directory: {"checkpoint": {"uri": str(directory), "everySteps": CHECKPOINT_EVERY, "keep": 3}},
         ("step-*/COMMIT", b""),
@@ -42,7 +42,7 @@ FEATURES = {
     "tensorboard": Feature(lambda directory: {"report": {"tensorBoard": True}}, ("events.out.tfevents.*", b"")),
     "noise-scale": Feature(
         lambda directory: {"report": {"gradientNoiseScale": True}},
-        ("report.html", b"Gradient noise scale"),
+        ("history.json", b'"noise_scale": '),
         hosts=2,
     ),
 }

@@ -24,9 +24,10 @@ import kopf
 from pythonjsonlogger.json import JsonFormatter
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
-from tpu_training_operator.domain.lifecycle.pod_events import slim_event
-from tpu_training_operator.domain.objects.network_policy import Isolation
-from tpu_training_operator.domain.observed import job_of, slim_worker
+from tpu_training_operator.domain.lifecycle.waiting import slim_event
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
+from tpu_training_operator.domain.observed import slim_worker
+from tpu_training_operator.domain.ownership import job_of
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, PODS, JobKey, Object
@@ -114,7 +115,7 @@ class Operator:
             now,
             inboxes=inboxes,
             reporting=reporting,
-            isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
+            network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
         )

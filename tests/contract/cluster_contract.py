@@ -24,7 +24,7 @@ from tests.contract.objects import (
     with_status,
 )
 from tpu_training_operator.domain.actions import Event
-from tpu_training_operator.domain.lifecycle.pod_events import line_of
+from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Cluster, Object, Resource
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.local.runs import REPORTER, Run, Runs
+from tests.unit.histories import SUCCEEDED, document, typical
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.recipe.resolve import resolve
 
@@ -33,7 +34,7 @@ def last_words(**words):
 WARNINGS = ["waiting for data takes 40 % of the step", "host 1 is slow"]
 TRAIN = (
     REPORT
-    + f"SLOW, STRAGGLER = {WARNINGS}"
+    + f"SLOW, STRAGGLER = {WARNINGS}; HISTORY = {document(typical(), outcome=SUCCEEDED)!r}"
     + """
 if HOST == 0:
     trained(2, [1.5, 1.25])
@@ -41,7 +42,7 @@ if HOST == 0:
     evaluated(3, accuracy=0.5, perplexity=None)
     evaluated(300, accuracy=0.75, perplexity=1.5)
     trained(300, [0.25], warnings=[SLOW, STRAGGLER], checkpointStep=250)
-    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "report.html").write_text("<p>trained</p>")
+    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_bytes(HISTORY)
     last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
                examplesPerSecond=1000.5)
 """
@@ -224,7 +225,7 @@ def test_an_earlier_run_in_the_same_directory_is_not_mixed_in(runs: Runs) -> Non
     result = second.result()
     assert result["failure"]["message"] == "nothing is trained any more"
     assert result["lossCurve"] == []
-    assert (first.out / "report.html").exists() is False
+    assert not (first.out / "report.html").exists()
     assert "report.html" not in second.stdout
 
 
@@ -245,6 +246,13 @@ with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_POR
     assert [succeeded(run)["metrics"] for run in started] == [{"name": 1.0}, {"name": 3.0}]
 
 
+def test_a_history_that_cannot_be_read_is_one_line_and_no_failure(runs: Runs) -> None:
+    run = runs.start('(pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_text("{}")')
+    succeeded(run)
+    assert "history.json: schema: this version reads" in run.stderr
+    assert not (run.out / "report.html").exists()
+
+
 def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
     run = runs.start(TRAIN, environ={"TERM": "xterm-256color"})
     succeeded(run)
@@ -260,6 +268,7 @@ while not (HERE / "shown").exists(): time.sleep(0.01)
     run.wait_for_output("step 150/300  evaluated:  accuracy 0.5")
     (run.directory / "shown").touch()
     succeeded(run)
+    assert "trained 5000 steps" in (run.out / "report.html").read_text(encoding="utf-8")
     lines = run.stdout.splitlines()
     course = [
         "warning: host 1 is slow",

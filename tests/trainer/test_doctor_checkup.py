@@ -17,7 +17,7 @@ from tpu_trainer.backends.base import Counters
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.errors import DivergedError
 from tpu_trainer.spec import parse_run_spec

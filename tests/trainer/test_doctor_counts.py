@@ -10,8 +10,7 @@ import torch
 
 from tpu_trainer.backends.base import Counters
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, WINDOW_STEPS, StepCounts, minus
-from tpu_trainer.doctor.finding import Finding
-from tpu_trainer.doctor.voice import Voice
+from tpu_trainer.doctor.findings import Finding, Voice
 
 
 class Device:

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from tpu_trainer.clock import Phase
 from tpu_trainer.doctor import hang
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding, Voice
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.parties import odd_ones, replicas
 from tpu_trainer.doctor.shapes import difference, shapes_of
 from tpu_trainer.doctor.vitals import Straggler, Vitals, input_share, long_enough, straggler
-from tpu_trainer.doctor.voice import Voice
 
 
 class Pair(NamedTuple):

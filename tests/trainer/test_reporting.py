@@ -18,7 +18,7 @@ from tests.trainer.progress_service import Answer, ProgressService, progress_ser
 from tpu_trainer import environment
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ReportPhase
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.environment import read_environment
 from tpu_trainer.progress import Progress
@@ -27,7 +27,7 @@ from tpu_trainer.reporting.heartbeat import EVERY_SECONDS, LONGEST_SECONDS, Paus
 from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body, phase_of, present_report
 from tpu_trainer.reporting.stacks import stacks
 from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.history import Sample
 
 PHASES = [
     (Phase.START, 0, ReportPhase.STARTING),

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.gang import run_spec
 from tests.trainer.histories import history_of
 from tpu_trainer.clock import Phase
-from tpu_trainer.doctor.finding import Finding
-from tpu_trainer.telemetry import series
-from tpu_trainer.telemetry.history import KINDS_OF_FINDINGS, Attempt, History, Recorded
-from tpu_trainer.telemetry.memory import dump_history, load_history
-from tpu_trainer.telemetry.sample import Sample
-from tpu_trainer.telemetry.series import Series
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.telemetry import history as module
+from tpu_trainer.telemetry.history import (
+    KINDS_OF_FINDINGS,
+    Attempt,
+    History,
+    Recorded,
+    Sample,
+    Series,
+    dump_history,
+    load_history,
+)
 
 ATTEMPT = Attempt(1, 0, 0, {})
+
+
+def written(recorded: Recorded, uid: str = "5f0c") -> bytes:
+    job = {"namespace": "default", "name": "small", "uid": uid, "attempt": 1}
+    return dump_history(recorded, parse_run_spec(run_spec(job=job)), None, {}, datetime.now(UTC))
+
 
 losses = st.lists(st.floats(-1e30, 1e30) | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=33, max_size=200)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series, "LIMIT", 8)
+    monkeypatch.setattr(module, "LIMIT", 8)
 
 
 def recorded(*samples: Sample) -> Recorded:
@@ -46,7 +61,7 @@ def test_a_series_stays_small_and_all_its_points_but_the_last_stand_for_equally_
     for _ in range(count):
         whole.add(1)
     *others, last = whole.points
-    assert len(whole.points) <= series.LIMIT
+    assert len(whole.points) <= module.LIMIT
     assert set(others) <= {whole.stride}
     assert 1 <= last <= whole.stride
     assert sum(whole.points) == count
@@ -125,7 +140,7 @@ def told(history: History) -> History:
 
 def test_the_next_attempt_reads_what_the_last_one_has_written() -> None:
     before = told(history_of(40)).recorded(Attempt(1, 0, 40, {Phase.DEVICE: 3.0}, "Preempted"))
-    after = load_history(dump_history(before, "5f0c"), "5f0c")
+    after = load_history(written(before), "5f0c")
     assert after is not None
     again = History(after).recorded(ATTEMPT)
     assert again == History(before).recorded(ATTEMPT)
@@ -137,10 +152,10 @@ def test_the_next_attempt_reads_what_the_last_one_has_written() -> None:
     [
         pytest.param(b"", id="empty"),
         pytest.param(b'{"schema": "hist', id="torn"),
-        pytest.param(b"[1]", id="no object"),
-        pytest.param(b'{"schema": "history/v9", "uid": "5f0c", "recorded": {}}', id="of another version"),
-        pytest.param(b'{"schema": "history/v1", "uid": "5f0c", "recorded": {"strides": 1}}', id="of another shape"),
-        pytest.param(dump_history(Recorded(), "other"), id="of another job"),
+        pytest.param(b"[1]", id="not an object"),
+        pytest.param(b'{"schema": "history/v9", "uid": "5f0c", "recorded": {}}', id="another version"),
+        pytest.param(b'{"schema": "history/v1", "uid": "5f0c", "recorded": {"strides": 1}}', id="another shape"),
+        pytest.param(written(Recorded(), "other"), id="another job"),
     ],
 )
 def test_a_history_that_is_not_ours_is_passed_over(document: bytes) -> None:

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang import DEADLINE, ROOT, run_spec
 from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.telemetry.flops import CountFlops
-from tpu_trainer.telemetry.noise_scale import ENOUGH, NoiseScale
-from tpu_trainer.telemetry.peak import TERAFLOPS, mfu
-from tpu_trainer.telemetry.utilisation import Utilisation
+from tpu_trainer.telemetry.rates import NOISE_STEPS, TERAFLOPS, CountFlops, NoiseScale, Utilisation, mfu
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_gradients_with_a_known_noise_have_that_noise_scale(replicas: int, batch
 
 def test_one_replica_has_no_noise_scale() -> None:
     estimate = NoiseScale(16, 16)
-    for _ in range(2 * ENOUGH):
+    for _ in range(2 * NOISE_STEPS):
         estimate.add(2.0, 2.0)
     assert estimate.value is None
 
@@ -109,17 +106,17 @@ def test_one_replica_has_no_noise_scale() -> None:
 def test_there_is_no_number_before_there_are_enough_steps() -> None:
     estimate = NoiseScale(8, 32)
     known = []
-    for _ in range(ENOUGH):
+    for _ in range(NOISE_STEPS):
         known.append(estimate.value)
         estimate.add(2.0, 1.0)
-    assert known == [None] * ENOUGH
+    assert known == [None] * NOISE_STEPS
     # |G|^2 = (32 - 16) / 24 and S = 1 / (1/8 - 1/32).
     assert estimate.value == pytest.approx((32 / 3) / (2 / 3))
 
 
 def test_a_gradient_that_is_all_noise_has_no_number_and_one_without_noise_has_0() -> None:
     noisy, clean = NoiseScale(8, 32), NoiseScale(8, 32)
-    for _ in range(ENOUGH):
+    for _ in range(NOISE_STEPS):
         noisy.add(4.0, 0.5)
         clean.add(1.0, 1.0)
     assert (noisy.value, clean.value) == (None, 0.0)
@@ -128,7 +125,7 @@ def test_a_gradient_that_is_all_noise_has_no_number_and_one_without_noise_has_0(
 @pytest.mark.parametrize("broken", [(math.nan, 1.0), (math.inf, 1.0), (math.inf, math.inf)])
 def test_a_step_with_a_broken_gradient_is_passed_over(broken: tuple[float, float]) -> None:
     estimate = NoiseScale(8, 32)
-    for _ in range(ENOUGH):
+    for _ in range(NOISE_STEPS):
         estimate.add(2.0, 1.0)
         estimate.add(*broken)
     assert estimate.value == pytest.approx(16.0)

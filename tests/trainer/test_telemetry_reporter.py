@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import threading
@@ -14,14 +15,13 @@ from tests.trainer.checkpoint.stores import MemoryStore
 from tests.trainer.gang import DEADLINE, run_spec
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import BadSpecError, StorageError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry import reporter as module
-from tpu_trainer.telemetry.memory import load_history
-from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, REPORT, Reporter, open_reporter
-from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.history import Sample, load_history
+from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
 
@@ -37,7 +37,7 @@ def sample(step: int, count: int = 10) -> Sample:
     return Sample(step, losses, 0.25, 2.0, split, examples_per_second=80.0, mfu=0.4, noise_scale=32.0)
 
 
-def test_a_run_leaves_a_report_and_its_history(tmp_path: Path) -> None:
+def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
     reporter.finding(Finding("Padding", 0, "pad less"))
     reporter.began(0)
@@ -47,11 +47,15 @@ def test_a_run_leaves_a_report_and_its_history(tmp_path: Path) -> None:
     reporter.finding(Finding("InputBound", 20, "read ahead more"))
     reporter.ended(DONE)
 
-    page = (tmp_path / REPORT).read_text()
-    assert all(words in page for words in ("Succeeded", "trained 20 steps", "0.875", "read ahead more", "pad less"))
-    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
+    document = json.loads((tmp_path / HISTORY).read_bytes())
+    assert document["outcome"] == {"code": "Succeeded", "message": "trained 20 steps"}
+    assert document["runSpec"] == run_spec(job=document["runSpec"]["job"], report={"uri": str(tmp_path)})
+    assert document["environment"]["Device"] == "cpu"
+    history = load_history(json.dumps(document).encode(), "5f0c")
     assert history is not None
     assert [point.step for point in history.losses] == list(range(1, 21))
+    assert [evaluation.metrics for evaluation in history.evaluations] == [{"accuracy": 0.875}]
+    assert [warned.message for warned in history.warnings] == ["pad less", "read ahead more"]
 
 
 def test_the_next_attempt_goes_on_with_the_report_of_the_last(tmp_path: Path) -> None:
@@ -79,11 +83,12 @@ def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left
     second = open_reporter(spec_of(2), tmp_path, Clock(), "cpu", reports=True)
     second.ended(Outcome(ExitCode.StorageFailed, "no such bucket"))
 
-    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
+    document = (tmp_path / HISTORY).read_bytes()
+    history = load_history(document, "5f0c")
     assert history is not None
     assert len(history.losses) == 10
     assert [(a.first, a.last, a.outcome) for a in history.attempts] == [(0, 10, "PeerLost"), (10, 10, "StorageFailed")]
-    assert "no such bucket" in (tmp_path / REPORT).read_text()
+    assert json.loads(document)["outcome"]["message"] == "no such bucket"
 
 
 def test_the_run_spec_s_place_comes_before_the_environment_s(tmp_path: Path) -> None:
@@ -119,9 +124,8 @@ class SlowStore(MemoryStore):
         self.asked.set()
         assert self.open.wait(DEADLINE)
         super().put(name, data)
-        self.versions += name == REPORT
-        if name == HISTORY:
-            self.written.set()
+        self.versions += 1
+        self.written.set()
 
 
 class BrokenStore(MemoryStore):
@@ -162,7 +166,7 @@ def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None
     time[0] += EVERY_SECONDS
     reporter.sample(sample(20))
     assert store.written.wait(DEADLINE)
-    assert "Running" in store.objects[REPORT].decode()
+    assert json.loads(store.objects[HISTORY])["outcome"] is None
 
 
 def test_a_slow_store_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
@@ -176,7 +180,7 @@ def test_a_slow_store_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
     assert store.objects == {}
     store.open.set()
     reporter.ended(DONE)
-    assert "Succeeded" in store.objects[REPORT].decode()
+    assert json.loads(store.objects[HISTORY])["outcome"]["code"] == "Succeeded"
     assert store.versions == 2
 
 
@@ -245,4 +249,4 @@ def test_event_files_are_made_only_when_asked_for(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(), tmp_path, Clock(), "cpu", reports=True)
     reporter.sample(sample(10))
     reporter.ended(DONE)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [HISTORY, REPORT]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [HISTORY]

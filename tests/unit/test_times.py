@@ -36,7 +36,7 @@ def test_a_time_that_an_api_server_accepts_is_read(text: str, moment: datetime) 
     assert (parse_time(text), parse_time(text).tzinfo) == (moment, UTC)
 
 
-def test_what_is_no_time_is_refused() -> None:
+def test_what_is_not_a_time_is_refused() -> None:
     with pytest.raises(ValueError, match="yesterday"):
         parse_time("yesterday")
 
@@ -67,7 +67,7 @@ def test_no_time_in_a_status_stops_the_pass_over_a_finished_job(text: str, ttl: 
 
 
 @given(_text)
-def test_an_account_may_begin_at_any_time(text: str) -> None:
+def test_goodput_may_begin_at_any_time(text: str) -> None:
     after = charge(Goodput(activity=Activity.TRAIN, since=text), at(60), Activity.RECOVERY)
     assert after.productive_seconds >= 0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from tpu_trainer.contract import MOST_WARNINGS
-from tpu_trainer.doctor.finding import Finding
-from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.telemetry.history import Sample
 from tpu_trainer.termination import finite
 
 Phase = Literal["starting", "training", "evaluating", "done"]

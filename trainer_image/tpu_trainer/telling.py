@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import Heartbeat
+from tpu_trainer.telemetry.history import Sample
 from tpu_trainer.telemetry.reporter import Reporter
-from tpu_trainer.telemetry.sample import Sample
 
 
 @dataclass(frozen=True)

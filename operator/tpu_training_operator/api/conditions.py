@@ -1,4 +1,4 @@
-"""Condition types and reasons, and the one way to set and clear them (metav1.Condition semantics).
+"""Condition types, condition and event reasons, and how a condition is set and cleared (metav1.Condition semantics).
 
 kstatus (Flux, Argo CD, `kubectl wait`) reads Ready, Reconciling and Stalled. The last two are abnormal-true: they are
 present only while they are true.
@@ -30,7 +30,7 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a condition has its value; closed, so that alerts and scripts can rely on it."""
+    """Why a condition has its value. A closed list, so that alerts and scripts can rely on it."""
 
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     REPLACING_WORKERS = "ReplacingWorkers"
@@ -49,6 +49,24 @@ class Reason(StrEnum):
     FORBIDDEN = "Forbidden"
     REJECTED = "Rejected"
     PROGRESSING_WITH_RETRY = "ProgressingWithRetry"
+
+
+class EventReason(StrEnum):
+    """What a Kubernetes event about a job tells."""
+
+    ATTEMPT_STARTED = "AttemptStarted"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    RELEASED = "Released"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    BLOCKED = "Blocked"
+    INVALID_SPEC = "InvalidSpec"
+    STATUS_LOST = "StatusLost"
+    RETRYING = "Retrying"
+    NETWORK_POLICY_MISSING = "NetworkPolicyMissing"
 
 
 WIRE = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
@@ -72,24 +90,15 @@ class StatusModel:
     @classmethod
     def read(cls, body: Any) -> Self:
         """From the JSON of an object, which may lack it altogether. Raises pydantic.ValidationError."""
-        read: Self = _adapter(cls).validate_python(body or {})
+        read: Self = TypeAdapter(cls).validate_python(body or {})
         return read
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in the object, where an empty field is absent."""
         body: dict[str, Any] = _without_empty(
-            _adapter(type(self)).dump_python(self, by_alias=True, exclude_none=True, mode="json")
+            TypeAdapter(type(self)).dump_python(self, by_alias=True, exclude_none=True, mode="json")
         )
         return body
-
-
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
-
-
-def _adapter(part: type) -> TypeAdapter[Any]:
-    if part not in _ADAPTERS:
-        _ADAPTERS[part] = TypeAdapter(part)
-    return _ADAPTERS[part]
 
 
 def _without_empty(value: Any) -> Any:
@@ -127,7 +136,7 @@ def is_true(conditions: Iterable[Condition], kind: ConditionType) -> bool:
 
 
 def with_condition(conditions: list[Condition], new: Condition) -> list[Condition]:
-    """The list with `new` in the place of its type; the transition time moves only when the status does."""
+    """The list with `new` in place of the condition of its type. The transition time changes only with the status."""
     old = find(conditions, ConditionType(new.type))
     if old is None:
         return [*conditions, new]

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinition, made from the models: `tpujob crd` prints it, `crds/` holds it.
+"""The CustomResourceDefinition, generated from the models. `tpujob crd` prints it, `crds/` holds it.
 
 Kubernetes wants a structural schema (OpenAPI v3): no $ref, no unions with null, no additionalProperties beside
-properties; pydantic prints JSON Schema 2020-12. This module is the difference between the two.
+properties. Pydantic prints JSON Schema 2020-12. This module makes one from the other.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 
 def custom_resource_definition() -> Schema:
-    """The CRD as a plain object, in the order people read it."""
+    """The CRD as plain data, in the order in which people read it."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -71,10 +71,11 @@ def _object_schema() -> Schema:
         "description": f"A data-parallel PyTorch training job on TPU slices ({API_VERSION}).",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
+            "apiVersion": {"type": "string", "description": f"Version of the API, {API_VERSION}."},
+            "kind": {"type": "string", "description": f"Kind of the object, {KIND}."},
+            # The API server describes it, and refuses a description here.
             "metadata": {"type": "object"},
-            "spec": structural(Spec),
+            "spec": structural(Spec) | {"description": "What to train, on which slice, and what to do on failures."},
             "status": structural(Status) | {"description": "What the operator reports about the job."},
         },
         "x-kubernetes-validations": [rule.as_schema() for rule in TPUTrainingJob.rules],
@@ -90,7 +91,7 @@ def structural(model: type[object]) -> Schema:
 def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     schema = _inlined(_without_null(_inlined(schema, definitions)), definitions)
     if "anyOf" in schema:
-        # The only union left is a quantity: 4 or "4Gi".
+        # The only union left is a quantity, such as 4 or "4Gi".
         return {"x-kubernetes-int-or-string": True}
     converted: Schema = {}
     for key, value in schema.items():
@@ -104,7 +105,7 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
             case "items":
                 converted[key] = _convert(value, definitions)
             case "additionalProperties":
-                # Pruning already drops unknown fields; only a map's value schema is allowed here.
+                # Pruning already drops unknown fields, so only the value schema of a map is allowed here.
                 if isinstance(value, dict):
                     converted[key] = _convert(value, definitions)
             case _:

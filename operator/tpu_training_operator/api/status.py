@@ -1,4 +1,4 @@
-"""`status` as the operator writes it; unknown fields of a newer operator are dropped, not refused."""
+"""`status` as the operator writes it. Fields and values of a newer operator are dropped, not refused."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -19,7 +19,7 @@ _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
 class ReportPhase(StrEnum):
-    """What the training is doing. The first steps count as starting: their programs are compiled."""
+    """What the training is doing. The first steps count as starting, because they compile."""
 
     STARTING = "Starting"
     TRAINING = "Training"
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Resolved(StatusModel):
-    """Every number derived from the spec, and in `notes` the rule that gave it."""
+    """Every number derived from the spec; `notes` has the rule behind each."""
 
     accelerator_type: str = Field(description="Cloud TPU accelerator type, for example v5litepod-16.")
     generation: str = Field(description="TPU generation, for example v5e.")
@@ -77,7 +77,7 @@ class Resolved(StatusModel):
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Failure(StatusModel):
-    """The first failed worker of an attempt; what the others did afterwards is its consequence."""
+    """The worker that failed first in an attempt. The failures of its peers are a consequence."""
 
     attempt: int = Field(description="The attempt that failed; the first is 1.")
     pod: str = Field(description="Name of the worker's pod.")
@@ -98,13 +98,13 @@ class Failure(StatusModel):
     @field_validator("failure_class", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        """A newer operator may know more classes than this one."""
+        """A newer operator may know more classes."""
         return value if value in list(FailureClass) else FailureClass.UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Restarts(StatusModel):
-    """`charged` says what is left of the budgets, `by_class` what the whole job has cost."""
+    """`by_class` counts all restarts of the job, `charged` those that count against the restart limits."""
 
     by_class: dict[str, int] = Field(
         default_factory=dict, description="Restarts over the job's life, by failure class."
@@ -123,7 +123,7 @@ class Restarts(StatusModel):
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Progress(StatusModel):
-    """How far the training is, as worker 0 last reported it."""
+    """How far the training is, as worker 0 last reported."""
 
     phase: ReportPhase | None = Field(
         default=None,
@@ -174,8 +174,8 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Goodput(StatusModel):
-    """Where the time went. The six sums add up to `since` less the job's creation; from `since` on time goes to
-    `activity`, until the next thing happens. `ratio`: productive over all that was not suspended."""
+    """Where the time went. The six sums add up to the time from the job's creation to `since`; later time counts as
+    `activity`. `ratio`: productive time divided by all time that was not suspended."""
 
     queue_seconds: int = Field(default=0, description="Time spent waiting for nodes.")
     start_seconds: int = Field(
@@ -249,11 +249,11 @@ class Status(StatusModel):
     @field_validator("attempt", mode="before")
     @classmethod
     def _counted(cls, value: object) -> object:
-        """An older CRD lets people write less than none."""
+        """An older CRD accepts negative numbers from an edit."""
         return max(0, value) if isinstance(value, int) else value
 
     @field_validator("state", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        """A newer operator may know more states; what this one decides rests on the conditions."""
+        """A newer operator may know more states. Decisions depend on the conditions only."""
         return value if value in list(State) else None

@@ -1,4 +1,4 @@
-"""The same recipe over several slices, side by side."""
+"""`tpujob plan --compare`: one recipe on several slices, side by side."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile
 from tpu_training_operator.domain.recipe.cost import Cost, cost_of
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.words import count
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Column:
 
 
 def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | None) -> list[Column]:
-    """The job on each of the slices. Raises BadInput for the ones that cannot be."""
+    """The job on each slice. Raises BadInput, with a problem for each slice on which the job cannot run."""
     found: list[Column] = []
     problems: list[Problem] = []
     for name in accelerator_types:
@@ -58,7 +59,9 @@ def as_json(found: list[Column]) -> list[dict[str, Any]]:
 
 
 def print_comparison(file: JobFile, found: list[Column]) -> None:
-    table = Table(title=f"{file.job.name}: one recipe, {len(found)} slices", title_justify="left", title_style="bold")
+    table = Table(
+        title=f"{file.job.name}: one recipe on {count(len(found), 'slice')}", title_justify="left", title_style="bold"
+    )
     table.add_column("")
     for column in found:
         table.add_column(str(column.resolution.layout), justify="right")

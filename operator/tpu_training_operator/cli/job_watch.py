@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.informer import Informer
@@ -37,7 +37,7 @@ async def watch_job(
     jobs = Informer(
         reader, Selection(JOBS, key.namespace, fields={"metadata.name": key.name}), lambda job: job, changed.set
     )
-    pods = Informer(reader, Selection(PODS, key.namespace, {LABEL_JOB_NAME: key.name}), keep_pod, changed.set)
+    pods = Informer(reader, Selection(PODS, key.namespace, gang_selector(key.name)), keep_pod, changed.set)
     tasks = [asyncio.create_task(watched.run()) for watched in (jobs, pods)]
     for task in tasks:
         task.add_done_callback(lambda _: changed.set())

@@ -17,6 +17,7 @@ _COMMANDS = {
     "crd": "Print the CustomResourceDefinition.",
     "logs": "Print the logs of a job's workers; by default that of host 0, the one that reports.",
     "plan": "Show the slice, the scaled recipe and the objects of a job.",
+    "report": "Write the report page of a job; PLACE is its spec.report.uri, or a directory.",
     "run": "Train a job on this machine, without a cluster.",
     "status": "Say what a job does and why; without NAME, list the jobs.",
     "topologies": "List the TPU slices that a job can run on.",

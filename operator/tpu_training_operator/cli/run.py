@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,9 +24,11 @@ from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.report import PAGE, write_page
 from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.local.run import Outcome, run_job
+from tpu_training_operator.report.history import HISTORY
 
 _INTERRUPTED = 130
 _LOCAL_VOLUMES = ("empty_dir",)
@@ -48,14 +51,26 @@ def run(filename: Path, output_dir: Path | None) -> None:
     _make(directory)
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path))
-    result = directory / "result.json"
-    try:
+    result, page, history = (directory / name for name in ("result.json", PAGE, HISTORY))
+    # The training is over and its end is worth telling, full disk or not.
+    with _telling_failures(result):
         result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        # The training is over and its end is worth telling, full disk or not.
-        click.echo(f"{program_name()}: {result}: {(error.strerror or str(error)).lower()}", err=True)
+    with _telling_failures(page):
+        # A loop of the user's own leaves no history.
+        if history.exists():
+            write_page(history.read_bytes(), str(history), page)
     _print_end(outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
+
+
+@contextlib.contextmanager
+def _telling_failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        click.echo(f"{program_name()}: {path}: {(error.strerror or str(error)).lower()}", err=True)
+    except BadInput as error:
+        error.show()
 
 
 def _make(directory: Path) -> None:
@@ -156,8 +171,8 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
         click.echo(f"  warning    {warning}")
     if status.progress and status.progress.checkpoint_step is not None:
         click.echo(f"  checkpoint step {status.progress.checkpoint_step}")
-    if outcome.report is not None:
-        click.echo(f"  report     {directory / outcome.report.name}")
+    if (directory / PAGE).exists():
+        click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
     click.echo(f"  result     {result}")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.job_report import as_json, report_rows
 from tpu_training_operator.cli.job_rows import headline, state_style
@@ -14,6 +13,7 @@ from tpu_training_operator.cli.job_table import HEADER, json_entry, table_row
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.domain.hosts import Host, host_of
+from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.kube.client import Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS
 
@@ -48,7 +48,7 @@ async def _show(connection: Connection, name: str, output: str) -> int:
 
 async def _hosts(connection: Connection, name: str) -> list[Host]:
     hosts: list[Host] = []
-    async for page in connection.client.pages(Selection(PODS, connection.namespace, {LABEL_JOB_NAME: name}), host_of):
+    async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
         hosts += page.kept
     return hosts
 

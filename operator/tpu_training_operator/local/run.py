@@ -25,6 +25,7 @@ from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.store import Store
+from tpu_training_operator.report.history import HISTORY
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
@@ -33,7 +34,7 @@ from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 
-_REPORT = "report.html"
+_REPORT_FILES = ("report.html", HISTORY)
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.STALLED)
 _HOST, _ADDRESS = "localhost", "127.0.0.1"
 
@@ -41,7 +42,7 @@ _HOST, _ADDRESS = "localhost", "127.0.0.1"
 @dataclass(frozen=True)
 class Outcome:
     """How the job ended. `warnings` of all attempts, each once; `cancelled`: by an interrupt. The pods' logs are below
-    `pods_directory`; `report` is the trainer's page about the run, None if it left none."""
+    `pods_directory`."""
 
     status: Status
     curves: Curves
@@ -49,7 +50,6 @@ class Outcome:
     cancelled: bool
     seconds: float
     pods_directory: Path
-    report: Path | None
 
 
 async def run_job(
@@ -67,9 +67,10 @@ async def run_job(
     started = time.monotonic()
     store, inboxes = Store(), Inboxes(_now)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
-    pods_directory, report = directory / "pods", directory / _REPORT
+    pods_directory = directory / "pods"
     _clear(pods_directory, key.name)
-    report.unlink(missing_ok=True)
+    for name in _REPORT_FILES:
+        (directory / name).unlink(missing_ok=True)
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
     watch = _Watch(store, on_status)
 
@@ -104,7 +105,6 @@ async def run_job(
         cancelled=cancelled,
         seconds=time.monotonic() - started,
         pods_directory=pods_directory,
-        report=report if report.exists() else None,
     )
 
 

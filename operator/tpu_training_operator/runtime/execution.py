@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.conditions import Reason
+from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.domain.actions import (
     Action,
     AskForStacks,
@@ -25,9 +25,9 @@ from tpu_training_operator.domain.actions import (
     Plan,
 )
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
-from tpu_training_operator.domain.lifecycle.pod_events import line_of
-from tpu_training_operator.domain.notes import Notes, PodEvents
+from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.ownership import is_ours
+from tpu_training_operator.domain.report import Notes, PodEvents
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     EVENTS,
@@ -194,10 +194,10 @@ class Execution:
             if obstacle := name_taken(kind, existing, self.job):
                 raise Refused(obstacle, kind) from None
         except Forbidden as error:
-            obstacle = Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")
+            obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
             raise Refused(obstacle, kind, sure=False) from error
         except Invalid as error:
-            raise Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}"), kind) from error
+            raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
         except NotFound as error:
             if not optional:
                 raise
@@ -218,7 +218,7 @@ class Execution:
             self.memory.sent_missing = True
             message = f"the gang runs without its {body['kind']}: {refused}"
             log.warning("%s", message, extra={"job": str(self.key)})
-            event = Event(f"{body['kind']}Missing", message, warning=True)
+            event = Event(EventReason.NETWORK_POLICY_MISSING, message, warning=True)
             await send_events(self.cluster, (event,), self.job, self.clock())
         else:
             self.memory.sent_missing = False
@@ -237,7 +237,7 @@ class Execution:
         except NotFound as error:
             self.memory.not_found.add(uid)
             if uid in self._not_found_before:
-                message = f"{resource.kind} {name} can be read, but is not found when it is deleted: {error}"
+                message = f"{resource.kind} {name} exists when it is read, but is not found when it is deleted: {error}"
                 raise NotFound(error.status, error.reason, message) from error
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(self.key)})
 

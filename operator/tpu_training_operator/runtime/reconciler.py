@@ -11,17 +11,16 @@ from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
-from tpu_training_operator.api.conditions import ConditionType, find
-from tpu_training_operator.api.constants import LABEL_JOB_NAME, MAX_HOSTS
+from tpu_training_operator.api.conditions import ConditionType, EventReason, find
+from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Event
-from tpu_training_operator.domain.lifecycle.blocked import blocked
+from tpu_training_operator.domain.actions import AT_ONCE, Event
+from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.lifecycle.retrying import recovered, retrying
-from tpu_training_operator.domain.notes import Notes
-from tpu_training_operator.domain.objects.network_policy import Isolation
+from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
-from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.report import Notes, Reporting
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.events import send_events
@@ -31,7 +30,6 @@ from tpu_training_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = timedelta(0)
 _FAILURES_BEFORE_TOLD = 3
 # Three seconds of retries. A job or a pod that merely changed since it was read is read again long before.
 _CONFLICTS_BEFORE_TOLD = 6
@@ -40,8 +38,8 @@ _SETTLE_SECONDS_PER_POD = 0.001
 
 
 class Reconciler:
-    """`inboxes` and `reporting`: what workers report, and where to; both or neither. `isolation`: of a job's workers
-    from other pods; None leaves them open. Jobs with more than `max_hosts` hosts are never started."""
+    """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
+    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class Reconciler:
         *,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
-        isolation: Isolation | None = None,
+        network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
     ) -> None:
@@ -58,7 +56,7 @@ class Reconciler:
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
-        self._isolation = isolation
+        self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
         self._memories: dict[JobKey, Memory] = {}
@@ -100,7 +98,7 @@ class Reconciler:
         except NotFound:
             self._forget(key)
             return None
-        pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
+        pods = await self._cluster.list(PODS, key.namespace, gang_selector(key.name))
         memory.pods = len(pods)
 
         # 2. Decide, as if no earlier pass had failed.
@@ -109,14 +107,14 @@ class Reconciler:
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
-        if self._isolation is not None:
-            decided = self._isolation.applied(decided, job)
+        if self._network_policy is not None:
+            decided = self._network_policy.added_to(decided, job)
 
         # 3. Act. If the cluster refuses an action for good, the job is blocked.
         execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory)
         try:
             if not await execution.carry_out(decided):
-                return _AT_ONCE
+                return AT_ONCE
         except Unconfirmed as unconfirmed:
             log.info("refused, to be confirmed: %s", unconfirmed.__cause__, extra={"job": str(key)})
             return unconfirmed.wait
@@ -183,12 +181,12 @@ class Reconciler:
             is_news = is_news and recovered(before) is before
             # The status of a finished job says how it ended.
             if before.completion_time is None:
-                after = retrying(before, message, job["metadata"].get("generation", 1), self._clock())
+                after = retrying(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)
         except (ApiError, ValidationError) as failure:
             log.warning("the status cannot say why passes fail: %s", failure, extra={"job": str(key)})
-        event = Event("Retrying", message, warning=True)
+        event = Event(EventReason.RETRYING, message, warning=True)
         if is_news and await send_events(self._cluster, (event,), job, self._clock()):
             memory.sent_retrying = True
 
@@ -211,6 +209,6 @@ def _explanation(error: Exception) -> str:
         case ApiError(status=0):
             return f"the API server cannot be reached: {error}; retrying"
         case ApiError(status=status):
-            return f"the API server answers {status}: {error}; retrying"
+            return f"the API server answered {status}: {error}; retrying"
         case _:
-            return f"the operator fails: {type(error).__name__}: {error}; see its log; retrying"
+            return f"the operator failed with {type(error).__name__}: {error}; its log has the details; retrying"

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tpu_trainer.backends.base import Counters
+from tpu_trainer.doctor.findings import Voice
 from tpu_trainer.doctor.shapes import Shapes, difference, shapes_of
-from tpu_trainer.doctor.voice import Voice
 
 WARM_UP_STEPS = 3
 """Steps of this process that may compile: the first; the second, when the optimizer has state; and one to spare."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding, Voice
 from tpu_trainer.doctor.finite import Finiteness
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
@@ -27,7 +27,6 @@ from tpu_trainer.doctor.parameters import checksums, digest, finite, first_diffe
 from tpu_trainer.doctor.parties import odd_ones, replicas
 from tpu_trainer.doctor.programs import Programs
 from tpu_trainer.doctor.vitals import INPUT_SHARE, Vitals, input_share, long_enough, straggler
-from tpu_trainer.doctor.voice import Voice
 from tpu_trainer.errors import DivergedError
 from tpu_trainer.spec import RunSpec
 

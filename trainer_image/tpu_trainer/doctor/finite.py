@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from itertools import count
 
-from tpu_trainer.doctor.voice import Voice
+from tpu_trainer.doctor.findings import Voice
 from tpu_trainer.errors import NotFiniteError
-from tpu_trainer.signals import Reading
+from tpu_trainer.exchange import Reading
 from tpu_trainer.spec import OnNotFinite
 
 MOST_SKIPPED = 100

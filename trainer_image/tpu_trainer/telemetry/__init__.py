@@ -1,1 +1,1 @@
-"""What a run measures of itself, and where that goes: TensorBoard event files and the report page."""
+"""What a run measures of itself, and where that goes: the history file and TensorBoard event files."""

@@ -1,26 +1,58 @@
-"""What a run has measured of itself so far, in constant memory. Kept by `reporter`, shown by `report`, stored between
-attempts by `memory`.
+"""What a run has measured of itself so far, in constant memory, and the file that carries it to the next attempt.
+
+The file is `history-v1.schema.json` in writing; `tpujob report` makes the report page from it. It is evidence for
+people, not state of the training: a file that cannot be read is ignored.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from tpu_trainer.clock import Phase
-from tpu_trainer.doctor.finding import Finding
-from tpu_trainer.telemetry.sample import Sample
-from tpu_trainer.telemetry.series import Series
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.spec import RunSpec
+
+SCHEMA = "history/v1"
+
+LIMIT = 2000
+"""Points of a curve at most; even, so that all of them pair up. A page cannot show more of them side by side."""
 
 KINDS_OF_FINDINGS = 100
 """Checks whose findings are kept; of each check the number, the first step and the last message."""
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The steps since the last sample. step: steps done; losses: one per step, the newest last, never empty.
+
+    seconds: wall time since the last sample; `split` divides it by phase. examples_per_second is over the steps that
+    compiled nothing. mfu: 0..1. noise_scale: in examples. None while a number is unknown.
+    """
+
+    step: int
+    losses: tuple[float, ...]
+    learning_rate: float
+    seconds: float
+    split: Mapping[Phase, float]
+    examples_per_second: float | None = None
+    mfu: float | None = None
+    noise_scale: float | None = None
+
 
 @dataclass(frozen=True)
 class Loss:
-    """The losses of `count` steps up to and including `step`. mean, low and high are over the finite ones, None where
-    there are none; `broken`: how many were NaN or infinite."""
+    """The losses of `count` steps up to and including `step`; `broken` of them were NaN or infinite.
+
+    mean, low and high are over the finite ones, None if there are none.
+    """
 
     step: int
     count: int
@@ -41,16 +73,14 @@ class Loss:
             return replace(later, count=count, broken=broken)
         if later.mean is None or later.low is None or later.high is None:
             return replace(self, step=later.step, count=count, broken=broken)
-        # Of the difference, so that two equal means merge into exactly themselves.
+        # By way of the difference, so that two equal means merge into exactly that mean.
         mean = self.mean + (later.mean - self.mean) * ((later.count - later.broken) / (count - broken))
         return Loss(later.step, count, mean, min(self.low, later.low), max(self.high, later.high), broken)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """How `steps` steps up to and including `step` went: seconds, and those of them that each phase took.
-
-    The learning rate is that of the last step."""
+    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate."""
 
     step: int
     steps: int
@@ -63,14 +93,14 @@ class Stretch:
             step=later.step,
             steps=self.steps + later.steps,
             seconds=self.seconds + later.seconds,
-            split=total([self.split, later.split]),
+            split={phase: self.split.get(phase, 0.0) + later.split.get(phase, 0.0) for phase in Phase},
             learning_rate=later.learning_rate,
         )
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics after `step` steps. Of two merged ones the later stands, whole: a mean of both was never measured."""
+    """The metrics after `step` steps. Merging keeps the later one: a mean of the two was never measured."""
 
     step: int
     metrics: Mapping[str, float]
@@ -81,7 +111,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Warned:
-    """What one check had to say: `times` findings, at steps first..last, the last one's message."""
+    """What one check found: `times` findings at steps first..last, and the last message."""
 
     check: str
     first: int
@@ -92,10 +122,10 @@ class Warned:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One gang of the run: it began after `first` steps of the training and had done `last` when this was noted.
+    """One gang of the run: it started after `first` steps and had done `last` when this was written.
 
     `split`: seconds per phase of the reporting replica. `outcome`: the exit code's name, None while it runs; an
-    earlier attempt without one ended without a word.
+    earlier attempt without one ended without a message.
     """
 
     number: int
@@ -107,7 +137,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A History at one moment, as it is shown and stored. Every sequence in the order of the steps.
+    """A History at one moment. Every sequence is in the order of steps.
 
     `strides`: how many additions a point of losses, stretches and evaluations stands for, see `Series`.
     """
@@ -123,7 +153,7 @@ class Recorded:
     strides: tuple[int, int, int] = (1, 1, 1)
 
     def until(self, step: int) -> Recorded:
-        """Without what came after `step`: steps that a resumed run does again. A merged point on both sides goes."""
+        """Without the steps after `step`, which a resumed run makes again. A merged point across it goes, too."""
         return replace(
             self,
             losses=[point for point in self.losses if point.step <= step],
@@ -132,8 +162,39 @@ class Recorded:
         )
 
 
+class Series(Generic[T]):
+    """A curve of any length in at most LIMIT points: neighbours are merged as it grows.
+
+    Each point stands for `stride` additions, the last one for up to that many, so that early and late parts of a run
+    are equally fine.
+    """
+
+    def __init__(self, merge: Callable[[T, T], T], points: Sequence[T] = (), stride: int = 1) -> None:
+        """`merge` makes one point of an earlier and a later one. `points`, `stride`: a series to continue."""
+        self._merge = merge
+        self._points = list(points)
+        self.stride = stride
+        self._room = 0
+
+    @property
+    def points(self) -> tuple[T, ...]:
+        return tuple(self._points)
+
+    def add(self, point: T) -> None:
+        if self._room:
+            self._points[-1] = self._merge(self._points[-1], point)
+            self._room -= 1
+            return
+        if len(self._points) >= LIMIT:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [self._merge(earlier, later) for earlier, later in pairs]
+            self.stride *= 2
+        self._points.append(point)
+        self._room = self.stride - 1
+
+
 class History:
-    """Told everything by `reporter`; `before` is what earlier attempts of the same run have recorded."""
+    """Collects what happens; `before` is what earlier attempts of the same run recorded."""
 
     def __init__(self, before: Recorded | None = None) -> None:
         before = before or Recorded()
@@ -169,11 +230,11 @@ class History:
 
     @property
     def warnings(self) -> tuple[Warned, ...]:
-        """One for each check that had something to say, in the order of their first words."""
+        """One per check that found something, in the order of their first findings."""
         return tuple(self._warnings.values())
 
     def recorded(self, attempt: Attempt) -> Recorded:
-        """All of it up to now, with the present attempt as it stands."""
+        """Everything up to now, with the present attempt as it stands."""
         rate, mfu, noise = self._rates
         return Recorded(
             losses=self._losses.points,
@@ -188,6 +249,49 @@ class History:
         )
 
 
-def total(splits: Sequence[Mapping[Phase, float]]) -> dict[Phase, float]:
-    """Seconds per phase, over all of them."""
-    return {phase: sum(split.get(phase, 0.0) for split in splits) for phase in Phase}
+def dump_history(
+    recorded: Recorded, spec: RunSpec, outcome: Outcome | None, environment: Mapping[str, str], written: datetime
+) -> bytes:
+    """The history file. `outcome`: None while the run goes on; `environment`: what the run stood on, by name.
+
+    Metrics that are not finite are written as Python's NaN and Infinity.
+    """
+    document = {
+        "schema": SCHEMA,
+        "uid": spec.job.uid,
+        "runSpec": spec.document,
+        "written": written.isoformat(),
+        "outcome": {"code": outcome.code.name, "message": outcome.message} if outcome else None,
+        "environment": environment,
+        # Rates that are unknown are left out.
+        "recorded": {name: value for name, value in asdict(recorded).items() if value is not None},
+    }
+    return json.dumps(document).encode()
+
+
+def load_history(document: bytes, uid: str) -> Recorded | None:
+    """What `dump_history` wrote for the job with this uid; None for anything else."""
+    try:
+        found = json.loads(document)
+        if (found["schema"], found["uid"]) != (SCHEMA, uid):
+            return None
+        return _recorded(found["recorded"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _recorded(found: dict[str, Any]) -> Recorded:
+    losses, stretches, evaluations = (int(stride) for stride in found.pop("strides"))
+    return Recorded(
+        losses=[Loss(**row) for row in found.pop("losses")],
+        stretches=[Stretch(**_with_phases(row)) for row in found.pop("stretches")],
+        evaluations=[Evaluation(**row) for row in found.pop("evaluations")],
+        warnings=[Warned(**row) for row in found.pop("warnings")],
+        attempts=[Attempt(**_with_phases(row)) for row in found.pop("attempts")],
+        strides=(losses, stretches, evaluations),
+        **found,
+    )
+
+
+def _with_phases(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "split": {Phase(phase): seconds for phase, seconds in row["split"].items()}}

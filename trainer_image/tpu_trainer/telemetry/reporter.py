@@ -1,44 +1,44 @@
-"""Where the loop's numbers go: the history, the event files, and a report that is written anew every few minutes.
+"""Writes the history and the event files of a run, every few minutes and at its end.
 
-Held by `replica`. Only the reporting replica's does anything, and only where there is a place for the files. Files
-are written by a thread of their own: no step waits for a slow bucket, and no failure of a bucket ends a run.
+Files are written by a thread of their own, on one replica: no step waits for a slow bucket, and no failure of a bucket
+ends a run.
 """
 
 from __future__ import annotations
 
+import platform
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tpu_trainer.checkpoint.store import MissingError, Store, open_store
 from tpu_trainer.clock import Clock
-from tpu_trainer.doctor.finding import Finding
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import TrainerError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.telemetry.history import Attempt, History, Recorded
-from tpu_trainer.telemetry.memory import dump_history, load_history
-from tpu_trainer.telemetry.report.page import render_report
-from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.history import Attempt, History, Recorded, Sample, dump_history, load_history
 from tpu_trainer.telemetry.tensorboard import Events
-from tpu_trainer.telemetry.versions import versions
 
-REPORT = "report.html"
 HISTORY = "history.json"
 
 EVERY_SECONDS = 180.0
-"""Between two versions of the report while the run goes on."""
+"""Between two versions of the files while the run goes on."""
 
 LAST_SECONDS = 10.0
-"""The last version is waited for so long: a third of the grace period that Kubernetes gives a pod by default."""
+"""How long the end waits for the last version: a third of the grace period that Kubernetes gives a pod by default."""
+
+PACKAGES = ("torch", "torch_xla", "libtpu", "numpy", "pytorch-lightning", "transformers")
+"""Packages whose version changes what a training computes, or how fast."""
 
 
 class Reporter:
-    """Does nothing without a store. Told everything in the order in which it happens, by one thread."""
+    """Does nothing without a store. One thread calls it, in the order in which things happen."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Reporter:
         self._events = Events(spec.job.attempt) if store and spec.report.tensor_board else None
 
     def began(self, step: int) -> None:
-        """The training starts, or goes on, after `step` steps. What earlier attempts recorded past it is forgotten."""
-        # What was found before the first step stays.
+        """The training starts, or continues, after `step` steps. Later steps of earlier attempts are forgotten."""
+        # Findings from before the first step stay.
         self._history = History(replace(self._before.until(step), warnings=self._history.warnings))
         self._first = self._step = step
 
@@ -85,7 +85,7 @@ class Reporter:
         self._history.finding(finding)
 
     def ended(self, outcome: Outcome) -> None:
-        """Writes the last version, and returns when it is there or LAST_SECONDS have passed."""
+        """Writes the last version; returns when it is written or LAST_SECONDS have passed."""
         if not self._store:
             return
         self._step = self._step if outcome.step is None else max(self._step, outcome.step)
@@ -97,7 +97,7 @@ class Reporter:
             self._say(f"not written within {LAST_SECONDS:.0f} s")
 
     def _begin_writing(self, outcome: Outcome | None) -> None:
-        """Starts to write what there is now; not while an earlier version is still being written."""
+        """Starts writing what there is now, unless an earlier version is still being written."""
         if self._writing and self._writing.is_alive():
             return
         self._written = self._now()
@@ -115,10 +115,8 @@ class Reporter:
     def _write(self, recorded: Recorded, events: Mapping[str, bytes], outcome: Outcome | None) -> None:
         assert self._store
         try:
-            written = datetime.now(UTC)
-            page = render_report(recorded, self._spec, outcome, self._environment, written)
-            self._store.put(REPORT, page.encode("utf-8", "replace"))
-            self._store.put(HISTORY, dump_history(recorded, self._spec.job.uid))
+            document = dump_history(recorded, self._spec, outcome, self._environment, datetime.now(UTC))
+            self._store.put(HISTORY, document)
             for name, content in events.items():
                 self._store.put(name, content)
         except Exception as error:
@@ -131,11 +129,11 @@ class Reporter:
         except MissingError:
             return Recorded()
         except Exception as error:
-            self._say(f"earlier attempts are not in it: {_reason(error)}")
+            self._say(f"earlier attempts are missing from it: {_reason(error)}")
             return Recorded()
 
     def _say(self, trouble: str) -> None:
-        """Once: a bucket that cannot be written to would fill the log."""
+        """Once: a bucket that refuses writes would fill the log."""
         if not self._silenced:
             self._silenced = True
             print(f"report: {trouble}; the training is not affected", file=sys.stderr, flush=True)
@@ -145,14 +143,26 @@ def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: s
     """`directory`: where the files go if the run spec names no place. `reports`: this is the reporting replica.
 
     Raises:
-        BadSpecError: report.uri names no place.
+        BadSpecError: report.uri is not a valid place.
     """
     place = spec.report.uri or (str(directory.absolute()) if directory else None)
     store = open_store(place, "report.uri") if place and reports else None
-    return Reporter(spec, store, clock, versions(device))
+    return Reporter(spec, store, clock, _environment(device))
+
+
+def _environment(device: str) -> dict[str, str]:
+    """What the run stands on, by name. `device`: what the model is on, as torch names it."""
+    machine = f"{platform.machine()}, {platform.system()} {platform.release()}"
+    found = {"Device": device, "Machine": machine, "Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _reason(error: Exception) -> str:
-    """One line. A storage says in it what is wrong; whatever else there is comes with its type."""
+    """One line. A TrainerError's text says what is wrong; any other error needs its type."""
     text = str(error).strip().partition("\n")[0]
     return text if isinstance(error, TrainerError) else f"{type(error).__name__}: {text}"

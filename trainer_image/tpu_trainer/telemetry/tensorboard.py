@@ -1,4 +1,4 @@
-"""TensorBoard event files: one file per attempt, written anew as a whole from time to time. Fed by `reporter`."""
+"""TensorBoard event files: one file per attempt, each version of which replaces the last."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Mapping
 import google_crc32c
 
 from tpu_trainer.clock import Phase
-from tpu_trainer.telemetry.sample import Sample
+from tpu_trainer.telemetry.history import Sample
 
 
 class Events:
     """Collects scalars as the bytes of an event file.
 
     In memory, because an object store takes whole objects only: 60 bytes per scalar, some 10 MB in 100,000 steps.
-    tensorboardX has the messages; its own writers of files want a thread, and compute checksums in Python.
+    tensorboardX has the messages; its own file writers start a thread and compute checksums in Python.
     """
 
     def __init__(self, attempt: int) -> None:
-        # TensorBoard reads the files of a directory by the time in their names, and takes only names like this.
+        # TensorBoard sorts the files of a directory by the time in their names, and takes only names like this.
         self.name = f"events.out.tfevents.{int(time.time())}.attempt-{attempt}"
         self._bytes = io.BytesIO()
         self._event(0, {}, file_version="brain.Event:2")
@@ -31,7 +31,16 @@ class Events:
         first = sample.step - len(sample.losses) + 1
         for step, loss in enumerate(sample.losses, first):
             self._event(step, {"loss": loss})
-        self._event(sample.step, scalars(sample))
+        steps = len(sample.losses)
+        known = {
+            "recipe/learning rate": sample.learning_rate,
+            "speed/examples per second": sample.examples_per_second,
+            "speed/step milliseconds": 1000 * sample.seconds / steps,
+            "speed/waiting for input": sample.split.get(Phase.INPUT, 0.0) / sample.seconds if sample.seconds else None,
+            "speed/model flops utilisation": sample.mfu,
+            "recipe/gradient noise scale": sample.noise_scale,
+        }
+        self._event(sample.step, {tag: value for tag, value in known.items() if value is not None})
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._event(step, {f"evaluation/{name}": value for name, value in metrics.items()})
@@ -40,7 +49,7 @@ class Events:
         return self._bytes.getvalue()
 
     def _event(self, step: int, values: Mapping[str, float], **more: str) -> None:
-        # Here and not above: tensorboardX takes seconds to import, and most runs write no event files.
+        # Imported here: tensorboardX takes seconds, and most runs write no event files.
         from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped, unused-ignore]
         from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped, unused-ignore]
 
@@ -51,22 +60,8 @@ class Events:
         self._bytes.write(_record(event.SerializeToString()))
 
 
-def scalars(sample: Sample) -> dict[str, float]:
-    """What stands in the event files once per sample: the tag and the value. What is not known is left out."""
-    steps = len(sample.losses)
-    known = {
-        "recipe/learning rate": sample.learning_rate,
-        "speed/examples per second": sample.examples_per_second,
-        "speed/step milliseconds": 1000 * sample.seconds / steps,
-        "speed/waiting for input": sample.split.get(Phase.INPUT, 0.0) / sample.seconds if sample.seconds else None,
-        "speed/model flops utilisation": sample.mfu,
-        "recipe/gradient noise scale": sample.noise_scale,
-    }
-    return {tag: value for tag, value in known.items() if value is not None}
-
-
 def _float32(value: float) -> float:
-    """What the message can hold: a larger number is infinite there."""
+    """What the message can hold: a larger number becomes infinite."""
     try:
         struct.pack("f", value)
     except OverflowError:
@@ -75,12 +70,12 @@ def _float32(value: float) -> float:
 
 
 def _record(data: bytes) -> bytes:
-    """TFRecord: the length, its checksum, the data, its checksum."""
+    """A TFRecord: the length, its checksum, the data, its checksum."""
     length = struct.pack("<Q", len(data))
     return length + _checksum(length) + data + _checksum(data)
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and offset, as the TFRecord format asks: a checksum of data that holds checksums."""
+    """CRC-32C, rotated and offset as the TFRecord format demands."""
     plain = google_crc32c.value(data)
     return struct.pack("<I", ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""Where the job's time went, second by second.
+"""Where a job's time went, second by second.
 
-Every moment belongs to one activity, so that the sums add up to the job's life. The boundaries that the operator does
-not write a status for, a pod's creation and its placement, are read from the pods afterwards.
+Every moment belongs to one activity, so the sums add up to the job's life. The operator writes no status when a pod is
+created or placed; these two boundaries are read from the pods afterwards.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
 
 
-def born(created: str) -> Goodput:
-    """A job that waits for its first nodes since it was created."""
+def new_goodput(created: str) -> Goodput:
+    """A new job: it has waited for nodes since it was created."""
     return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
 
 
 def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
-    """The time up to `until` goes to the present activity, what follows to `then`. Nothing is taken back where
-    `until` lies before what is accounted for already."""
+    """Adds the time up to `until` to the current activity; `then` is the activity from there on. Time that is already
+    accounted for stays so, even if `until` lies before its end."""
     until = until.replace(microsecond=0)
     seconds = int((until - parse_time(goodput.since)).total_seconds())
     if seconds <= 0 or goodput.activity is Activity.FINISHED:
@@ -44,27 +44,25 @@ def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
 
 
 def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime) -> Goodput:
-    """Up to `until`, as the pods of the attempt tell it: from their creation until the last one has its node the gang
-    waits in the queue, whatever it does before and after."""
+    """The goodput up to `until`. From the creation of the attempt's pods until the last of them has its node, the gang
+    waits in the queue, whatever its activity before and after."""
     activity = goodput.activity
     if activity in (Activity.QUEUE, Activity.RECOVERY) and pods:
         goodput = charge(goodput, min(until, max(pod.created for pod in pods)), Activity.QUEUE)
         placed = [pod.placed for pod in pods if pod.placed is not None]
         if len(placed) == len(pods):
-            after = Activity.START if activity is Activity.QUEUE else activity
-            goodput = charge(goodput, min(until, max(placed)), after)
-            return charge(goodput, until, after)
-        return charge(goodput, until, activity)
+            activity = Activity.START if activity is Activity.QUEUE else activity
+            goodput = charge(goodput, min(until, max(placed)), activity)
     return charge(goodput, until, activity)
 
 
 def saved(goodput: Goodput, but: float = 0.0) -> Goodput:
-    """What was trained up to now is in a checkpoint, but for this share of what was in none before."""
+    """After a checkpoint: all training so far is saved, except the share `but` of what was unsaved before."""
     return replace(goodput, unsaved_seconds=int(goodput.unsaved_seconds * min(but, 1.0)))
 
 
 def lost(goodput: Goodput) -> Goodput:
-    """What was trained since the last checkpoint was for nothing."""
+    """After a failure: the training since the last checkpoint was wasted."""
     return _with_ratio(
         replace(
             goodput,
@@ -77,10 +75,10 @@ def lost(goodput: Goodput) -> Goodput:
 
 def active_seconds(goodput: Goodput) -> int:
     """The job's life without its waits for nodes and its suspensions."""
-    return _life(goodput) - goodput.queue_seconds
+    return _unsuspended_seconds(goodput) - goodput.queue_seconds
 
 
-def _life(goodput: Goodput) -> int:
+def _unsuspended_seconds(goodput: Goodput) -> int:
     return (
         goodput.queue_seconds
         + goodput.start_seconds
@@ -91,5 +89,5 @@ def _life(goodput: Goodput) -> int:
 
 
 def _with_ratio(goodput: Goodput) -> Goodput:
-    life = _life(goodput)
+    life = _unsuspended_seconds(goodput)
     return replace(goodput, ratio=f"{goodput.productive_seconds / life:.3f}" if life else None)

@@ -1,0 +1,63 @@
+"""The history file: what the trainer writes is what its schema allows, and a report page can be made of it."""
+
+import json
+import math
+from datetime import UTC, datetime
+from importlib.resources import files
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.contract.jobs import KINDS_OF_JOBS, stored_job
+from tpu_trainer.clock import Phase
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.telemetry import history as trainer
+from tpu_training_operator.domain.objects.run_spec import run_spec
+from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.report.history import HISTORY, parse_history
+from tpu_training_operator.report.page import ENDINGS, PHASES, render
+
+SCHEMA = json.loads(files("tpu_trainer").joinpath("history-v1.schema.json").read_text(encoding="utf-8"))
+WRITTEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
+
+
+def eventful() -> trainer.History:
+    """Everything a run may record, and numbers that are not finite wherever they can be."""
+    history = trainer.History()
+    split = {Phase.INPUT: 0.5, Phase.DEVICE: 1.5}
+    history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split))
+    history.sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
+    history.evaluated(4, {"accuracy": 0.875, "perplexity": math.inf})
+    history.finding(Finding("Padding", 1, "pad less"))
+    return history
+
+
+@pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
+def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, object], ended: bool) -> None:
+    job = stored_job(changes)
+    spec = parse_run_spec(json.loads(json.dumps(run_spec(job, resolve(job.spec), attempt=2))))
+    outcome = Outcome(ExitCode.Succeeded, "trained 4 steps", 4) if ended else None
+    attempts = trainer.Attempt(1, 0, 2, {Phase.DEVICE: 1.0}), trainer.Attempt(2, 2, 4, dict.fromkeys(Phase, 1.0))
+    recorded = eventful().recorded(attempts[1])
+    document = trainer.dump_history(recorded, spec, outcome, {"torch": "2.9.0"}, WRITTEN)
+
+    Draft202012Validator(SCHEMA).validate(json.loads(document))
+    shown = parse_history(document)
+    assert shown.written == WRITTEN
+    assert shown.run_spec.train_steps == spec.train_steps
+    assert [point.mean for point in shown.recorded.losses] == [0.75, None, None, 0.5]
+    assert (shown.recorded.examples_per_second, shown.recorded.mfu) == (80.0, 0.4)
+    page = render(shown)
+    assert all(words in page for words in (job.name, "pad less", "0.875", "Succeeded" if ended else "Running"))
+
+
+def test_both_sides_name_the_file_its_phases_and_its_outcomes_alike() -> None:
+    from tpu_trainer.telemetry.reporter import HISTORY as WRITTEN_AS
+
+    assert HISTORY == WRITTEN_AS
+    assert set(PHASES) == set(Phase)
+    assert set(ENDINGS) == set(ExitCode.__members__)

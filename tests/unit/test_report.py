@@ -1,0 +1,295 @@
+"""The report's pieces: numbers, axes, curves, the recipe, and what hostile names do to the page."""
+
+import json
+import math
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.histories import attempt, document, history, losses_of, page_of, run_of, typical, warned
+from tpu_training_operator.report import charts
+from tpu_training_operator.report.formatting import THIN, duration, number, share
+from tpu_training_operator.report.history import UnreadableHistory, parse_history
+from tpu_training_operator.report.markup import html
+from tpu_training_operator.report.plot import axis_of, step_axis
+from tpu_training_operator.report.recipe import recipe_rows
+
+SCALING = [
+    {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "v5litepod-8", "rule": ""},
+    {"name": "learning rate", "tunedOn": "0.15", "runsOn": "0.3", "rule": "0.15 x 2 = 0.3 (linear rule)"},
+    {"name": "milestones", "tunedOn": "16, 32", "runsOn": "8, 16", "rule": "the same examples"},
+    {"name": "weight decay", "tunedOn": "1e-4", "runsOn": "1e-4", "rule": "as in the recipe"},
+]
+
+
+def test_numbers_have_few_digits_and_a_unit() -> None:
+    shown = {
+        0.0: "0",
+        1.0: "1",
+        0.35481: "0.355",
+        0.00123: "0.00123",
+        -2.5: "−2.5",
+        0.000123: "1.23·10⁻⁴",
+        1e-30: "1·10⁻³⁰",
+        999.9: "1,000",
+        4940.0: "4,940",
+        9999.6: "10_k",
+        48_300: "48.3_k",
+        999_600: "1_M",
+        1.2e6: "1.2_M",
+        3e9: "3_G",
+        2.5e12: "2.5·10¹²",
+        math.inf: "∞",
+        -math.inf: "−∞",
+        math.nan: "NaN",
+    }
+    assert {value: number(value).replace(THIN, "_") for value in shown} == shown
+
+
+def test_durations_and_shares_never_round_to_nothing() -> None:
+    durations = {
+        0: "0_ms",
+        1e-7: "<_0.01_ms",
+        0.00042: "0.42_ms",
+        0.85: "850_ms",
+        0.9999: "1_s",
+        3.2: "3.2_s",
+        59.99: "1_min 00_s",
+        245: "4_min 05_s",
+        7500: "2_h 05_min",
+        273_600: "3_d 4_h",
+    }
+    shares = {0: "0.0_%", 1e-6: "<_0.1_%", 0.0571: "5.7_%", 0.4: "40_%", 1: "100_%"}
+    assert {seconds: duration(seconds).replace(THIN, "_") for seconds in durations} == durations
+    assert {part: share(part).replace(THIN, "_") for part in shares} == shares
+
+
+numbers = st.floats(-1e299, 1e299)
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, max_size=20), st.booleans(), st.booleans())
+def test_an_axis_holds_all_its_values_and_its_ticks_rise(values: list[float], zero: bool, logarithm: bool) -> None:
+    axis = axis_of(values, from_zero=zero, logarithm=logarithm)
+    assert axis.low < axis.high
+    assert all(0 <= axis.place(value) <= 1 for value in values)
+    slack = 1e-6 * (axis.high - axis.low)
+    assert all(axis.low - slack <= value <= axis.high + slack for value in values)
+    assert list(axis.ticks) == sorted(set(axis.ticks))
+    assert 1 <= len(axis.ticks) <= 9
+
+
+@settings(deadline=None)
+@example(0, 13)
+@given(st.integers(0, 10**7), st.integers(0, 10**7))
+def test_steps_are_labelled_at_whole_numbers_inside_the_axis(first: int, more: int) -> None:
+    axis = step_axis(first, first + more)
+    assert all(tick == int(tick) and axis.low <= tick <= axis.high for tick in axis.ticks)
+    assert len(axis.ticks) <= 7
+
+
+def test_losses_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
+    assert axis_of([0.01, 8.0], logarithm=True).ticks == pytest.approx((0.01, 0.1, 1.0))
+    assert not axis_of([1.0, 2.0], logarithm=True).logarithmic
+    assert not axis_of([0.0, 2.0], logarithm=True).logarithmic
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(), min_size=1, max_size=300))
+def test_any_losses_make_a_drawing_inside_its_frame(losses: list[float]) -> None:
+    chart = charts.loss_chart(history({"losses": losses_of(losses)}).recorded)
+    for path in chart.iter("path"):
+        places = path.attrib["d"].replace("Z", "").replace("h0", "")
+        for place in places.replace("M", "L").split("L")[1:]:
+            x, *y = place.replace("V", " ").replace("H", " ").split()
+            assert 0 <= float(x) <= 1000
+            assert all(0 <= float(value) <= 1000 for value in y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-1e30, 1e30) | st.just(math.nan), min_size=1, max_size=700))
+def test_merging_a_curve_keeps_its_mean_its_extremes_and_its_broken_steps(losses: list[float]) -> None:
+    points = charts.loss_columns(history({"losses": losses_of(losses)}).recorded)
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    weights = [point.count - point.broken for point in points]
+    total = math.fsum(weight * (point.mean or 0.0) for weight, point in zip(weights, points, strict=True))
+    assert len(points) <= charts.COLUMNS
+    assert (sum(weights), sum(point.count for point in points)) == (len(finite), len(losses))
+    assert total == pytest.approx(math.fsum(finite), rel=1e-9, abs=1e-12 * sum(map(abs, finite)))
+    assert min((p.low for p in points if p.low is not None), default=None) == min(finite, default=None)
+    assert max((p.high for p in points if p.high is not None), default=None) == max(finite, default=None)
+
+
+def test_the_curve_is_interrupted_where_the_loss_is_not_finite() -> None:
+    chart = charts.loss_chart(history(run_of(40, broken=(11, 12, 30))).recorded)
+    kinds = [path.attrib["class"] for path in chart.iter("path")]
+    line = next(path for path in chart.iter("path") if path.attrib["class"] == "line training")
+    assert line.attrib["d"].count("M") == 3
+    assert kinds.count("broken") == 3
+
+
+def test_a_page_of_2000_points_a_curve_stays_below_a_quarter_megabyte() -> None:
+    assert len(page_of(run_of(2000, every=1))) < 250_000
+
+
+class Elements(HTMLParser):
+    """The tags of a page, its attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+HOSTILE = "</title></style></svg>\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;"
+
+
+def test_hostile_names_and_messages_stay_text() -> None:
+    spec = {
+        "job": {"namespace": HOSTILE, "name": HOSTILE, "uid": "u", "attempt": 1},
+        "parameters": {HOSTILE: HOSTILE},
+        "dataUri": HOSTILE,
+        "scaling": [dict.fromkeys(("name", "tunedOn", "runsOn", "rule"), HOSTILE)],
+    }
+    recorded = run_of(20) | {
+        "evaluations": [{"step": step, "metrics": {"loss": 0.4, HOSTILE: 0.5}} for step in (10, 20)],
+        "warnings": [warned(HOSTILE, HOSTILE, 20)],
+        "attempts": [attempt(1, 0, 20, HOSTILE)],
+    }
+    page = page_of(recorded, spec=spec, outcome={"code": HOSTILE, "message": HOSTILE}, environment={HOSTILE: HOSTILE})
+    plain, found = Elements(page_of(typical(), spec={"scaling": SCALING})), Elements(page)
+    assert found.tags <= plain.tags
+    assert found.attributes <= plain.attributes
+    assert found.text.count(HOSTILE) >= 11
+
+
+def test_the_page_names_nothing_outside_of_itself() -> None:
+    page = page_of(typical())
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "url(" not in page
+    assert not {"script", "img", "iframe", "object"} & Elements(page).tags
+
+
+def test_a_failure_is_shown_whole_and_a_traceback_keeps_its_lines() -> None:
+    message = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: no'
+    text = Elements(page_of(typical(), outcome={"code": "UserError", "message": message})).text
+    assert "Failed in the task's code" in text
+    assert message in text
+
+
+def test_an_attempt_without_an_outcome_ended_without_a_message_unless_it_is_the_last() -> None:
+    text = Elements(page_of(run_of(80) | {"attempts": [attempt(1, 0, 50), attempt(2, 40, 80)]})).text
+    assert "Ended without a message" in text
+    assert "40 to 80" in text
+    assert "Running" in text
+
+
+def test_a_warning_says_how_often_it_came_and_what_to_do() -> None:
+    text = Elements(page_of({"warnings": [warned("InputBound", "use more workers", 900, 1800, 2700)]})).text
+    assert "3 times, steps 900 to 2,700" in text
+    assert "use more workers" in text
+
+
+def test_the_noise_scale_says_what_twice_the_slice_would_gain() -> None:
+    page = page_of({"noise_scale": 32.0})
+    # The global batch is 16: (1 + 2) / (1 + 1).
+    assert "2 times the global batch" in page
+    assert "1.5 times fewer steps" in page
+
+
+COSINE = {"name": "Cosine", "factor": "0.1"}
+STEP = {"name": "Step", "milestones": [8, 16]}
+OFTEN = {"uri": "gs://b/c", "everySteps": 8, "everyMinutes": 15, "keep": 2}
+SELDOM = {"uri": "gs://b/c", "keep": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "value", "note"),
+    [
+        ({}, "Global batch", "16 examples", "8 replicas × 2 per replica"),
+        ({}, "Learning rate", "0.3", "after warm-up; then constant"),
+        ({}, "Warm-up", "5 steps", f"21{THIN}% of the training"),
+        ({"schedule": COSINE}, "Learning rate", "0.3", "after warm-up; then cosine down to 0.1 of it"),
+        ({"schedule": STEP}, "Learning rate", "0.3", "after warm-up; then × 0.1 at steps 8, 16"),
+        ({"emaDecay": "0.9999"}, "Average of weights", "0.9999", "decay per step"),
+        ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
+        ({"checkpoint": OFTEN}, "Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept"),
+        ({"checkpoint": SELDOM}, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept"),
+    ],
+)
+def test_the_recipe_is_shown_with_the_rule_behind_it(changes: dict[str, Any], name: str, value: str, note: str) -> None:
+    row = next(row for row in recipe_rows(history(spec=changes).run_spec) if row.name == name)
+    assert (row.value, row.note) == (value, note)
+
+
+def test_a_scaled_recipe_is_shown_where_it_was_tuned_and_where_it_runs() -> None:
+    page = page_of(typical(), spec={"scaling": SCALING})
+    text = Elements(page).text
+    for row in SCALING:
+        assert "".join([row["name"].capitalize(), row["tunedOn"], row["runsOn"], row["rule"]]) in text
+    # What differs stands out.
+    assert "<b>0.3</b>" in page
+    assert "<b>1e-4</b>" not in page
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shown"),
+    [
+        ({"name": "Constant"}, ("Constant", "after warm-up")),
+        (COSINE, ("Cosine", "down to 0.1 of it after warm-up")),
+        (STEP, ("Step", "× 0.1 at every milestone")),
+    ],
+    ids=["constant", "cosine", "step"],
+)
+def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
+    schedule: dict[str, Any], shown: tuple[str, str]
+) -> None:
+    changes = {"schedule": schedule, "emaDecay": "0.9", "evaluateEverySteps": 8, "checkpoint": SELDOM}
+    spec = history(spec={"scaling": SCALING, **changes}).run_spec
+    rows = {row.name: (row.value, row.note) for row in recipe_rows(spec)}
+    assert rows == {
+        "Schedule": shown,
+        "Optimizer": ("sgd", "momentum 0.9"),
+        "Checkpoint": ("when it ends", "to gs://b/c, the last 1 is kept"),
+        "Seed": ("3", ""),
+    }
+
+
+def test_a_chart_is_well_formed_and_its_label_is_for_screen_readers() -> None:
+    chart = ElementTree.fromstring(html(charts.loss_chart(history(typical()).recorded)))
+    assert [svg.attrib["aria-label"] for svg in chart.iter("svg")] == ["Loss over steps"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        pytest.param(b"", "not JSON: ", id="empty"),
+        pytest.param(b'{"schema": "hist', "not JSON: ", id="torn"),
+        pytest.param(b"[1]", 'schema: this version reads "history/v1", got None', id="not an object"),
+        pytest.param(b'{"schema": "history/v9"}', "got 'history/v9'", id="another version"),
+        pytest.param(
+            json.dumps(json.loads(document()) | {"runSpec": {}}).encode(),
+            "runSpec.job: Field required",
+            id="no run spec",
+        ),
+        pytest.param(document({"attempts": []}), "recorded.attempts: ", id="no attempt"),
+    ],
+)
+def test_a_file_that_is_not_a_history_is_refused_with_the_reason(content: bytes, why: str) -> None:
+    with pytest.raises(UnreadableHistory) as refused:
+        parse_history(content)
+    assert why in str(refused.value)
