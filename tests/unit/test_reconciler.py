@@ -17,6 +17,7 @@ from tpu_training_operator.domain.report import Report
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.local.store import Store
+from tpu_training_operator.runtime import execution
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.reconciler import Reconciler
 
@@ -274,8 +275,9 @@ async def test_a_job_that_changes_between_reading_and_writing_is_a_conflict(
         await reconciler.reconcile(KEY)
 
 
-async def test_a_stage_ends_with_its_first_refusal(store: Recorded) -> None:
-    reconciler = Reconciler(store, lambda: NOON, side_by_side=1)
+async def test_a_stage_ends_with_its_first_refusal(store: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "_SIDE_BY_SIDE", 1)
+    reconciler = Reconciler(store, lambda: NOON)
     await reconciler.reconcile(KEY)
     store.refuses["Pod"] = Forbidden(403, "Forbidden", "exceeded quota")
     store.asked.clear()
