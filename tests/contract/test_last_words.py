@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.termination import termination_message, write_termination
+from tpu_trainer.outcome import Outcome, termination_message, write_termination
 from tpu_training_operator.api.status import Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.lifecycle.completion import final_progress

@@ -11,7 +11,7 @@ from tests.contract.pods import ended_pod
 from tests.unit.hostile_texts import HOSTILE, SHOWN, obeyed
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
-from tpu_training_operator.api.conditions import Condition
+from tpu_training_operator.api.conditions import Condition, EventReason
 from tpu_training_operator.api.status import Failure, Progress, Status
 from tpu_training_operator.api.text import plain, plain_json
 from tpu_training_operator.domain.actions import Event
@@ -101,4 +101,4 @@ def test_everything_in_a_status_or_an_event_is_plain() -> None:
     assert body.count(SHOWN) + body.count("up\\ndown") >= 6
     assert obeyed(body) == []
     assert Status.read(status.as_json()) == status
-    assert obeyed(event_body(Event("Failed", HOSTILE), job_body(), NOON)["note"]) == []
+    assert obeyed(event_body(Event(EventReason.FAILED, HOSTILE), job_body(), NOON)["note"]) == []

@@ -68,7 +68,7 @@ def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
         metadata = observed.job["metadata"]
         # With the status as it is: the operator cannot write one into a job that is gone.
         return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),), status=status)
-    return Plan(stages=deletions(running, now)).within(left, next_force(running, now))
+    return Plan(stages=deletions(running, now)).due_within(left, next_force(running, now))
 
 
 def may_need_a_pass(job: Object, now: datetime) -> bool:

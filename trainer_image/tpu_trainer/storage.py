@@ -1,7 +1,7 @@
-"""How a run begins: nothing trained yet, or with the state of a checkpoint that all processes take together.
+"""Where this run's checkpoints are: which one it continues from, and how it takes new ones.
 
-The replica that reports, on host 0, chooses, because a listing may differ from host to host; the others are told its
-choice with the one collective that needs no model, and read that very checkpoint.
+The replica that reports, on host 0, chooses the checkpoint, because a listing may differ from host to host. It tells
+the others with the one collective that needs no model, and they read that same checkpoint.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.loop import Work
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
 from tpu_trainer.task import Hyperparameters
 from tpu_trainer.telling import Telling
+from tpu_trainer.trainable import Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,18 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the run's checkpoints are; `target` is None for a run without them. `elsewhere`: where it begins while it
-    has none of its own."""
+    """`target`: None for a run without checkpoints. `elsewhere`: where the run begins while it has none of its own."""
 
     target: writing.Target | None
     elsewhere: Elsewhere | None = None
 
     @staticmethod
     def of(spec: RunSpec, model: nn.Module, backend: Backend) -> Storage:
-        """`model` is still as the task made it.
+        """`model` is as the task made it.
 
         Raises:
-            BadSpecError: checkpoint.uri or checkpoint.resumeFrom is no place for checkpoints.
+            BadSpecError: checkpoint.uri or checkpoint.resumeFrom is not a place for checkpoints.
         """
         if spec.checkpoint is None:
             return Storage(None)
@@ -61,10 +60,10 @@ class Storage:
         return Storage(target, None if named is None else Elsewhere.at(named))
 
     def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
-        """The checkpoint to continue from, the same in every process; None where there is none.
+        """The checkpoint to continue from, the same in every process; None if there is none. A collective.
 
         Raises:
-            UserCodeError: there are checkpoints that this job may be meant to continue, or none where it was told to.
+            UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
             StorageError: the storage refuses, or this host cannot see what the reporting replica has chosen.
         """
         if self.target is None:
@@ -72,7 +71,7 @@ class Storage:
         own, found, away = self.target.store, None, False
         if telling.aloud:
             found, away = self._chosen(telling)
-            # After the choice, which says what it passes over: this removes what is torn and this job's own.
+            # After the choice, which names what it passes over: this removes torn checkpoints of this job.
             writing.prepare(self.target)
         rows = backend.gather([float(telling.aloud), float(away), *as_row(found.folder if found else None)])
         if telling.aloud:
@@ -82,8 +81,30 @@ class Storage:
         store = self.elsewhere.store if self.elsewhere is not None and from_away else own
         return None if folder is None else find(store, folder, host)
 
+    def checkpoints(self, spec: RunSpec, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
+        """How the loop takes checkpoints. The reporting replica writes them, since all replicas hold the same."""
+        if spec.checkpoint is None or self.target is None:
+            return NoCheckpoints()
+        due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
+        if not telling.aloud:
+            return NoCheckpoints(due)
+
+        def take(step: int, position: Position, clean: bool) -> Snapshot:
+            kept = document(work.start, step, position, work.rates.present, work.hp, clean)
+            kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
+            with user_code("the state of the task's hooks"):
+                state = work.hooks.state()
+            average = None if work.average is None else work.average.tensors
+            return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept, average)
+
+        def warn(text: str) -> None:
+            telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
+
+        checkpointer = Checkpointer(self.target, due, take, warn, resumed=work.start.step if resumed else None)
+        return checkpointer
+
     def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:
-        """The checkpoint, and whether it lies where checkpoint.resumeFrom says."""
+        """The checkpoint, and whether it is at checkpoint.resumeFrom."""
         assert self.target is not None
         author, say = self.target.author, telling.progress.say
         found = choose_own(
@@ -95,21 +116,21 @@ class Storage:
 
 
 def _written(spec: RunSpec) -> dict[str, str]:
-    """What the user wrote, by field path. The run spec has the parameters and the data as written, once."""
+    """What the user wrote, by field path; the run spec holds the parameters and the data apart from the recipe."""
     parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
     data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
     return {**spec.recipe, **parameters, **data}
 
 
 def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec) -> Start:
-    """Where the run begins with the checkpoint `found`, or without one."""
+    """Where the run begins, with the checkpoint `found` or without one."""
     if found is None:
         return fresh(hp, spec.slice.replicas, spec.job.attempt)
     return continued(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt)
 
 
 def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
-    """What a person reads about a run that has no step to make; None where it has."""
+    """What to say of a run that has no steps left; None if it has some."""
     if found is None or start.step < hp.train_steps:
         return None
     return (
@@ -119,25 +140,24 @@ def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str 
 
 
 def tell_origin(start: Start, found: Found, me: Author, hp: Hyperparameters, telling: Telling) -> None:
-    """Says what the run continues from; as a warning where that may be news to whoever started it.
+    """Says what the run continues from, as a warning if the user may not expect it.
 
     `me`: this job.
 
     Raises:
-        UserCodeError: nothing is left to train of what another job has trained.
+        UserCodeError: checkpoint.resumeFrom names another job's checkpoint, and no steps are left to train.
     """
     author, done = found.commit.author, nothing_left(start, found, hp)
     named = not me.may_continue(author)
     if done is not None and named:
         raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
-    line = done or resumed_line(start, found, hp)
+    line = done or _resumed(start, found, hp)
     telling.progress.resumed(start.step, line)
     if done is not None or not (named or me.uid == author.uid):
         telling.finding(Finding("Checkpoint", start.step, line))
 
 
-def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
-    """What a person reads about it."""
+def _resumed(start: Start, found: Found, hp: Hyperparameters) -> str:
     line = (
         f"continues from checkpoint {found.folder} of job {found.commit.author}, with step {start.step + 1} of "
         f"{hp.train_steps}"
@@ -150,30 +170,3 @@ def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
         f"{line}: {start.examples} examples were seen with a global batch of {found.commit.author.global_batch}, the "
         f"{left} that are left are trained with one of {hp.global_batch_size}{ramp}"
     )
-
-
-def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
-    """What the loop takes checkpoints with: the reporting replica writes them, for all hold the same."""
-    if spec.checkpoint is None or storage.target is None:
-        return NoCheckpoints()
-    due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
-    if not telling.aloud:
-        return NoCheckpoints(due)
-
-    def take(step: int, position: Position, clean: bool) -> Snapshot:
-        kept = document(work.start, step, position, work.rates.present, work.hp, clean)
-        kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
-        with user_code("the state of the task's hooks"):
-            state = work.hooks.state()
-        average = None if work.average is None else work.average.tensors
-        return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept, average)
-
-    checkpointer: Checkpointer
-    checkpointer = Checkpointer(
-        storage.target,
-        due,
-        take,
-        lambda text: telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text)),
-        resumed=work.start.step if resumed else None,
-    )
-    return checkpointer
