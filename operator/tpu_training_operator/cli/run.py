@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -20,12 +20,15 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.display import display
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.job_view import job_view
 from tpu_training_operator.cli.report import PAGE, write_page
-from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary
+from tpu_training_operator.domain.hosts import host_of
+from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.run import Outcome, run_job
 from tpu_training_operator.report.history import HISTORY
 
@@ -86,7 +89,7 @@ async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outco
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    with view(Console()) as shown:
+    with display(Console(highlight=False)) as shown:
 
         def interrupt() -> None:
             first = interrupts.empty() and not interrupt_seen.is_set()
@@ -94,11 +97,15 @@ async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outco
             shown.say("stopping the workers; once more to kill them" if first else "killing the workers")
             interrupts.put_nowait(None)
 
+        def show(job: Object, pods: list[Object]) -> None:
+            hosts = [host for pod in pods if (host := host_of(pod)) is not None]
+            shown.show(job_view(job, hosts, datetime.now(UTC)))
+
         interrupt_seen = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         try:
-            return await run_job(file.body, directory, python_path, shown.update, interrupts)
+            return await run_job(file.body, directory, python_path, show, interrupts)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 with contextlib.suppress(ValueError):
