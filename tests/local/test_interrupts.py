@@ -25,7 +25,7 @@ wait_for_ever()
 AN_HOUR = {"trainer.terminationGracePeriodSeconds": 3600}
 A_SECOND = {"trainer.terminationGracePeriodSeconds": 1}
 
-FIRST_WORDS = "stopping the workers; once more to kill them"
+FIRST_WORDS = "stopping the workers; interrupt again to kill them"
 
 
 def ready(run: Run, hosts: int) -> Run:
