@@ -159,6 +159,24 @@ def test_a_run_whose_steps_are_all_skipped_does_not_succeed() -> None:
     assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
 
 
+def test_a_restarted_run_whose_steps_are_all_skipped_does_not_succeed(tmp_path: Path) -> None:
+    recipe = {"checkpoint": {"uri": str(tmp_path), "everySteps": 30, "keep": 9}, "onNotFinite": "Skip"}
+    run(bad_at(range(1, 41)), 2, **recipe)
+    assert kept_in(tmp_path) == {30: True}
+    outcome = run(bad_at(range(1, 41)), 2, **recipe).outcome
+    assert outcome.code is ExitCode.NotFinite
+    assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
+
+
+def test_a_restarted_run_counts_the_steps_skipped_before_the_restart(tmp_path: Path) -> None:
+    recipe = {"checkpoint": {"uri": str(tmp_path), "everySteps": 20, "keep": 9}, "onNotFinite": "Skip"}
+    run(bad_at([3, 7]), trainSteps=20, **recipe)
+    # The task counts its calls from the start of its own process: step 25 is the fifth here.
+    ran = run(bad_at([5]), trainSteps=40, **recipe)
+    assert ran.warnings == ("step 25 was skipped: the loss is nan (learning rate 0.1); steps skipped so far: 3",)
+    assert ran.outcome.message.endswith("; 3 steps skipped, because loss or gradients were not finite")
+
+
 def test_a_skipped_step_does_not_end_a_run_whose_later_steps_are_finite() -> None:
     outcome = run(bad_at(range(3, 42)), onNotFinite="Skip", trainSteps=130).outcome
     assert outcome.code is ExitCode.Succeeded

@@ -205,7 +205,7 @@ class _Run:
             model=work.task.model,
             host=self.environment.host_index,
             pace=self.pace,
-            clean=work.start.clean,
+            health=work.start.health,
             average=None if work.average is None else work.average.tensors,
         )
         return Instruments(
@@ -289,8 +289,8 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
     Raises:
         StorageError: it could not be written.
     """
-    checkpoints, clean = instruments.checkpoints, instruments.doctor.finiteness.clean
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, clean) is not None:
+    checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
+    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, health) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

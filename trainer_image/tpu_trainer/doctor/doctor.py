@@ -20,7 +20,7 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
 from tpu_trainer.doctor.findings import Finding, Voice
-from tpu_trainer.doctor.finite import Finiteness
+from tpu_trainer.doctor.finite import Finiteness, Health
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
 from tpu_trainer.doctor.parameters import checksums, digest, finite, first_difference, halves
@@ -37,9 +37,9 @@ _NO_DIGEST = (0, 0)
 
 
 class Doctor:
-    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `clean`: as in
-    `Finiteness`, of the checkpoint that the run continues from; `average`: the averaged weights by name, kept up to
-    date by their owner.
+    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `health`: what
+    the checkpoint that the run continues from says of it; `average`: the averaged weights by name, kept up to date by
+    their owner.
 
     `seconds`: what each of the checks has cost so far, waiting for the other replicas included.
     """
@@ -54,7 +54,7 @@ class Doctor:
         model: nn.Module,
         host: int,
         pace: Pace,
-        clean: bool = True,
+        health: Health,
         average: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
@@ -64,7 +64,7 @@ class Doctor:
         # What is frozen from the start may hold infinities that are meant, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self._voice = Voice(tell)
-        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, clean)
+        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and where the bucket crosses in host memory, the device is done
         # with the gradients before the update is traced.
