@@ -183,6 +183,35 @@ def test_a_skipped_step_does_not_end_a_run_whose_later_steps_are_finite() -> Non
     assert run(bad_at(range(3, 130)), onNotFinite="Skip", trainSteps=130).outcome.code is ExitCode.NotFinite
 
 
+def statistics_overflow(hp: Any, rank: int) -> Task:
+    """One batch makes a norm's running statistics infinite. Loss and gradients stay finite, since the norm divides by
+    what it sees."""
+    model, calls = Net(), 0
+    model.norm = nn.BatchNorm1d(6)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        features = model.norm(batch[0] * (1e25 if calls == 15 else 1))  # type: ignore[operator]
+        return nn.functional.cross_entropy(model(features), batch[1])
+
+    return Task(model=model, train=examples(), loss=loss)
+
+
+@pytest.mark.parametrize("policy", ["Stop", "Skip", "Warn"])
+def test_running_statistics_that_are_not_finite_are_treated_like_such_weights(tmp_path: Path, policy: str) -> None:
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
+    ran = run(statistics_overflow, 2, checkpoint=checkpoint, onNotFinite=policy)
+    text = "the running statistics are not finite after step 20, first in norm.running_var"
+    if policy == "Warn":
+        assert any(warning.startswith(text) for warning in ran.warnings)
+        assert kept_in(tmp_path) == {10: True, 20: False, 30: False, 40: False}
+    else:
+        assert ran.outcome.code is ExitCode.NotFinite
+        assert ran.outcome.message.startswith(text)
+        assert kept_in(tmp_path) == {10: True}
+
+
 def test_float16_parameters_are_trained_and_an_overflow_ends_the_run() -> None:
     def half(scale: float) -> Callable[[Any, int], Loaded | Task]:
         def task(hp: Any, rank: int) -> Task:
@@ -268,7 +297,7 @@ def test_an_average_that_is_not_finite_ends_the_run_even_if_the_weights_are_fini
 
     outcome = run(task, 2, trainSteps=30, emaDecay="0.9").outcome
     assert outcome.code is ExitCode.NotFinite
-    assert "the average of the weights is not finite after step 30, first in head.bias" in outcome.message
+    assert "the averaged weights are not finite after step 30, first in head.bias" in outcome.message
 
 
 def test_frozen_parameters_may_be_infinite() -> None:

@@ -37,6 +37,26 @@ class Health:
     in_a_row: int = 0
 
 
+@dataclass(frozen=True)
+class Part:
+    """What of a model may turn out not to be finite although loss and gradients were; `advice`: why, and what helps."""
+
+    name: str
+    advice: str
+
+
+_OVERFLOW = (
+    "the update made it so. What helps: parameters in float32 or bfloat16 instead of float16, in which the epsilon of "
+    "Adam is zero; a lower learning rate"
+)
+WEIGHTS = Part("the weights", _OVERFLOW)
+AVERAGE = Part("the averaged weights", _OVERFLOW)
+STATISTICS = Part(
+    "the running statistics",
+    "an evaluation would be of a broken model. What helps: look for examples with values that are far too large",
+)
+
+
 class Finiteness:
     """`health` goes into every checkpoint, and a run that continues from one starts with it. Otherwise a run that is
     restarted often enough would skip steps without end. `bad`: steps of this attempt that were not finite."""
@@ -48,7 +68,7 @@ class Finiteness:
         self.health = health
         self.bad = 0
         self._first: int | None = None
-        self._bad_weights: int | None = None
+        self._broken: str | None = None
 
     def read(self, first: int, reading: Reading, learning_rate: float) -> None:
         """`first`: the step of the reading's first loss.
@@ -64,19 +84,18 @@ class Finiteness:
             self._first = step if self._first is None else self._first
             self._judge(step, _what(loss), learning_rate)
 
-    def weights(self, step: int, what: str) -> None:
-        """After `step` weights are not finite, `what` says which. No step can be left out to repair them.
+    def weights(self, step: int, part: Part, first: str) -> None:
+        """A part of the model is not finite after `step`; `first`: the first such tensor. Skipping a step would not
+        repair it.
 
         Raises:
             NotFiniteError: unless the recipe says to go on.
         """
-        text = (
-            f"{what}, although loss and gradients were: the update made it so. What helps: parameters in float32 or "
-            "bfloat16 instead of float16, in which the epsilon of Adam is zero; a lower learning rate"
-        )
+        found = f"{part.name} are not finite after step {step}, first in {first}"
+        text = f"{found}, although loss and gradients were: {part.advice}"
         if self._policy is not OnNotFinite.WARN:
             raise NotFiniteError(f"{text}. No checkpoint holds that step", step)
-        self._bad_weights = step if self._bad_weights is None else self._bad_weights
+        self._broken = self._broken or f"{part.name} were not finite after step {step}"
         # Otherwise the reason has been told already.
         if self.health.clean:
             self.health = replace(self.health, clean=False)
@@ -87,12 +106,11 @@ class Finiteness:
     @property
     def summary(self) -> str:
         """What the run's last line adds; nothing where all was finite."""
-        weights = "" if self._bad_weights is None else f"after step {self._bad_weights}"
         if self._policy is OnNotFinite.SKIP and self.health.skipped:
             return f"; {_steps(self.health.skipped)} skipped, because loss or gradients were not finite"
         if not self.bad:
-            return weights and f"; WARNING: the weights were not finite {weights}"
-        ending = weights and f", and the weights were not {weights}"
+            return f"; WARNING: {self._broken}" if self._broken else ""
+        ending = f", and {self._broken}" if self._broken else ""
         bad = _steps(self.bad)
         return f"; WARNING: loss or gradients were not finite in {bad}, first in step {self._first}{ending}"
 
