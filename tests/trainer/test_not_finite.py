@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from tests.trainer import plain
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
+from tpu_trainer.checkpoint.background import Background
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.entrypoint import Loaded
 
@@ -74,6 +75,18 @@ def kept_in(directory: Path) -> dict[int, bool]:
     """The steps of the committed checkpoints, and whether each says that it is clean."""
     commits = [json.loads(path.read_bytes()) for path in directory.rglob("COMMIT")]
     return {commit["step"]: commit["clean"] for commit in commits}
+
+
+def test_a_run_that_ends_reports_a_checkpoint_that_was_committed_after_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with slow storage: a write has never ended yet when the loop looks.
+    monkeypatch.setattr(Background, "poll", lambda self: None)
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
+    ran = run(bad_at([33]), checkpoint=checkpoint, trainSteps=100)
+    assert ran.outcome.code is ExitCode.NotFinite
+    assert kept_in(tmp_path) == {10: True, 20: True, 30: True}
+    assert ran.progress[-1]["checkpointStep"] == 30
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -137,6 +137,7 @@ class _Run:
                 # However the run ends, a snapshot that was taken is worth writing.
                 with self.clock.during(Phase.CHECKPOINT):
                     checkpoints.finish()
+                self.telling.progress.committed(checkpoints.last_step)
         except BaseException as error:
             _tell_hooks(hooks, error)
             raise
