@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,31 @@ def test_frozen_parameters_may_be_infinite() -> None:
         return found
 
     assert run(task, 2).outcome.code is ExitCode.Succeeded
+
+
+def test_a_metric_that_is_not_finite_at_the_end_is_warned_of() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = bad_at([])(hp, rank)
+        metrics = lambda model, batch: {  # noqa: E731
+            "accuracy": torch.ones(len(batch[1])),
+            "error": torch.full((len(batch[1]),), math.nan),
+        }
+        return replace(found, evaluation=examples(), metrics=metrics)
+
+    ran = run(task, 2)
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert ran.warnings == ("the metric error is nan after the last step, so the result does not have it",)
+    assert ran.progress[-1]["warnings"] == list(ran.warnings)
+
+
+def test_an_empty_evaluation_dataset_is_warned_of() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = bad_at([])(hp, rank)
+        return replace(found, evaluation=TensorDataset(torch.zeros(0, 6)), metrics=lambda model, batch: {})
+
+    ran = run(task, 2)
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert ran.warnings == ("the task's evaluation dataset is empty: the result will have no metrics",)
 
 
 def test_float16_parameters_that_adam_divides_by_zero_end_the_run() -> None:

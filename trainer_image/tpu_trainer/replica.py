@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -158,6 +159,8 @@ class _Run:
         difference = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
         if difference is not None:
             tell(Finding("DatasetSize", 0, difference))
+        if task.evaluation is not None and evaluation_size(task) == 0:
+            tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
         start = start_of(found, hp, self.spec)
         if found is not None:
             restore_model(found.snapshot, task.model)
@@ -253,6 +256,10 @@ class _Run:
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
+        for name, value in evaluated.items():
+            if not math.isfinite(value):
+                text = f"the metric {name} is {value} after the last step, so the result does not have it"
+                self.telling.finding(Finding("Evaluation", trained.step, text))
         with self.clock.during(Phase.CHECKPOINT):
             _keep_last(trained, instruments)
         if (cost := checkpoints.cost).commits:
