@@ -106,12 +106,12 @@ def test_merged_stretches_add_up_to_the_time_and_the_steps_of_the_run(counts: li
     assert (stretches[-1].step, stretches[-1].learning_rate) == (step, pytest.approx(0.1 * step))
 
 
-def test_a_sample_s_losses_belong_to_the_steps_that_end_with_its_own() -> None:
+def test_a_samples_losses_belong_to_the_steps_up_to_its_own() -> None:
     points = recorded(sample(3, [9.0, 8.0, 7.0]), sample(5, [6.0, 5.0])).losses
     assert [(point.step, point.mean) for point in points] == [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
 
 
-def test_a_rate_that_is_not_known_any_more_leaves_the_last_one_standing() -> None:
+def test_a_rate_that_becomes_unknown_leaves_the_last_one() -> None:
     known = Sample(1, (1.0,), 0.1, 1.0, {}, examples_per_second=5.0, mfu=0.4, noise_scale=80.0)
     found = recorded(known, sample(2, [1.0]))
     assert (found.examples_per_second, found.mfu, found.noise_scale) == (5.0, 0.4, 80.0)
@@ -125,7 +125,7 @@ def test_findings_of_one_check_are_one_warning_with_its_number_and_the_last_mess
     assert (warned.first, warned.last, warned.times, warned.message) == (30, 90, 3, "waited until 90")
 
 
-def test_checks_without_end_do_not_fill_the_memory() -> None:
+def test_findings_of_ever_new_checks_do_not_fill_the_memory() -> None:
     history = History()
     for number in range(2 * KINDS_OF_FINDINGS):
         history.finding(Finding(f"Check{number}", 1, "found"))
@@ -158,11 +158,11 @@ def test_the_next_attempt_reads_what_the_last_one_has_written() -> None:
         pytest.param(written(Recorded(), "other"), id="another job"),
     ],
 )
-def test_a_history_that_is_not_ours_is_passed_over(document: bytes) -> None:
+def test_a_history_of_something_else_is_ignored(document: bytes) -> None:
     assert load_history(document, "5f0c") is None
 
 
-def test_steps_that_a_resumed_run_does_again_are_forgotten() -> None:
+def test_steps_that_a_resumed_run_repeats_are_forgotten() -> None:
     history = told(history_of(40))
     history.evaluated(40, {"accuracy": 0.7})
     until = history.recorded(ATTEMPT).until(25)
@@ -172,7 +172,7 @@ def test_steps_that_a_resumed_run_does_again_are_forgotten() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_continued_series_goes_on_as_coarse_as_it_was() -> None:
+def test_a_continued_series_stays_as_coarse_as_it_was() -> None:
     before = history_of(64).recorded(ATTEMPT)
     history = History(before)
     history.sample(sample(72, [1.0] * 8))

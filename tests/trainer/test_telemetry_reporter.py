@@ -58,7 +58,7 @@ def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     assert [warned.message for warned in history.warnings] == ["pad less", "read ahead more"]
 
 
-def test_the_next_attempt_goes_on_with_the_report_of_the_last(tmp_path: Path) -> None:
+def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> None:
     for attempt, start, end, code in ((1, 0, 30, ExitCode.Preempted), (2, 20, 40, ExitCode.Succeeded)):
         reporter = open_reporter(spec_of(attempt, uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
         reporter.began(start)
@@ -91,13 +91,13 @@ def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left
     assert json.loads(document)["outcome"]["message"] == "no such bucket"
 
 
-def test_the_run_spec_s_place_comes_before_the_environment_s(tmp_path: Path) -> None:
+def test_the_run_specs_place_comes_before_the_environments(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path / "there")), tmp_path / "here", Clock(), "cpu", reports=True)
     reporter.ended(DONE)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_place_that_is_none_is_an_error_of_the_run_spec() -> None:
+def test_an_invalid_place_is_an_error_of_the_run_spec() -> None:
     with pytest.raises(BadSpecError, match=r"^report\.uri: "):
         open_reporter(spec_of(uri="ftp://there"), None, Clock(), "cpu", reports=True)
 
@@ -156,7 +156,7 @@ def test_trouble_with_the_store_is_one_line_and_never_an_error_of_the_run(
     assert str(error).partition("\n")[0] in said
 
 
-def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None:
+def test_while_the_run_goes_on_the_history_is_written_every_few_minutes() -> None:
     time, store = [0.0], SlowStore()
     store.open.set()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
@@ -169,7 +169,7 @@ def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None
     assert json.loads(store.objects[HISTORY])["outcome"] is None
 
 
-def test_a_slow_store_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
+def test_a_slow_store_delays_no_step_and_still_gets_the_end() -> None:
     time, store = [0.0], SlowStore()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
     reporter.began(0)
@@ -245,7 +245,7 @@ def test_event_files_take_losses_that_are_not_finite_or_too_large(tmp_path: Path
     assert values[1:] == [-math.inf, math.inf]
 
 
-def test_event_files_are_made_only_when_asked_for(tmp_path: Path) -> None:
+def test_event_files_are_written_only_on_request(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(), tmp_path, Clock(), "cpu", reports=True)
     reporter.sample(sample(10))
     reporter.ended(DONE)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.checkpoint import writing
-from tpu_trainer.checkpoint.catalogue import Found, as_row, find, from_row
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, NoCheckpoints
+from tpu_trainer.checkpoint.catalogue import Found, Target, as_row, find, from_row, prepare
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due
 from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
@@ -35,7 +34,7 @@ class Storage:
     """Where the run's checkpoints are; `target` is None for a run without them. `elsewhere`: where it begins while it
     has none of its own."""
 
-    target: writing.Target | None
+    target: Target | None
     elsewhere: Elsewhere | None = None
 
     @staticmethod
@@ -57,7 +56,7 @@ class Storage:
             recipe=_written(spec),
         )
         named = spec.checkpoint.resume_from
-        target = writing.Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
+        target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
         return Storage(target, None if named is None else Elsewhere.at(named))
 
     def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
@@ -73,7 +72,7 @@ class Storage:
         if telling.aloud:
             found, away = self._chosen(telling)
             # After the choice, which says what it passes over: this removes what is torn and this job's own.
-            writing.prepare(self.target)
+            prepare(self.target)
         rows = backend.gather([float(telling.aloud), float(away), *as_row(found.folder if found else None)])
         if telling.aloud:
             return found
@@ -155,10 +154,10 @@ def resumed_line(start: Start, found: Found, hp: Hyperparameters) -> str:
 def checkpoints_of(spec: RunSpec, storage: Storage, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
     """What the loop takes checkpoints with: the reporting replica writes them, for all hold the same."""
     if spec.checkpoint is None or storage.target is None:
-        return NoCheckpoints()
+        return Checkpoints()
     due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
     if not telling.aloud:
-        return NoCheckpoints(due)
+        return Checkpoints(due)
 
     def take(step: int, position: Position, clean: bool) -> Snapshot:
         kept = document(work.start, step, position, work.rates.present, work.hp, clean)

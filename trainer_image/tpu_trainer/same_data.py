@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import has_length, length_of
-from tpu_trainer.doctor.parties import ranges
+from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.evaluation_plan import evaluation_size
 from tpu_trainer.task import Task
