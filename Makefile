@@ -1,5 +1,6 @@
-# The two commands that always work: `make demo` trains an example, `make test` runs every layer of tests.
-.PHONY: demo test soak check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
+# Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
+# `make test-fast` runs those that take two minutes.
+.PHONY: demo test test-fast soak check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -10,7 +11,13 @@ test: .setup check
 	-@command -v go >/dev/null && .venv/bin/python -m tests.cluster.binaries
 	-@.venv/bin/python -c 'from tests.cluster import packages; raise SystemExit(packages.missing() is not None)' \
 	    && .venv/bin/python -m tests.cluster.images
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest $(LANES) --durations=25
+
+test-fast: .setup check
+	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract
+
+# Three workers even on two cores: most of the time two of them wait for their clusters.
+LANES := -n 3 --dist loadgroup --no-loadscope-reorder
 
 # The tests in which things go wrong at random, with many more seeds and rounds. Hours.
 soak: .setup

@@ -1,10 +1,12 @@
-"""Orders the tests by layer, leaves out what this machine cannot run, and says so at the end.
+"""Orders the tests by layer, spreads them over the workers of pytest-xdist, and reports what each layer took.
 
-Under CI a layer that cannot run is an error: a green build means that everything ran.
+A layer that this machine cannot run is left out and named at the end. Under CI it is an error: a green build means that
+everything ran.
 """
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,32 +14,49 @@ import pytest
 from tests.layers import LAYERS, Layer
 
 _ROOT = Path(__file__).parent
-_ORDER = {layer.name: index for index, layer in enumerate(LAYERS)}
 _BY_NAME = {layer.name: layer for layer in LAYERS}
+_CHEAPEST_FIRST = {layer.name: index for index, layer in enumerate(LAYERS)}
+# With workers side by side, the layers that wait for a cluster start first: nothing computes while they wait alone.
+_LONGEST_FIRST = {name: index for index, name in enumerate(["e2e", "controlplane", "trainer", "chart", "local"])}
+
+MEASURED = "measured"
+"""The user property of a test whose text is shown at the end of the run."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _ORDER[_layer(item.path).name])
-    left_out = {layer.name: why for layer in {_layer(item.path) for item in items} if (why := layer.missing())}
-    if left_out and os.environ.get("CI"):
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI") and (left_out := _left_out()):
         raise pytest.UsageError("; ".join(f"layer {name} cannot run: {why}" for name, why in left_out.items()))
-    config.stash[_LEFT_OUT] = left_out
-    dropped = [item for item in items if _layer(item.path).name in left_out]
+
+
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = _left_out()
+    dropped = [item for item in items if _layer(item.path) in left_out]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in dropped]
+    order = _LONGEST_FIRST if hasattr(config, "workerinput") else _CHEAPEST_FIRST
+    items[:] = sorted(
+        (item for item in items if _layer(item.path) not in left_out),
+        key=lambda item: order.get(_layer(item.path), len(order)),
+    )
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ran: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.getreports(outcome):
-            layer = Path(report.nodeid.partition("::")[0]).parts[1]
-            ran[layer] += 1
-            # A module that could not even be imported took no time.
-            seconds[layer] += getattr(report, "duration", 0.0)
-    left_out = config.stash.get(_LEFT_OUT, {})
+    for report in _reports(terminalreporter):
+        layer = Path(report.nodeid.partition("::")[0]).parts[1]
+        ran[layer] += report.when == "call" or report.outcome != "passed"
+        seconds[layer] += report.duration
+    measured = [text for report in _reports(terminalreporter) for text in _measured(report)]
+    if measured:
+        terminalreporter.section("measured")
+    for text in dict.fromkeys(measured):
+        terminalreporter.line(text)
+    left_out = _left_out()
     terminalreporter.section("layers")
     for layer in LAYERS:
         if layer.name in left_out:
@@ -47,8 +66,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{layer.name:<13} {count}   {layer.proves}")
 
 
-_LEFT_OUT: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+def _left_out() -> dict[str, str]:
+    """Why this machine cannot run a layer, by the layer's name."""
+    return {layer.name: why for layer in LAYERS if (why := layer.missing())}
 
 
-def _layer(path: Path) -> Layer:
-    return _BY_NAME[path.relative_to(_ROOT).parts[0]]
+def _reports(terminalreporter: pytest.TerminalReporter) -> Iterator[pytest.TestReport]:
+    """Of setup, call and teardown; modules that could not be imported have no duration and are left out."""
+    for reports in terminalreporter.stats.values():
+        yield from (report for report in reports if isinstance(report, pytest.TestReport))
+
+
+def _measured(report: pytest.TestReport) -> Iterator[str]:
+    yield from (str(text) for name, text in report.user_properties if name == MEASURED)
+
+
+def _layer(path: Path) -> str:
+    name = path.relative_to(_ROOT).parts[0]
+    assert name in _BY_NAME, f"tests/{name} is not a layer"
+    return name
+
+
+def _group(path: Path) -> str:
+    """The tests that must share a worker: those of one cluster, and elsewhere those of one module."""
+    layer: Layer = _BY_NAME[_layer(path)]
+    return layer.name if layer.has_cluster else str(path.relative_to(_ROOT))

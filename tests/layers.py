@@ -33,11 +33,12 @@ def _real_nodes() -> str | None:
 
 @dataclass(frozen=True)
 class Layer:
-    """`tests/<name>/`; `missing` says what this machine lacks for it, or None."""
+    """`tests/<name>/`. `missing` says what this machine lacks for it, or None. `has_cluster`: its tests share one."""
 
     name: str
     proves: str
     missing: Callable[[], str | None] = _nothing
+    has_cluster: bool = False
 
 
 LAYERS = (
@@ -46,7 +47,7 @@ LAYERS = (
     Layer("contract", "operator and trainer mean the same", _torch_xla),
     Layer("local", "jobs as processes on this machine", _torch_xla),
     Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
-    Layer("controlplane", "a real API server, controllers and scheduler", _control_plane),
-    Layer("chart", "the chart, as helm renders it and an API server takes it", _control_plane),
-    Layer("e2e", "training on real nodes, installed with the chart", _real_nodes),
+    Layer("controlplane", "a real API server, controllers and scheduler", _control_plane, has_cluster=True),
+    Layer("chart", "the chart, as helm renders it and an API server takes it", _control_plane, has_cluster=True),
+    Layer("e2e", "training on real nodes, installed with the chart", _real_nodes, has_cluster=True),
 )

@@ -22,17 +22,19 @@ import click
 import kopf
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
-from tpu_training_operator.domain.lifecycle.pod_events import slim_event
-from tpu_training_operator.domain.objects.network_policy import Isolation
-from tpu_training_operator.domain.observed import job_of, slim_worker
+from tpu_training_operator.domain.lifecycle.waiting import slim_event
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
+from tpu_training_operator.domain.observed import slim_worker
+from tpu_training_operator.domain.ownership import job_of
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import EVENTS, JOBS, PODS, ApiError, Object, Unavailable
+from tpu_training_operator.kube.client import Client, ClientOptions, connect
+from tpu_training_operator.kube.cluster import EVENTS, JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
+from tpu_training_operator.kube.errors import ApiError, Unavailable
+from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.credentials import Credentials, NoCredentials, load_credentials
-from tpu_training_operator.runtime.health import Health
+from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 from tpu_training_operator.runtime.logs import LogFormat, configure_logs
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
@@ -95,10 +97,17 @@ class Operator:
 
     async def _start(self, **_: Any) -> None:
         options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
-        cluster = await enter(connect(self._credentials, options.qps, options.burst, metrics.requests, keep=_KEPT))
+
+        def answered(method: str, status: int, seconds: float) -> None:
+            metrics.request_answered(method, status, seconds)
+            beat()
+
+        throttle = Throttle(options.qps, options.burst, time.monotonic)
+        client_options = ClientOptions(throttle=throttle, answered=answered, keep=_KEPT)
+        cluster = await enter(connect(self._credentials, client_options))
 
         async def list_keys() -> list[JobKey]:
-            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics.jobs)
+            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics)
 
         inboxes, reporting = None, None
         if options.service is not None:
@@ -108,11 +117,11 @@ class Operator:
             cluster.clock.now,
             inboxes=inboxes,
             reporting=reporting,
-            isolation=Isolation(options.worker_ingress) if options.isolate_workers else None,
-            observer=metrics.jobs,
+            network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
+            metrics=metrics,
             max_hosts=options.max_hosts,
         )
-        self._controller = Controller(reconciler, list_keys, observer=metrics.work)
+        self._controller = Controller(reconciler, list_keys, metrics=metrics)
         self._health = Health(self._controller, cluster)
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
@@ -120,7 +129,7 @@ class Operator:
         self._resources.push_async_callback(_cancel, task)
 
     async def _listen(
-        self, service: ServiceName, cluster: KubernetesCluster, metrics: Metrics
+        self, service: ServiceName, cluster: Client, metrics: Metrics
     ) -> tuple[Inboxes, Reporting] | tuple[None, None]:
         """Take reports in from now on. Training goes on without them, where the Secret is not to be had."""
         try:
@@ -138,7 +147,7 @@ class Operator:
                 self._controller.hint(key, in_seconds=inboxes.pause_seconds)
 
         reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics.reports)
+        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics)
         await self._resources.enter_async_context(serve(progress, port, tls))
         return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
 
@@ -193,7 +202,7 @@ class Operator:
             self._controller.hint(JobKey(namespace, name), job_version=job_version, background=background)
 
 
-async def _authority(cluster: KubernetesCluster, service: ServiceName) -> Authority:
+async def _authority(cluster: Client, service: ServiceName) -> Authority:
     """From the service's Secret; an API server that does not answer yet is waited for."""
     while True:
         try:

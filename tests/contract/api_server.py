@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.client import Configuration
 
-from tpu_training_operator.runtime.cluster import Object
-from tpu_training_operator.runtime.credentials import Credentials
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.credentials import Credentials
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

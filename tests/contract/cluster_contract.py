@@ -1,6 +1,6 @@
 """What the reconciler relies on in a cluster, as tests: the same for an API server and for the store of local mode.
 
-A test module inherits `ClusterContract` and gives the fixtures `cluster` (a runtime.cluster.Cluster) and `namespace`
+A test module inherits `ClusterContract` and gives the fixtures `cluster` (a kube.cluster.Cluster) and `namespace`
 (one that exists and is the test's own).
 """
 
@@ -24,21 +24,10 @@ from tests.contract.objects import (
     with_status,
 )
 from tpu_training_operator.domain.actions import Event
-from tpu_training_operator.domain.lifecycle.pod_events import line_of
+from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.observed import parse_time
-from tpu_training_operator.runtime.cluster import (
-    CONFIG_MAPS,
-    EVENTS,
-    JOBS,
-    PODS,
-    AlreadyExists,
-    Cluster,
-    Conflict,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-)
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Cluster, Object, Resource
+from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
 from tpu_training_operator.runtime.events import event_body
 
 ANOTHER_UID = "11111111-2222-3333-4444-555555555555"

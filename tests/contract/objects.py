@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tpu_training_operator.runtime.cluster import Cluster, NotFound, Object, resource_of
+from tpu_training_operator.kube.cluster import Cluster, Object, resource_of
+from tpu_training_operator.kube.errors import NotFound
 
 # An API server's garbage collector learns of a new kind of owner every 30 s.
 DEADLINE = 120.0

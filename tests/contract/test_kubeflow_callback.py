@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import unused_port
 from transformers import TrainerControl, TrainerState
 from transformers.integrations.integration_utils import KubeflowCallback
 
+from tests.cluster.ports import free_port
 from tests.unit.progress_desk import TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import RESOLVED
 from tpu_training_operator.api.status import ReportPhase
@@ -21,7 +21,7 @@ from tpu_training_operator.runtime.progress.tls import server_tls
 async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, port, desk = datetime.now(UTC), unused_port(), Desk()
+    now, port, desk = datetime.now(UTC), free_port(), Desk()
     authority = new_authority("progress", now)
     (tmp_path / "ca.crt").write_bytes(authority.pem.certificate)
     (tmp_path / "token").write_text("token\n")

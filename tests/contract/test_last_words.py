@@ -14,7 +14,7 @@ from tpu_trainer.termination import termination_message, write_termination
 from tpu_training_operator.api.status import Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.failures.last_words import last_words
-from tpu_training_operator.domain.lifecycle.outcome import final_progress
+from tpu_training_operator.domain.lifecycle.completion import final_progress
 from tpu_training_operator.domain.observed import WorkerPod
 
 TOTAL = 300

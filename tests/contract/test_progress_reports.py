@@ -17,11 +17,11 @@ from tpu_trainer.environment import ProgressService, read_environment
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.number_text import number_text
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.domain.report import Report, ReportPhase
+from tpu_training_operator.domain.words import number_text
 from tpu_training_operator.runtime.progress import payload, server
 from tpu_training_operator.runtime.progress.sender import Sender
 

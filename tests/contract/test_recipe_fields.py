@@ -23,7 +23,7 @@ from tpu_trainer.optimizers import BUILDERS
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.recipe.unused_fields import BUILT
+from tpu_training_operator.domain.recipe.warnings import BUILT
 
 Changes = dict[str, Any]
 
@@ -124,7 +124,7 @@ ACT: dict[str, tuple[Changes, Changes]] = {
 
 # What is for the plan only: the warning that it leads to.
 PLANNED: dict[str, tuple[Changes, str]] = {
-    "gradientNoiseScale": ({"gradientNoiseScale": "8"}, "the global batch of 16 is beyond the gradient noise scale"),
+    "gradientNoiseScale": ({"gradientNoiseScale": "8"}, "the global batch of 16 exceeds the gradient noise scale"),
 }
 
 
@@ -180,7 +180,7 @@ def test_what_an_optimizer_takes_acts_and_what_it_does_not_take_is_said_to_be_un
     one, other = (seen(tmp_path, changes) for changes in (given, without))
     assert (one != other) == (field in BUILT[name])
     job = stored_job({f"recipe.{path}": value for path, value in given.items()})
-    said = f"recipe.optimizer.{setting} is not used: {name} takes none"
+    said = f"recipe.optimizer.{setting} has no effect: {name} does not take it"
     assert (said in resolve(job.spec).warnings) == (field not in BUILT[name])
 
 
@@ -188,13 +188,13 @@ def test_what_an_optimizer_takes_acts_and_what_it_does_not_take_is_said_to_be_un
     ("changes", "warning"),
     [
         ({"optimizer.name": "AdamW"}, None),
-        ({"optimizer.name": "lion"}, "the trainer builds adam, adamw, rmsprop, sgd and no lion: the task must bring"),
-        ({"optimizer.name": "adma"}, "the trainer builds adam, adamw, rmsprop, sgd and no adma (did you mean adam?)"),
-        ({"optimizer.name": "smurf"}, "the trainer builds adam, adamw, rmsprop, sgd and no smurf: the task must"),
-        ({"scaling": {"betas": True}}, "recipe.scaling.betas is not used: sgd takes none"),
-        ({"scaling": {"weightDecay": True}}, "recipe.scaling.weightDecay is not used: recipe.optimizer gives no"),
-        ({"scaling": {"ema": True}}, "recipe.scaling.ema is not used: the recipe gives no emaDecay to scale"),
-        ({"schedule": {"factor": "0.5"}}, "recipe.schedule.factor is not used: schedule Constant keeps the learning"),
+        ({"optimizer.name": "lion"}, "the trainer builds adam, adamw, rmsprop, sgd, but not lion; unless the task"),
+        ({"optimizer.name": "adma"}, "the trainer builds adam, adamw, rmsprop, sgd, but not adma (did you mean adam?)"),
+        ({"optimizer.name": "smurf"}, "the trainer builds adam, adamw, rmsprop, sgd, but not smurf; unless the task"),
+        ({"scaling": {"betas": True}}, "recipe.scaling.betas has no effect: sgd does not take betas"),
+        ({"scaling": {"weightDecay": True}}, "recipe.scaling.weightDecay has no effect: recipe.optimizer"),
+        ({"scaling": {"ema": True}}, "recipe.scaling.ema has no effect: recipe.emaDecay is not set"),
+        ({"schedule": {"factor": "0.5"}}, "recipe.schedule.factor has no effect: schedule Constant keeps the learning"),
         ({"schedule": {"name": "Step", "milestones": [100, 300]}}, "milestones 300 are not reached: the training ends"),
         ({"emaDecay": "0.9999"}, "emaDecay 0.9999 averages over more than the 300 steps of the training"),
         ({"emaDecay": "0.99"}, None),

@@ -7,8 +7,9 @@ from aiohttp.test_utils import unused_port
 
 from tests.contract.api_server import ApiServer, credentials_for, hangs_up, refuses, says, serve
 from tests.unit.scrape import counted, value
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, Conflict, Unavailable
-from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
+from tpu_training_operator.kube.client import Client, ClientOptions, connect
+from tpu_training_operator.kube.cluster import CONFIG_MAPS
+from tpu_training_operator.kube.errors import Conflict, Unavailable
 from tpu_training_operator.runtime.metrics import Metrics
 
 OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})
@@ -26,18 +27,16 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[KubernetesCluster]:
-    async with connect(credentials_for(server.url), 1000, 1000, metrics.requests) as connected:
+async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[Client]:
+    async with connect(credentials_for(server.url), ClientOptions(answered=metrics.request_answered)) as connected:
         yield connected
 
 
-async def read(cluster: KubernetesCluster) -> None:
+async def read(cluster: Client) -> None:
     await cluster.get(CONFIG_MAPS, "default", "data")
 
 
-async def test_an_answer_is_counted_by_status_and_method(
-    server: ApiServer, cluster: KubernetesCluster, metrics: Metrics
-) -> None:
+async def test_an_answer_is_counted_by_status_and_method(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [OK, refuses(409)]
     await read(cluster)
     with pytest.raises(Conflict):
@@ -46,22 +45,20 @@ async def test_an_answer_is_counted_by_status_and_method(
     assert counted(metrics, "rest_client_requests_total", "method") == {"GET": 1, "DELETE": 1}
 
 
-async def test_its_time_is_measured(server: ApiServer, cluster: KubernetesCluster, metrics: Metrics) -> None:
+async def test_its_time_is_measured(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [OK]
     await read(cluster)
     assert value(metrics, "rest_client_request_duration_seconds_count", verb="GET") == 1
     assert value(metrics, "rest_client_request_duration_seconds_sum", verb="GET") > 0
 
 
-async def test_every_try_counts(server: ApiServer, cluster: KubernetesCluster, metrics: Metrics) -> None:
+async def test_every_try_counts(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [refuses(429, **{"Retry-After": "0"}), OK]
     await read(cluster)
     assert counted(metrics, "rest_client_requests_total", "code") == {"429": 1, "200": 1}
 
 
-async def test_an_answer_that_was_cut_off_counts_as_none(
-    server: ApiServer, cluster: KubernetesCluster, metrics: Metrics
-) -> None:
+async def test_an_answer_that_was_cut_off_counts_as_none(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [hangs_up]
     with pytest.raises(Unavailable):
         await read(cluster)
@@ -69,7 +66,9 @@ async def test_an_answer_that_was_cut_off_counts_as_none(
 
 
 async def test_a_server_that_is_down_gives_none(metrics: Metrics) -> None:
-    async with connect(credentials_for(f"http://127.0.0.1:{unused_port()}"), 1000, 1000, metrics.requests) as cluster:
+    async with connect(
+        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(answered=metrics.request_answered)
+    ) as cluster:
         with pytest.raises(Unavailable):
             await read(cluster)
     assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}

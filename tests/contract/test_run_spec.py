@@ -14,8 +14,7 @@ from jsonschema import Draft202012Validator
 from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
 from tpu_trainer import spec as trainer
 from tpu_trainer.errors import BadSpecError
-from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.output import Report
+from tpu_training_operator.api.job import Report, TPUTrainingJob
 from tpu_training_operator.api.trainer import TorchRuntime
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.recipe.comparison import comparison

@@ -93,7 +93,7 @@ def test_what_a_job_is_cannot_change(space: Namespace, field: str, change: Objec
     space.apply(digits(data={"uri": "gs://bucket/digits"}, runPolicy={"restart": {"limits": {"Unknown": 1}}}))
     answer = patched(space, change)
     assert f"{field}: " in answer
-    assert "cannot change once the job exists; delete the job and create it anew" in answer
+    assert "cannot change once the job exists; delete the job and create it again" in answer
 
 
 @pytest.mark.parametrize(

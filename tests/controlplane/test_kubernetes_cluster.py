@@ -11,11 +11,10 @@ from tests.cluster.processes import wait_until
 from tests.contract.cluster_contract import ClusterContract
 from tests.contract.jobs import job_body
 from tests.contract.objects import config_map
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, JOBS, PODS, Forbidden, Resource
-from tpu_training_operator.runtime.credentials import Credentials, load_credentials
-from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
-
-REQUESTS_PER_SECOND, BURST = 200, 400
+from tpu_training_operator.kube.client import Client, connect
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Resource
+from tpu_training_operator.kube.credentials import Credentials, load_credentials
+from tpu_training_operator.kube.errors import Forbidden
 
 pytestmark = pytest.mark.usefixtures("job_definition")
 
@@ -29,19 +28,19 @@ def credentials_of(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Credent
 
 
 @pytest.fixture
-async def cluster(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesCluster]:
+async def cluster(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     credentials = credentials_of(control_plane.kubeconfig, monkeypatch)
-    async with connect(credentials, REQUESTS_PER_SECOND, BURST) as connected:
+    async with connect(credentials) as connected:
         yield connected
 
 
 @pytest.fixture
 async def stranger(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[KubernetesCluster]:
+) -> AsyncIterator[Client]:
     """The same cluster for a service account that was given no rights."""
     kubeconfig = control_plane.service_account_kubeconfig(namespace, "default")
-    async with connect(credentials_of(kubeconfig, monkeypatch), REQUESTS_PER_SECOND, BURST) as connected:
+    async with connect(credentials_of(kubeconfig, monkeypatch)) as connected:
         yield connected
 
 
@@ -50,16 +49,14 @@ class TestClusterContract(ClusterContract):
 
 
 @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)
-async def test_without_rights_nothing_is_read(stranger: KubernetesCluster, namespace: str, resource: Resource) -> None:
+async def test_without_rights_nothing_is_read(stranger: Client, namespace: str, resource: Resource) -> None:
     with pytest.raises(Forbidden, match="cannot list resource"):
         await stranger.list(resource, namespace)
     with pytest.raises(Forbidden, match="cannot get resource"):
         await stranger.get(resource, namespace, "digits")
 
 
-async def test_without_rights_nothing_is_written(
-    cluster: KubernetesCluster, stranger: KubernetesCluster, namespace: str
-) -> None:
+async def test_without_rights_nothing_is_written(cluster: Client, stranger: Client, namespace: str) -> None:
     job = await cluster.create(job_body(namespace=namespace))
     with pytest.raises(Forbidden, match="cannot create resource"):
         await stranger.create(config_map(namespace, "data"))
@@ -71,7 +68,7 @@ async def test_without_rights_nothing_is_written(
 
 
 async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
-    control_plane: ControlPlane, cluster: KubernetesCluster, namespace: str
+    control_plane: ControlPlane, cluster: Client, namespace: str
 ) -> None:
     control_plane.kubectl("create", "quota", "none", "--hard=count/configmaps=0", "-n", namespace)
     quota = f"/api/v1/namespaces/{namespace}/resourcequotas/none"
@@ -83,7 +80,7 @@ async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
         await cluster.create(config_map(namespace, "data"))
 
 
-async def test_a_list_longer_than_a_page_is_whole(cluster: KubernetesCluster, namespace: str) -> None:
+async def test_a_list_longer_than_a_page_is_whole(cluster: Client, namespace: str) -> None:
     names = {f"data-{index:04}" for index in range(501)}
     for name in names:
         await cluster.create(config_map(namespace, name, labels={"paged": "yes"}))

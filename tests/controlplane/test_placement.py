@@ -160,4 +160,4 @@ def test_a_gang_that_gives_its_nodes_back_says_why(space: Namespace, operator: O
     )
 
     message = condition(space.status("alone"), "Ready")["message"]
-    assert "2 of 4 workers found no place within 3 s" in message
+    assert "2 of 4 workers could not be placed within 3 s" in message

@@ -19,14 +19,14 @@ from tests.contract.jobs import job_body
 from tests.contract.objects import owned_by
 from tests.controlplane.bound_tokens import AUDIENCE, claims, token, with_claims
 from tests.controlplane.operator_process import ACCOUNT, grant
-from tests.controlplane.test_kubernetes_cluster import BURST, REQUESTS_PER_SECOND, credentials_of
+from tests.controlplane.test_kubernetes_cluster import credentials_of
 from tests.unit.tls_probe import LOOPBACK, trusting
 from tpu_training_operator.domain.naming import WorkerId, worker_labels
 from tpu_training_operator.domain.report import Report
-from tpu_training_operator.runtime.cluster import Forbidden, Object
+from tpu_training_operator.kube.client import Client, connect
+from tpu_training_operator.kube.cluster import JobKey, Object
+from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.kubernetes_cluster import KubernetesCluster, connect
 from tpu_training_operator.runtime.progress.authority import load_authority
 from tpu_training_operator.runtime.progress.certificates import new_authority
 from tpu_training_operator.runtime.progress.reviewer import Reviewer
@@ -49,7 +49,7 @@ def now() -> datetime:
 @pytest.fixture
 async def operator(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[KubernetesCluster]:
+) -> AsyncIterator[Client]:
     """The API server, as the operator may use it."""
     grant(control_plane, namespace)
     control_plane.kubectl("apply", "--namespace", namespace, "-f", str(RBAC))
@@ -72,7 +72,7 @@ async def operator(
     }
     control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([*bindings, empty]))
     credentials = credentials_of(control_plane.service_account_kubeconfig(namespace, ACCOUNT), monkeypatch)
-    async with connect(credentials, REQUESTS_PER_SECOND, BURST) as connected:
+    async with connect(credentials) as connected:
         yield connected
 
 
@@ -142,7 +142,7 @@ class Space:
 
 
 @pytest.fixture
-async def space(control_plane: ControlPlane, namespace: str, operator: KubernetesCluster) -> AsyncIterator[Space]:
+async def space(control_plane: ControlPlane, namespace: str, operator: Client) -> AsyncIterator[Space]:
     """The service is up."""
     made = Space(control_plane, namespace)
     authority = await load_authority(operator, made.service, now())
@@ -292,7 +292,7 @@ async def test_a_worker_that_trusts_another_authority_says_nothing_to_us(space: 
 
 
 async def test_an_api_server_that_is_away_is_503_and_never_a_refusal(
-    space: Space, operator: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+    space: Space, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bearer = space.token(space.worker(space.job()))
     with monkeypatch.context() as broken:
@@ -311,15 +311,13 @@ async def test_without_the_right_to_review_tokens_it_is_503(space: Space) -> Non
     assert (status, "tokenreviews" in answer["message"]) == (503, True)
 
 
-async def test_the_next_operator_finds_the_authority_of_the_one_before(
-    operator: KubernetesCluster, namespace: str
-) -> None:
+async def test_the_next_operator_finds_the_authority_of_the_one_before(operator: Client, namespace: str) -> None:
     service = ServiceName("tpu-training-operator", namespace)
     one, other = await asyncio.gather(*(load_authority(operator, service, now()) for _ in range(2)))
     assert one.pem == other.pem == (await load_authority(operator, service, now())).pem
 
 
-async def test_the_operator_reads_no_other_secret(operator: KubernetesCluster, namespace: str) -> None:
+async def test_the_operator_reads_no_other_secret(operator: Client, namespace: str) -> None:
     with pytest.raises(Forbidden, match="cannot get resource"):
         await load_authority(operator, ServiceName("another", namespace), now())
     with pytest.raises(Forbidden, match="cannot get resource"):

@@ -3,7 +3,7 @@
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tests.cluster.images import Image, base_image, build_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
+from tests.conftest import MEASURED
 from tests.e2e.chronicle import Recoveries
 from tests.e2e.readme import cluster_commands
 from tests.e2e.space import REPOSITORY, Space
@@ -22,8 +23,6 @@ from tests.e2e.training import BUCKET, result, started
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 OPERATOR_NAMESPACE = "tpu-system"
-
-_RECOVERIES: pytest.StashKey[Recoveries] = pytest.StashKey()
 
 # What the containers of the digits image find at the same path as here: the environment, and the Python it is made of.
 SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
@@ -121,16 +120,12 @@ def undisturbed(cluster: RealCluster, quick_start: dict[str, str], storage: Obje
         return result(status)
 
 
-@pytest.fixture(scope="session")
-def recoveries(pytestconfig: pytest.Config) -> Recoveries:
-    """Takes what the tests measured; it is told at the end of the run, and nothing is asserted of it."""
-    return pytestconfig.stash.setdefault(_RECOVERIES, {})
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    measured = config.stash.get(_RECOVERIES, {})
-    if measured:
-        terminalreporter.section("first failure seen -> all new pods there")
+@pytest.fixture
+def recoveries(record_property: Callable[[str, object], None]) -> Iterator[Recoveries]:
+    """Takes what the test measured, which is shown at the end of the run; nothing is asserted of it."""
+    measured: Recoveries = {}
+    yield measured
     for name, took in measured.items():
         stopping = f" and {took.stopping:.2f} s for the kubelets to end the old workers" if took.stopping else ""
-        terminalreporter.line(f"{name:<40} {took.operator:.2f} s of the operator{stopping}")
+        text = f"{name:<40} first failure seen -> all new pods there: {took.operator:.2f} s of the operator{stopping}"
+        record_property(MEASURED, text)

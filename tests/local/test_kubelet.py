@@ -13,10 +13,11 @@ from tests.local.runs import DEADLINE
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.kube.cluster import PODS, Object
+from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
-from tpu_training_operator.runtime.cluster import PODS, NotFound, Object
 
 NAME = "digits-1-0-0"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"

@@ -68,7 +68,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
         "state": "Succeeded",
         "attempts": 1,
         "message": "all 2 workers have finished: trained",
-        "resolved": resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "resolved": resolved.as_json(),
         "metrics": {"loss": 0.25, "accuracy": 0.75},
         "examplesPerSecond": 1000.5,
         "lossCurve": [

@@ -4,8 +4,9 @@ import pytest
 
 from tests.contract.cluster_contract import ClusterContract
 from tests.contract.objects import config_map, delete, pod
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
+from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, PODS, NotFound, Object
 
 
 @pytest.fixture

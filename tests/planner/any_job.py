@@ -14,7 +14,7 @@ from tests.unit.jobs import job_body
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain.topology import layout_of
 

@@ -10,7 +10,7 @@ from tests.planner.operators import KEY
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.domain.report import Report
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.runtime.inbox import Inboxes
 
 # What the control plane says of a pod that it gives up: its node is lost, about to go, or taken by a better job.

@@ -1,6 +1,7 @@
 """What every status that an operator writes must keep to, given the one before it. Used by the state machine."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.planner.story import reason
@@ -86,7 +87,7 @@ def _the_unsaved_part_is_a_part(_: Status, after: Status) -> bool:
 
 def _the_end_is_the_end(before: Status, after: Status) -> bool:
     def without_generation(status: Status) -> Status:
-        return status.model_copy(update={"observed_generation": None})
+        return replace(status, observed_generation=None)
 
     return not is_finished(before) or without_generation(before) == without_generation(after)
 

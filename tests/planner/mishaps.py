@@ -8,7 +8,8 @@ from hypothesis import event
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tpu_training_operator.runtime.cluster import ApiError, Conflict, Forbidden, Invalid, Object, Unavailable
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, Unavailable
 
 # How often each of them has really happened, over all examples.
 FIRED: Counter[str] = Counter()

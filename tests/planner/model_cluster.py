@@ -15,7 +15,8 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import AlreadyExists, Conflict, NotFound, Object
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.errors import AlreadyExists, Conflict, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
 
 GRACE = timedelta(seconds=30)
@@ -47,7 +48,7 @@ class ModelCluster:
 
     @property
     def status(self) -> Status:
-        return Status.model_validate(self.job.get("status") or {})
+        return Status.read(self.job.get("status"))
 
     @property
     def uid(self) -> str:

@@ -15,22 +15,11 @@ from typing import Any, cast
 from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.notes import Notes
 from tpu_training_operator.domain.observed import Observed, slim
-from tpu_training_operator.domain.report import Inbox
-from tpu_training_operator.runtime.cluster import (
-    CONFIG_MAPS,
-    EVENTS,
-    JOBS,
-    PODS,
-    ApiError,
-    Cluster,
-    NotFound,
-    Object,
-    Resource,
-)
+from tpu_training_operator.domain.report import Inbox, Notes
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Cluster, JobKey, Object, Resource
+from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 
 def place_all(cluster: ModelCluster, nodes: Sequence[str], pods: Iterable[Object] | None = None) -> None:

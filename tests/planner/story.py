@@ -17,7 +17,7 @@ from tpu_training_operator.domain.actions import (
     DeletePod,
     Plan,
 )
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 WORKERS = ["digits-1-0-0", "digits-1-0-1", "digits-1-0-2", "digits-1-0-3"]
 

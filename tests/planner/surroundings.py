@@ -18,7 +18,7 @@ from tests.planner.operators import Operator
 from tests.planner.scheduler import place_all
 from tpu_training_operator.api.status import ReportPhase, Status
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 
 class Surroundings(RuleBasedStateMachine):

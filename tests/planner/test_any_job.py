@@ -99,7 +99,7 @@ def with_spec(**fields: Any) -> dict[str, Any]:
 @given(any_job(), st.lists(st.sampled_from(sorted(MISHAPS)), min_size=1, max_size=2))
 @example(with_spec(runPolicy__restart__window="800000d"), ["exit code 137"])
 @example(with_spec(runPolicy__restart__window="99999999d"), ["exit code 3", "exit code 137"])
-def test_every_job_can_be_lived_through(body: dict[str, Any], mishaps: list[str]) -> None:
+def test_every_job_can_run_to_its_end(body: dict[str, Any], mishaps: list[str]) -> None:
     cluster = a_life(body, mishaps)
     assert cluster.status.state is not None or cluster.job_is_gone
 
@@ -128,7 +128,7 @@ SCALED = {"ema": True, "betas": True, "weightDecay": True}
         recipe__scaling={"batch": "GlobalConstant"},
     )
 )
-def test_every_job_can_be_planned_at_home(body: dict[str, Any]) -> None:
+def test_every_job_can_be_planned_by_the_cli(body: dict[str, Any]) -> None:
     """What `tpujob plan` computes and prints."""
     job = parse_job(body)
     try:

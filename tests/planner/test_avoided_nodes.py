@@ -47,7 +47,7 @@ def given_two_faults(first: str = BAD, second: str = BAD, *, between: float = 0)
     return cluster
 
 
-def test_after_one_fault_the_node_is_used_again() -> None:
+def test_a_node_is_used_again_after_one_fault() -> None:
     cluster = given_a_job_on_four_nodes()
     it_runs(cluster, NODES)
     chips_fail(cluster, BAD)
@@ -56,23 +56,23 @@ def test_after_one_fault_the_node_is_used_again() -> None:
     assert {frozenset(avoided(pod)) for pod in present(cluster)} == {frozenset()}
 
 
-def test_after_two_faults_no_worker_is_placed_there() -> None:
+def test_no_worker_is_placed_on_a_node_after_two_faults() -> None:
     cluster = given_two_faults()
     assert cluster.status.avoided_nodes == [BAD]
     assert len(present(cluster)) == 4
     assert all(avoided(pod) == {BAD} for pod in present(cluster))
 
 
-def test_one_fault_each_on_two_nodes_speaks_against_neither() -> None:
+def test_one_fault_each_on_two_nodes_excludes_neither() -> None:
     assert given_two_faults(BAD, "node-2").status.avoided_nodes == []
 
 
-def test_faults_that_lie_further_apart_than_the_window_speak_against_nothing() -> None:
+def test_faults_further_apart_than_the_window_exclude_no_node() -> None:
     assert given_two_faults(between=3600).status.avoided_nodes == []
 
 
 @pytest.mark.parametrize("how", ["killed", "deleted"])
-def test_other_failures_speak_against_no_node(how: str) -> None:
+def test_other_failures_exclude_no_node(how: str) -> None:
     cluster = given_a_job_on_four_nodes()
     for attempt in (1, 2):
         it_runs(cluster, NODES)
@@ -95,18 +95,18 @@ def test_a_gang_that_finds_another_node_runs_without_the_bad_one() -> None:
 
 
 @pytest.mark.parametrize("nodes", [NODES, []], ids=["a part of it finds nodes", "it finds no node at all"])
-def test_a_gang_that_finds_no_place_without_the_node_gives_up_avoiding_it(nodes: list[str]) -> None:
+def test_a_gang_that_cannot_be_placed_without_the_node_may_use_it_again(nodes: list[str]) -> None:
     cluster = given_two_faults()
     place_all(cluster, nodes)
     waits = look(cluster).again
     assert waits is not None
     cluster.now += waits
     [event] = one_pass(cluster).events
-    assert event.message.endswith(f"give theirs back; it may use {BAD} again")
+    assert event.message.endswith(f"release their nodes; the job may use {BAD} again")
     assert (cluster.status.attempt, cluster.status.avoided_nodes, cluster.status.device_faults) == (4, [], [])
 
 
-def test_a_gang_that_avoids_nothing_and_has_no_node_waits_for_ever() -> None:
+def test_a_gang_that_avoids_no_node_waits_forever_for_its_first() -> None:
     cluster = given_a_job_on_four_nodes()
     passes(cluster, 10**6)
     assert look(cluster) == Plan()

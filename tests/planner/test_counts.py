@@ -26,7 +26,7 @@ class Life:
             before = self.cluster.status
             one_pass(self.cluster)
             if self.cluster.status != before:
-                self.metrics.jobs.status_written(before, self.cluster.status)
+                self.metrics.status_written(before, self.cluster.status)
 
     def gets_ready(self, seconds: float) -> None:
         self.goes_on(seconds)
@@ -67,18 +67,18 @@ def fails_and_recovers(life: Life, seconds: float) -> None:
     assert (life.cluster.status.state, life.cluster.status.attempt) == (State.RUNNING, attempt + 1)
 
 
-def test_a_start_is_no_recovery(life: Life) -> None:
+def test_a_start_does_not_count_as_a_recovery(life: Life) -> None:
     assert life.seen("tpujob_gang_ready_seconds") == (1, 90)
     assert life.seen("tpujob_recovery_seconds") == (0, 0)
 
 
-def test_a_recovery_is_no_start(life: Life) -> None:
+def test_a_recovery_does_not_count_as_a_start(life: Life) -> None:
     fails_and_recovers(life, 40)
     assert life.seen("tpujob_gang_ready_seconds") == (1, 90)
     assert life.seen("tpujob_recovery_seconds") == (1, 40)
 
 
-def test_a_resumption_is_a_start(life: Life) -> None:
+def test_a_resumption_counts_as_a_start(life: Life) -> None:
     life.suspends(True)
     life.goes_on(1000)
     life.suspends(False)
@@ -86,7 +86,7 @@ def test_a_resumption_is_a_start(life: Life) -> None:
     assert life.seen("tpujob_gang_ready_seconds") == (2, 90 + 20)
 
 
-def test_a_recovery_in_vain_is_a_part_of_the_one_that_follows(life: Life) -> None:
+def test_a_failed_recovery_is_part_of_the_next_one(life: Life) -> None:
     fails(life.cluster, "digits-1-0-1")
     life.goes_on()
     passes(life.cluster, 30)
@@ -98,7 +98,7 @@ def test_a_recovery_in_vain_is_a_part_of_the_one_that_follows(life: Life) -> Non
     assert life.seen("tpujob_recovery_seconds") == (1, 330)
 
 
-def test_restarts_and_failures_are_those_of_the_status(life: Life) -> None:
+def test_restarts_and_failures_are_counted_as_in_the_status(life: Life) -> None:
     for seconds in (10, 500, 1000):
         fails_and_recovers(life, seconds)
     assert life.cluster.status.restarts.by_class == {"Infrastructure": 3}
@@ -106,7 +106,7 @@ def test_restarts_and_failures_are_those_of_the_status(life: Life) -> None:
     assert counted(life.metrics, "tpujob_failures_total", "class") == {"Infrastructure": 3}
 
 
-def test_a_failure_that_ends_the_job_is_a_failure_and_no_restart(life: Life) -> None:
+def test_a_failure_that_ends_the_job_is_not_counted_as_a_restart(life: Life) -> None:
     fails(life.cluster, "digits-1-0-0", 1)
     life.goes_on()
     assert life.cluster.status.state is State.FAILED
@@ -116,7 +116,7 @@ def test_a_failure_that_ends_the_job_is_a_failure_and_no_restart(life: Life) -> 
     assert counted(life.metrics, "tpujob_finished_total", "reason") == {"NotRetryable": 1}
 
 
-def test_the_time_that_was_counted_is_the_job_s_life(life: Life) -> None:
+def test_the_counted_time_adds_up_to_the_life_of_the_job(life: Life) -> None:
     """With a checkpoint, a failure, a suspension and training that was lost."""
     life.reports(10)
     passes(life.cluster, 200)

@@ -14,7 +14,7 @@ from tests.planner.scheduler import place_all
 from tests.planner.story import all_finish, present, reason
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import State
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 ENOUGH_PASSES = 60
 NODES = ["node-0", "node-1", "node-2", "node-3"]
@@ -166,14 +166,14 @@ def all_are_placed_ready(cluster: ModelCluster) -> None:
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
-def test_dying_after_any_effect_changes_nothing_about_the_end(story: Story) -> None:
+def test_a_crash_after_any_effect_does_not_change_the_outcome(story: Story) -> None:
     undisturbed, effects = told(story, None)
     assert undisturbed.ready[1] == story.end
     ends = {effect: told(story, effect)[0] for effect in range(effects + 1)}
     assert {effect: end for effect, end in ends.items() if end != undisturbed} == {}
 
 
-def test_the_stories_are_what_they_say() -> None:
+def test_each_story_contains_what_its_name_says() -> None:
     ends = {name: told(story, None)[0] for name, story in STORIES.items()}
     restarts = {name: (end.attempt, end.restarts) for name, end in ends.items()}
     assert restarts == {

@@ -49,12 +49,12 @@ def test_a_job_that_has_been_active_for_too_long_fails() -> None:
     assert (cluster.status.state, actions(decided)) == (State.FAILED, [])
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "DeadlineExceeded")
     assert decided.events[0].message == (
-        "active for 100 s, which is all that spec.runPolicy.activeDeadlineSeconds allows"
+        "the job has been active for 100 s, the limit in spec.runPolicy.activeDeadlineSeconds"
     )
     assert kstatus(cluster.job) == "Failed"
 
 
-def test_its_workers_are_stopped_then() -> None:
+def test_the_workers_of_a_job_past_its_deadline_are_stopped() -> None:
     cluster = given_a_running_gang(ACTIVE)
     cluster.now += LIMIT
     one_pass(cluster)
@@ -96,7 +96,7 @@ def test_the_wait_between_two_attempts_counts() -> None:
     assert reason(cluster.status) == ("False", "DeadlineExceeded")
 
 
-def test_a_job_that_has_succeeded_in_time_is_looked_at_too_late_and_succeeds() -> None:
+def test_a_job_that_finished_before_its_deadline_succeeds_even_if_seen_after_it() -> None:
     cluster = given_a_running_gang(ACTIVE)
     all_finish(cluster)
     cluster.now += 50 * LIMIT
@@ -111,7 +111,7 @@ def test_the_deadline_can_be_moved_while_the_job_runs() -> None:
     assert look(cluster).again == timedelta(seconds=50)
 
 
-def test_without_a_deadline_a_job_runs_for_ever() -> None:
+def test_without_a_deadline_a_job_runs_forever() -> None:
     cluster = given_a_running_gang()
     passes(cluster, 10**8)
     assert look(cluster) == Plan()
@@ -121,7 +121,7 @@ def test_without_a_deadline_a_job_runs_for_ever() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_finished_job_goes_when_its_time_is_over(code: int) -> None:
+def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(code: int) -> None:
     cluster = given_a_finished_job(code)
     passes(cluster, 59)
     assert look(cluster) == Plan(again=timedelta(seconds=1))
@@ -131,7 +131,7 @@ def test_a_finished_job_goes_when_its_time_is_over(code: int) -> None:
     assert cluster.job_is_gone
 
 
-def test_without_a_time_to_live_it_stays() -> None:
+def test_without_a_time_to_live_a_finished_job_stays() -> None:
     cluster = given_a_running_gang()
     all_finish(cluster)
     one_pass(cluster)
@@ -139,13 +139,13 @@ def test_without_a_time_to_live_it_stays() -> None:
     assert look(cluster) == Plan()
 
 
-def test_a_job_that_has_not_finished_has_all_its_time() -> None:
+def test_the_time_to_live_does_not_run_before_the_job_has_finished() -> None:
     cluster = given_a_running_gang(TTL)
     passes(cluster, 10**8)
     assert look(cluster) == Plan()
 
 
-def test_the_time_to_live_can_be_given_when_the_job_has_finished() -> None:
+def test_the_time_to_live_can_be_set_after_the_job_has_finished() -> None:
     cluster = given_a_running_gang()
     all_finish(cluster)
     one_pass(cluster)
@@ -155,7 +155,7 @@ def test_the_time_to_live_can_be_given_when_the_job_has_finished() -> None:
     assert cluster.job_is_gone
 
 
-def test_a_finished_job_that_this_operator_could_not_read_goes_too() -> None:
+def test_a_finished_job_with_an_invalid_spec_is_deleted_too() -> None:
     cluster = given_a_finished_job()
     cluster.job["spec"]["surprise"] = "of a newer operator"
     passes(cluster, 60)
@@ -173,7 +173,7 @@ def test_a_gang_that_has_succeeded_when_it_is_suspended_has_succeeded() -> None:
     assert (cluster.status.state, cluster.status.completion_time) == (State.SUCCEEDED, format_time(cluster.now))
 
 
-def test_a_gang_of_which_a_part_has_finished_is_suspended() -> None:
+def test_a_gang_that_has_partly_finished_is_suspended() -> None:
     cluster = given_a_running_gang()
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
     cluster.edit_run_policy(suspend=True)

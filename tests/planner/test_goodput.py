@@ -1,6 +1,7 @@
 """Where the time goes in the life of a job, second by second."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
@@ -66,7 +67,7 @@ def accounts(cluster: ModelCluster) -> Goodput:
 
 def split(cluster: ModelCluster) -> dict[str, int]:
     """The sums that are not zero."""
-    sums = accounts(cluster).model_dump(include={name for name in Goodput.model_fields if name.endswith("_seconds")})
+    sums = {name: value for name, value in asdict(accounts(cluster)).items() if name.endswith("_seconds")}
     return {name.removesuffix("_seconds"): seconds for name, seconds in sums.items() if seconds}
 
 
@@ -144,7 +145,7 @@ SAVES = {
 
 @pytest.mark.parametrize("saves", SAVES)
 @pytest.mark.parametrize("resumed", ["while its workers stop", "later"])
-def test_after_a_suspension_that_is_kept_which_the_worker_says_is_safe(saves: str, resumed: str) -> None:
+def test_a_suspension_keeps_what_the_worker_reported_as_saved(saves: str, resumed: str) -> None:
     """Its last report comes right before its pod goes."""
     step, expected = SAVES[saves]
     cluster = given_a_gang_that_trains()
@@ -167,7 +168,7 @@ def test_after_a_suspension_that_is_kept_which_the_worker_says_is_safe(saves: st
 
 
 @pytest.mark.parametrize(("checkpoint", "kept"), [(True, "productive"), (False, "wasted")])
-def test_a_suspended_trainer_that_nobody_hears_saves_if_it_has_a_place_to(checkpoint: bool, kept: str) -> None:
+def test_a_suspended_trainer_that_cannot_report_has_saved_if_checkpoints_are_on(checkpoint: bool, kept: str) -> None:
     cluster = given_a_running_gang({"spec.checkpoint": {"uri": "gs://bucket/digits"}} if checkpoint else None)
     passes(cluster, 60)
     cluster.edit_run_policy(suspend=True)
@@ -180,7 +181,7 @@ def test_a_suspended_trainer_that_nobody_hears_saves_if_it_has_a_place_to(checkp
     assert goodput.productive_seconds * goodput.wasted_seconds == 0
 
 
-def test_the_pause_of_a_gang_that_gave_back_its_nodes_is_waiting_too() -> None:
+def test_the_pause_after_releasing_the_nodes_counts_as_queue_time() -> None:
     cluster = given_a_gang_that_waits_for_nodes(startDeadlineSeconds=50)
     passes(cluster, 10)
     kubelet.place(cluster, cluster.pods["digits-1-0-0"])
@@ -195,7 +196,7 @@ def test_the_pause_of_a_gang_that_gave_back_its_nodes_is_waiting_too() -> None:
     assert split(cluster) == {"queue": 60 + 1000 + 5}
 
 
-def test_a_loop_that_reports_nothing_trains_from_when_it_is_ready() -> None:
+def test_a_loop_that_never_reports_counts_as_training_from_ready_on() -> None:
     own = {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}
     cluster = given_a_job({"spec.trainer": own}, listens=True)
     one_pass(cluster)
@@ -210,7 +211,7 @@ def test_a_loop_that_reports_nothing_trains_from_when_it_is_ready() -> None:
     assert split(cluster) == {"queue": 30, "start": 20, "productive": 100, "unsaved": 100}
 
 
-def test_a_trainer_whose_reports_do_not_get_through_has_trained_all_the_same() -> None:
+def test_a_trainer_whose_reports_are_lost_counts_as_having_trained() -> None:
     cluster = given_a_gang_that_waits_for_nodes()
     it_gets_nodes(cluster, QUEUE)
     all_are_ready(cluster)
@@ -231,7 +232,7 @@ def at_the_next_report(cluster: ModelCluster) -> None:
 
 
 @pytest.mark.parametrize(("then", "late"), [(at_once, 0), (at_the_next_report, 9)])
-def test_a_step_that_is_heard_before_the_gang_is_seen_to_be_ready_hides_no_wait_for_nodes(
+def test_a_step_reported_before_the_gang_is_ready_does_not_hide_the_wait_for_nodes(
     then: Callable[[ModelCluster], None], late: int
 ) -> None:
     """An operator that was away finds a gang that trains already."""
@@ -249,7 +250,7 @@ def test_a_step_that_is_heard_before_the_gang_is_seen_to_be_ready_hides_no_wait_
     assert split(cluster) == {"queue": 30 + 700, "start": 20, "productive": 60, "recovery": 13 + late}
 
 
-def test_compiling_is_no_training() -> None:
+def test_compiling_does_not_count_as_training() -> None:
     cluster = given_a_gang_that_waits_for_nodes()
     it_gets_nodes(cluster, QUEUE)
     all_are_ready(cluster)
@@ -260,7 +261,7 @@ def test_compiling_is_no_training() -> None:
     assert accounts(cluster).activity is Activity.START
 
 
-def test_a_job_whose_clock_was_set_back_ends_when_its_account_does() -> None:
+def test_after_a_clock_was_set_back_the_job_ends_when_its_goodput_does() -> None:
     cluster = given_a_gang_that_trains()
     since = accounts(cluster).since
     passes(cluster, -40)

@@ -20,7 +20,7 @@ from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT
 from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 MINUTE = timedelta(minutes=1)
 OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
@@ -82,9 +82,7 @@ def until_taken_for_hung(cluster: ModelCluster) -> timedelta | None:
         (ReportPhase.CHECKPOINTING, 7200, 120 * MINUTE),
     ],
 )
-def test_how_long_nothing_may_happen_depends_on_the_phase(
-    phase: ReportPhase, deadline: int | None, limit: timedelta | None
-) -> None:
+def test_the_hang_limit_depends_on_the_phase(phase: ReportPhase, deadline: int | None, limit: timedelta | None) -> None:
     cluster = given_a_gang_that_reported(10, phase, with_deadline(deadline) if deadline else None)
     assert until_taken_for_hung(cluster) == limit
 
@@ -101,19 +99,19 @@ def test_how_long_nothing_may_happen_depends_on_the_phase(
     ],
     ids=["trainer", "trainer with a deadline", "own loop", "own loop with a deadline"],
 )
-def test_of_a_gang_that_was_never_heard_only_what_was_asked_for_is_expected(
+def test_a_gang_that_never_reported_is_hung_only_after_a_progress_deadline(
     changes: dict[str, object], limit: timedelta | None
 ) -> None:
     assert until_taken_for_hung(given_a_running_gang(changes, listens=True)) == limit
 
 
-def test_a_worker_that_is_not_heard_any_more_may_be_well() -> None:
+def test_a_worker_that_stops_reporting_is_not_taken_for_hung() -> None:
     cluster = given_a_gang_that_reported()
     passes(cluster, 24 * 3600)
     assert (described(look(cluster)), look(cluster).status) == ([], None)
 
 
-def test_a_worker_that_must_report_and_is_not_heard_any_more_is_taken_for_hung() -> None:
+def test_a_worker_that_stops_reporting_is_hung_if_a_progress_deadline_is_set() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     passes(cluster, 120)
     assert described(look(cluster)) == ["ask for stacks"]
@@ -128,7 +126,7 @@ def test_a_slow_step_may_take_twenty_times_its_usual_length() -> None:
 
 
 @pytest.mark.parametrize(("deadline", "limit"), [(None, None), (7200, 120 * MINUTE)], ids=["default", "deadline"])
-def test_steps_that_are_made_from_a_percentage_are_judged_only_where_that_is_asked_for(
+def test_steps_computed_from_a_percentage_are_judged_only_with_a_progress_deadline(
     deadline: int | None, limit: timedelta | None
 ) -> None:
     """A percentage of a long training stands for longer than any step."""
@@ -138,11 +136,11 @@ def test_steps_that_are_made_from_a_percentage_are_judged_only_where_that_is_ask
     assert until_taken_for_hung(cluster) == limit
 
 
-def test_an_operator_that_does_not_listen_takes_nothing_for_hung() -> None:
+def test_an_operator_that_does_not_listen_takes_no_gang_for_hung() -> None:
     assert look(given_a_running_gang(with_deadline(120))) == Plan()
 
 
-def test_an_operator_that_has_just_begun_to_listen_waits_for_the_whole_limit() -> None:
+def test_an_operator_that_just_started_waits_for_the_whole_limit() -> None:
     cluster = given_a_gang_that_reported()
     passes(cluster, 10_000)
     cluster.inboxes = cluster.new_inboxes()
@@ -150,7 +148,7 @@ def test_an_operator_that_has_just_begun_to_listen_waits_for_the_whole_limit() -
     assert until_taken_for_hung(cluster) == 15 * MINUTE
 
 
-def test_a_worker_that_is_heard_is_judged_by_what_it_says() -> None:
+def test_a_worker_that_reports_is_judged_by_its_reports() -> None:
     """A report of its job that failed through no fault of its own changes nothing."""
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     assert cluster.inboxes is not None
@@ -161,7 +159,7 @@ def test_a_worker_that_is_heard_is_judged_by_what_it_says() -> None:
     assert described(look(cluster)) == ["ask for stacks"]
 
 
-def test_a_worker_that_could_not_be_heard_has_the_whole_limit_from_then_on() -> None:
+def test_the_limit_starts_again_after_a_report_could_not_be_taken() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     assert cluster.inboxes is not None
     passes(cluster, 119)
@@ -169,7 +167,7 @@ def test_a_worker_that_could_not_be_heard_has_the_whole_limit_from_then_on() -> 
     assert until_taken_for_hung(cluster) == 2 * MINUTE
 
 
-def test_a_step_that_stands_still_is_no_progress_however_often_it_is_reported() -> None:
+def test_reporting_the_same_step_again_is_not_progress() -> None:
     cluster = given_a_gang_that_reported()
     for _ in range(14):
         passes(cluster, 60)
@@ -177,7 +175,7 @@ def test_a_step_that_stands_still_is_no_progress_however_often_it_is_reported() 
     assert until_taken_for_hung(cluster) == MINUTE
 
 
-def test_a_clock_that_was_set_back_hides_no_hang() -> None:
+def test_a_hang_is_found_although_the_clock_was_set_back() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     cluster.now -= timedelta(days=1)
     for _ in range(60):
@@ -189,7 +187,7 @@ def test_a_clock_that_was_set_back_hides_no_hang() -> None:
     assert cluster.status.attempt == 2
 
 
-def test_every_step_is() -> None:
+def test_every_new_step_is_progress() -> None:
     cluster = given_a_gang_that_reported()
     for step in range(11, 100):
         passes(cluster, 14 * 60)
@@ -197,14 +195,14 @@ def test_every_step_is() -> None:
     assert (cluster.status.attempt, until_taken_for_hung(cluster)) == (1, 15 * MINUTE)
 
 
-def test_steps_after_a_long_evaluation_are_no_hang() -> None:
+def test_steps_after_a_long_evaluation_are_not_a_hang() -> None:
     cluster = given_a_gang_that_reported(10, ReportPhase.EVALUATING)
     passes(cluster, 44 * 60)
     reports(cluster, 10, ReportPhase.TRAINING)
     assert until_taken_for_hung(cluster) == 15 * MINUTE
 
 
-def test_a_gang_that_was_resumed_may_compile_anew() -> None:
+def test_a_resumed_gang_may_compile_again() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -229,13 +227,13 @@ def given_a_gang_that_is_asked() -> ModelCluster:
     return cluster
 
 
-def test_before_it_is_restarted_its_stacks_are_asked_for_and_it_has_time_to_answer() -> None:
+def test_a_hung_worker_is_asked_for_its_stacks_before_the_restart() -> None:
     cluster = given_a_gang_that_is_asked()
     assert look(cluster) == Plan(again=STACKS_WAIT)
     assert cluster.status.attempt == 1
 
 
-def test_its_answer_is_in_the_failure() -> None:
+def test_the_stacks_are_in_the_failure() -> None:
     cluster = given_a_gang_that_is_asked()
     passes(cluster, 8)
     reports(cluster, 10, stacks="Thread 7: in all_reduce")
@@ -247,21 +245,21 @@ def test_its_answer_is_in_the_failure() -> None:
     assert cluster.status.restarts.by_class == {"Hang": 1}
 
 
-def test_a_worker_that_does_not_answer_is_waited_for_no_longer() -> None:
+def test_a_worker_that_does_not_send_its_stacks_is_restarted_without_them() -> None:
     cluster = given_a_gang_that_is_asked()
     cluster.now += STACKS_WAIT
     assert described(one_pass(cluster)) == []
     assert (cluster.status.attempt, cluster.status.state) == (2, State.RESTARTING)
 
 
-def test_a_worker_that_was_never_heard_is_not_asked() -> None:
+def test_a_worker_that_never_reported_is_not_asked_for_stacks() -> None:
     cluster = given_a_running_gang(OWN_LOOP | with_deadline(120), listens=True)
     passes(cluster, 120)
     assert described(one_pass(cluster)) == []
     assert cluster.status.restarts.by_class == {"Hang": 1}
 
 
-def test_a_worker_that_goes_on_after_all_is_no_failure() -> None:
+def test_a_worker_that_makes_progress_after_all_has_not_failed() -> None:
     cluster = given_a_gang_that_is_asked()
     passes(cluster, 8)
     reports(cluster, 11, stacks="Thread 7: in all_reduce")
@@ -270,7 +268,7 @@ def test_a_worker_that_goes_on_after_all_is_no_failure() -> None:
     assert until_taken_for_hung(cluster) == 15 * MINUTE - STACKS_WAIT
 
 
-def test_a_worker_that_went_on_is_asked_anew_when_it_stands_still_again() -> None:
+def test_a_worker_that_hangs_again_is_asked_for_its_stacks_again() -> None:
     cluster = given_a_gang_that_is_asked()
     passes(cluster, 8)
     reports(cluster, 11, stacks="Thread 7: in all_reduce")
@@ -278,7 +276,7 @@ def test_a_worker_that_went_on_is_asked_anew_when_it_stands_still_again() -> Non
     assert described(look(cluster)) == ["ask for stacks"]
 
 
-def test_the_next_attempt_is_asked_anew() -> None:
+def test_the_next_attempt_is_asked_for_its_own_stacks() -> None:
     cluster = given_a_gang_that_is_asked()
     cluster.now += STACKS_WAIT
     for _ in range(3):
@@ -341,14 +339,14 @@ def given_a_long_training_of_which_one_worker_runs_on() -> ModelCluster:
 
 
 @UNKNOWN_ENDS
-def test_where_nothing_says_when_a_peer_ended_there_is_no_straggler(forget: Callable[[Object], None]) -> None:
+def test_there_is_no_straggler_unless_the_end_of_every_peer_is_known(forget: Callable[[Object], None]) -> None:
     cluster = given_a_long_training_of_which_one_worker_runs_on()
     forget(cluster.pods[WORKERS[0]])
     assert look(cluster) == Plan()
 
 
 @UNKNOWN_ENDS
-def test_a_peer_whose_end_is_unknown_had_ended_when_it_was_not_ready_any_more(forget: Callable[[Object], None]) -> None:
+def test_a_peer_without_an_end_time_had_ended_when_it_became_not_ready(forget: Callable[[Object], None]) -> None:
     cluster = given_a_long_training_of_which_one_worker_runs_on()
     forget(cluster.pods[WORKERS[0]])
     not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": format_time(cluster.now + 5 * MINUTE)}
@@ -368,7 +366,7 @@ def test_a_straggler_has_the_whole_limit_after_the_gang_became_ready() -> None:
     assert look(cluster).again == 45 * MINUTE
 
 
-def test_a_reporting_worker_that_gets_on_after_its_peers_is_no_straggler() -> None:
+def test_a_reporter_that_makes_progress_after_its_peers_is_not_a_straggler() -> None:
     cluster = given_a_running_gang(listens=True)
     for name in WORKERS[1:]:
         kubelet.end(cluster, cluster.pods[name])

@@ -27,7 +27,8 @@ from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
-from tpu_training_operator.runtime.cluster import Conflict, Object
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.errors import Conflict
 
 SOAK = os.environ.get("SOAK") == "1"
 # As many reads as an operator may be behind.
@@ -150,7 +151,7 @@ class Gang(Surroundings):
         read_job = data.draw(st.integers(0, len(self.memory) - 1), label="job read at")
         read_pods = data.draw(st.integers(read_job, len(self.memory) - 1), label="pods read at")
         seen = self.memory[read_job][0], self.memory[read_pods][1]
-        known = Status.model_validate(seen[0].get("status") or {}).attempt
+        known = Status.read(seen[0].get("status")).attempt
         newer = [copied(pod) for pod in self.own_pods() if attempt_of(pod) > known]
         before, was_there = self.cluster.status, not self.cluster.job_is_gone
         already = {pod["metadata"]["uid"] for pod in self.own_pods()}

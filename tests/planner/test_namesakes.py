@@ -22,7 +22,7 @@ from tests.planner.story import (
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 # The job was deleted and applied again.
 
@@ -36,7 +36,7 @@ def given_a_job_applied_again() -> ModelCluster:
     return cluster
 
 
-def test_the_old_workers_are_waited_for_and_nobody_is_alarmed() -> None:
+def test_a_new_job_waits_for_the_workers_of_its_namesake_without_alarm() -> None:
     cluster = given_a_job_applied_again()
     seen = []
     for _ in range(4):
@@ -47,13 +47,13 @@ def test_the_old_workers_are_waited_for_and_nobody_is_alarmed() -> None:
         cluster.collect_garbage()
         cluster.now += timedelta(seconds=5)
     assert [event["reason"] for event in cluster.events if event["type"] == "Warning"] == []
-    assert seen[0] == "waiting for the Service of the deleted job digits to go"
-    assert seen[-1] == "waiting for the workers of the deleted job digits to stop"
+    assert seen[0] == "waiting for the deleted job digits to release its Service"
+    assert seen[-1] == "waiting for the deleted job digits to release its workers"
     kubelet.sweep(cluster)
     assert until_running(cluster) == WORKERS
 
 
-def test_waiting_writes_no_status_again_and_again() -> None:
+def test_waiting_for_a_namesake_writes_the_status_once() -> None:
     cluster = given_a_job_applied_again()
     cluster.collect_garbage()
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_waiting_writes_no_status_again_and_again() -> None:
     assert cluster.job["metadata"]["resourceVersion"] == version
 
 
-def test_a_worker_of_the_old_job_that_never_goes_costs_an_attempt_and_not_the_job() -> None:
+def test_an_old_worker_that_never_goes_costs_an_attempt_but_not_the_job() -> None:
     cluster = given_a_job_applied_again()
     kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])
     cluster.collect_garbage()
@@ -92,7 +92,7 @@ def test_a_worker_of_the_old_job_that_never_goes_costs_an_attempt_and_not_the_jo
         ([], True, "WaitingForDeletedJob"),
     ],
 )
-def test_what_is_going_is_waited_for_and_what_is_foreign_blocks(
+def test_an_object_that_is_going_is_waited_for_and_a_foreign_one_blocks(
     owners: list[Object], terminating: bool, expected: str
 ) -> None:
     cluster = given_a_begun_attempt()
@@ -139,7 +139,7 @@ FORGED = {
 
 @pytest.mark.parametrize("forgery", FORGED)
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
-def test_no_forged_pod_touches_a_gang_that_runs(forgery: str, phase: str) -> None:
+def test_a_forged_pod_does_not_affect_a_running_gang(forgery: str, phase: str) -> None:
     cluster = given_a_running_gang()
     forge(cluster, *FORGED[forgery])["status"]["phase"] = phase
     before = copied({name: cluster.pods[name] for name in WORKERS})
@@ -164,7 +164,7 @@ def test_the_gang_restarts_and_succeeds_beside_a_forged_pod(forgery: str) -> Non
     assert (cluster.status.attempt, cluster.status.state) == (2, State.SUCCEEDED)
 
 
-def test_a_pod_that_is_there_before_its_attempt_does_not_become_a_worker() -> None:
+def test_a_pod_created_before_its_attempt_does_not_become_a_worker() -> None:
     cluster = given_a_running_gang()
     forge(cluster, "digits-2-0-0", "2")
     fails(cluster, WORKERS[1])
@@ -175,7 +175,7 @@ def test_a_pod_that_is_there_before_its_attempt_does_not_become_a_worker() -> No
 
 
 @pytest.mark.parametrize("label", ["attempt", "slice-index", "host-index"])
-def test_a_worker_that_loses_a_label_stays_the_worker_that_it_is(label: str) -> None:
+def test_a_worker_that_loses_a_label_stays_that_worker(label: str) -> None:
     cluster = given_a_running_gang()
     del cluster.pods[WORKERS[2]]["metadata"]["labels"][f"tpu-operator.dev/{label}"]
     assert described(look(cluster)) == []
@@ -190,6 +190,6 @@ def test_a_worker_that_is_hidden_by_a_lost_label_is_named() -> None:
     view = [pod for pod in cluster.read()[1] if pod["metadata"]["name"] != WORKERS[2]]
     operator.work(seen=(cluster.read()[0], view))
     assert cluster.status.state == State.BLOCKED
-    assert "digits-1-0-2 is this job's worker and has lost its label tpu-operator.dev/job-name" in ready_message(
+    assert "digits-1-0-2 is a worker of this job but has lost its label tpu-operator.dev/job-name" in ready_message(
         cluster
     )

@@ -9,8 +9,7 @@ from tests.unit.jobs import ABSENT, job_body, resolved
 from tpu_training_operator.api.catalogue import MachineType, generations
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.domain.naming import WorkerId, workers
-from tpu_training_operator.domain.objects.network_policy import Isolation
-from tpu_training_operator.domain.objects.shared import config_map
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.report import Reporting
 
@@ -140,7 +139,7 @@ def test_its_node() -> None:
     }
 
 
-def test_it_shares_a_node_pool_with_its_slice_and_with_no_other() -> None:
+def test_a_worker_shares_its_node_pool_only_with_its_slice() -> None:
     own = ["8b6b0c5e1f7a4c399d110242ac120002-3-0"]
 
     def term(*expressions: Object) -> Object:
@@ -335,7 +334,7 @@ def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_wr
 
 def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
     own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
-    assert Isolation().network_policy(job_body()) == {
+    assert WorkerNetworkPolicy().network_policy(job_body()) == {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {
@@ -354,7 +353,7 @@ def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
 
 def test_whoever_runs_the_operator_lets_others_in() -> None:
     scrape = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 8431}]}
-    assert Isolation((scrape,)).network_policy(job_body())["spec"]["ingress"][1:] == [scrape]
+    assert WorkerNetworkPolicy((scrape,)).network_policy(job_body())["spec"]["ingress"][1:] == [scrape]
 
 
 # What the worker that reports has in addition.

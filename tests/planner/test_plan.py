@@ -88,7 +88,7 @@ def test_a_running_gang_is_left_alone() -> None:
 # The end.
 
 
-def test_a_gang_whose_workers_have_all_finished_has_succeeded() -> None:
+def test_a_gang_succeeds_when_all_its_workers_have_finished() -> None:
     cluster = given_a_running_gang()
     cluster.now += timedelta(hours=1)
     for pod in cluster.pods.values():
@@ -101,7 +101,7 @@ def test_a_gang_whose_workers_have_all_finished_has_succeeded() -> None:
     assert kstatus(cluster.job) == "Current"
 
 
-def test_a_gang_that_finished_before_anybody_looked_has_succeeded_too() -> None:
+def test_a_gang_that_finished_while_the_operator_was_down_succeeds() -> None:
     cluster = given_a_created_gang()
     for pod in cluster.pods.values():
         kubelet.start(cluster, pod)
@@ -118,7 +118,7 @@ def test_some_workers_may_finish_before_others() -> None:
 
 
 @pytest.mark.parametrize("silent", [WORKERS[:1], WORKERS])
-def test_a_worker_that_leaves_without_a_word_has_not_finished_the_training(silent: list[str]) -> None:
+def test_a_trainer_that_ends_without_last_words_has_not_finished(silent: list[str]) -> None:
     cluster = given_a_running_gang()
     for name in silent:
         kubelet.end(cluster, cluster.pods[name], message="")
@@ -128,7 +128,7 @@ def test_a_worker_that_leaves_without_a_word_has_not_finished_the_training(silen
     assert (cluster.status.last_failure.reason, cluster.status.last_failure.pod) == ("ExitedEarly", WORKERS[0])
 
 
-def test_a_loop_of_the_users_own_ends_without_a_word() -> None:
+def test_the_users_own_loop_may_finish_without_last_words() -> None:
     cluster = given_a_running_gang({"spec.trainer": {"image": "digits:1", "command": ["python", "train.py"]}})
     for pod in cluster.pods.values():
         kubelet.end(cluster, pod, message="")
@@ -136,7 +136,7 @@ def test_a_loop_of_the_users_own_ends_without_a_word() -> None:
     assert cluster.status.state == State.SUCCEEDED
 
 
-def test_success_shows_what_worker_0_said_last() -> None:
+def test_success_shows_the_last_words_of_worker_0() -> None:
     cluster = given_a_running_gang()
     for name, pod in cluster.pods.items():
         said = '{"step": 300, "metrics": {"loss": 0.01, "accuracy": 0.98}, "examplesPerSecond": 900.5}'
@@ -192,7 +192,7 @@ def test_a_finished_job_stays_finished_whatever_is_edited(suspend: bool) -> None
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_a_training_that_is_complete_before_it_was_stopped_has_succeeded(resumes: bool) -> None:
+def test_training_that_completed_before_it_was_stopped_has_succeeded(resumes: bool) -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -206,7 +206,7 @@ def test_a_training_that_is_complete_before_it_was_stopped_has_succeeded(resumes
     assert kstatus(cluster.job) == "Current"
 
 
-def test_a_training_of_which_a_part_is_complete_is_suspended() -> None:
+def test_training_that_is_partly_complete_is_suspended() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -218,7 +218,7 @@ def test_a_training_of_which_a_part_is_complete_is_suspended() -> None:
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
-def test_what_a_person_waits_for_is_told_by_events() -> None:
+def test_events_tell_what_users_wait_for() -> None:
     cluster = given_a_running_gang({"spec.slice.acceleratorType": "v5litepod-4"})
     for suspend in (True, False):
         cluster.edit_run_policy(suspend=suspend)
@@ -228,12 +228,12 @@ def test_what_a_person_waits_for_is_told_by_events() -> None:
         ("AttemptStarted", "attempt 1: waiting for 1 worker on v5litepod-4 to become ready"),
         ("Running", "attempt 1: the worker is ready"),
         ("Suspended", "waiting for 1 worker to stop"),
-        ("Resumed", "spec.runPolicy.suspend is off"),
+        ("Resumed", "spec.runPolicy.suspend is false"),
         ("AttemptStarted", "attempt 2: waiting for 1 worker on v5litepod-4 to become ready"),
     ]
 
 
-def test_a_job_born_suspended_starts_nothing() -> None:
+def test_a_job_created_suspended_starts_nothing() -> None:
     cluster = given_a_job({"spec.runPolicy": {"suspend": True}})
     decided = one_pass(cluster)
     assert (actions(decided), cluster.status.attempt, cluster.status.state) == ([], 0, State.SUSPENDED)
@@ -253,7 +253,7 @@ def test_suspending_stops_the_gang() -> None:
     assert kstatus(cluster.job) == "Current"
 
 
-def test_resuming_is_a_new_attempt_that_is_charged_to_nothing() -> None:
+def test_resuming_starts_a_new_attempt_and_charges_nothing() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -266,7 +266,7 @@ def test_resuming_is_a_new_attempt_that_is_charged_to_nothing() -> None:
     assert [name for name in until_running(cluster) if not name.startswith("digits-2-")] == []
 
 
-def test_resuming_while_workers_still_stop_waits_for_them() -> None:
+def test_resuming_waits_for_workers_that_are_still_stopping() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -278,7 +278,7 @@ def test_resuming_while_workers_still_stop_waits_for_them() -> None:
     assert "create Pod digits-2-0-0" in described(one_pass(cluster))
 
 
-def test_workers_stopped_by_a_suspension_are_no_failure() -> None:
+def test_workers_stopped_by_a_suspension_have_not_failed() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -328,7 +328,7 @@ def test_a_users_own_loop_that_has_ended_before_it_is_suspended_has_succeeded() 
 # What is not as it should be.
 
 
-def test_a_job_that_cannot_be_read_is_stalled_with_the_reason() -> None:
+def test_an_invalid_job_is_stalled_with_the_reason() -> None:
     cluster = given_a_job({"spec.recipe.globalBatchSize": 100})
     decided = one_pass(cluster)
     assert (actions(decided), cluster.status.state) == ([], State.INVALID)
@@ -339,7 +339,7 @@ def test_a_job_that_cannot_be_read_is_stalled_with_the_reason() -> None:
     assert kstatus(cluster.job) == "Failed"
 
 
-def test_a_running_gang_that_was_unreadable_for_a_while_is_shown_running_again() -> None:
+def test_a_running_gang_whose_spec_was_invalid_for_a_while_is_running_again() -> None:
     cluster = given_a_running_gang()
     cluster.job["spec"]["surprise"] = "of a newer operator"
     one_pass(cluster)
@@ -364,7 +364,7 @@ def test_a_gang_whose_job_became_invalid_is_watched_and_an_event_says_so_once() 
     assert actions(one_pass(cluster)) == []
     told = [event for event in cluster.events if event["reason"] == "InvalidSpec"]
     assert [event["type"] for event in told] == ["Warning"]
-    assert told[0]["note"].startswith("the spec is not valid for this operator, which only watches attempt 1: spec.")
+    assert told[0]["note"].startswith("this operator cannot use the spec and only watches attempt 1: spec.")
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 1)
 
 
@@ -387,7 +387,7 @@ def test_an_invalid_job_that_lacks_a_worker_has_not_succeeded() -> None:
     assert cluster.status.state == State.INVALID
 
 
-def test_an_invalid_job_can_be_suspended_and_goes_on_when_it_is_valid_again() -> None:
+def test_an_invalid_job_can_be_suspended_and_continues_once_it_is_valid() -> None:
     cluster = given_a_running_gang_that_became_invalid()
     cluster.edit_run_policy(suspend=True)
     assert described(one_pass(cluster)) == []
@@ -425,7 +425,7 @@ def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:
     assert cluster.pods == {}
 
 
-def test_nothing_is_done_on_a_view_that_another_operator_has_overtaken() -> None:
+def test_nothing_is_done_about_a_stale_read_of_the_job() -> None:
     cluster = given_a_running_gang()
     long_ago, _ = cluster.read()
     fails(cluster, WORKERS[1])
@@ -436,7 +436,7 @@ def test_nothing_is_done_on_a_view_that_another_operator_has_overtaken() -> None
     assert plan(Observed.of(long_ago, pods), just_created) == Plan(again=timedelta(seconds=1))
 
 
-def test_a_gang_goes_on_whose_status_was_lost() -> None:
+def test_a_gang_whose_status_was_lost_continues() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)
@@ -450,7 +450,7 @@ def test_a_gang_goes_on_whose_status_was_lost() -> None:
     assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()} == workers
 
 
-def test_pods_of_others_are_not_seen() -> None:
+def test_pods_of_other_owners_are_ignored() -> None:
     cluster = given_a_begun_attempt()
     cluster.pods["digits-1-0-0"] = kubelet.stranger("digits-1-0-0", attempt=1)
     assert len(Observed.of(*cluster.read()).pods) == 0
@@ -469,7 +469,7 @@ def test_a_name_that_somebody_else_holds_blocks_the_job_until_it_is_free() -> No
     assert kstatus(cluster.job) == "InProgress"
 
 
-def test_an_edit_that_changes_nothing_now_is_noted() -> None:
+def test_an_edit_that_needs_no_action_is_observed() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(startDeadlineSeconds=60)
     assert kstatus(cluster.job) == "InProgress"
@@ -477,7 +477,7 @@ def test_an_edit_that_changes_nothing_now_is_noted() -> None:
     assert kstatus(cluster.job) == "Current"
 
 
-def test_parameters_that_no_config_map_holds_are_refused_before_anything_is_begun() -> None:
+def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts() -> None:
     # Beyond ASCII a character is six bytes of JSON.
     large = {f"p{number}": "\u00e9" * 4096 for number in range(60)}
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})

@@ -46,12 +46,12 @@ def test_the_next_attempt_begins_beside_a_worker_on_a_lost_node() -> None:
     assert "create Pod digits-2-0-1" in described(look(cluster))
 
 
-def test_the_next_attempt_waits_for_a_worker_whose_node_says_nothing() -> None:
+def test_the_next_attempt_waits_for_a_worker_on_a_silent_node() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=False)
     assert look(cluster) == Plan(again=UNHEARD)
 
 
-def test_the_next_attempt_begins_soon_after_the_old_workers_have_gone_though_nobody_says_so() -> None:
+def test_the_next_attempt_starts_soon_after_the_old_workers_are_gone_without_a_hint() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[0])
     one_pass(cluster)
@@ -62,7 +62,7 @@ def test_the_next_attempt_begins_soon_after_the_old_workers_have_gone_though_nob
     assert "create Pod digits-2-0-0" in described(look(cluster))
 
 
-def test_a_suspension_looks_soon_whether_its_workers_have_gone_though_nobody_says_so() -> None:
+def test_a_suspension_looks_again_soon_without_a_hint() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -72,9 +72,7 @@ def test_a_suspension_looks_soon_whether_its_workers_have_gone_though_nobody_say
 
 
 @pytest.mark.parametrize(("known", "wait"), [(True, GRACE), (False, GRACE + SILENCE)])
-def test_a_worker_is_deleted_by_force_when_nothing_more_is_to_be_expected_of_its_node(
-    known: bool, wait: timedelta
-) -> None:
+def test_a_worker_is_deleted_by_force_once_its_node_is_given_up(known: bool, wait: timedelta) -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=known)
     cluster.now += wait - timedelta(seconds=1)
     assert not any("by force" in action for action in described(look(cluster)))
@@ -85,7 +83,7 @@ def test_a_worker_is_deleted_by_force_when_nothing_more_is_to_be_expected_of_its
     assert WORKERS[1] not in cluster.pods
 
 
-def test_the_new_gang_is_made_while_the_old_worker_is_waited_for_and_no_hint_is_needed() -> None:
+def test_the_new_gang_starts_beside_the_old_worker_without_a_hint() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=True)
     one_pass(cluster)
     assert look(cluster) == Plan(again=GRACE)
@@ -122,7 +120,7 @@ def test_a_suspension_ends_although_a_node_is_lost(known: bool) -> None:
     assert look(cluster).again is None
 
 
-def test_a_failed_job_lets_go_of_a_lost_node_too() -> None:
+def test_a_failed_job_releases_a_lost_node_too() -> None:
     cluster = given_a_running_gang()
     kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])
     fails(cluster, WORKERS[0], 1)
@@ -141,7 +139,7 @@ def held_by_a_finalizer(cluster: ModelCluster, name: str) -> None:
     cluster.pods[name]["metadata"]["deletionGracePeriodSeconds"] = 0
 
 
-def test_a_worker_that_only_a_finalizer_holds_is_not_deleted_again_and_again() -> None:
+def test_a_worker_that_only_a_finalizer_holds_is_deleted_once() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=False)
     held_by_a_finalizer(cluster, WORKERS[1])
     passes(cluster, 1000)

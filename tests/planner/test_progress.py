@@ -74,7 +74,7 @@ def test_a_report_is_shown_as_it_came() -> None:
     assert progress(cluster) == Progress(phase=ReportPhase.TRAINING, step=100, warnings=["slow input"], **said, **times)
 
 
-def test_metrics_stay_until_there_are_new_ones() -> None:
+def test_metrics_stay_until_new_ones_are_reported() -> None:
     cluster = given_a_running_gang(listens=True)
     reports(cluster, 100, metrics={"accuracy": "0.9"})
     passes(cluster, 10)
@@ -104,7 +104,7 @@ def test_a_report_that_waits_for_its_write_is_not_forgotten() -> None:
     assert progress(cluster).step == 11
 
 
-def test_a_decision_takes_with_it_what_was_reported_meanwhile() -> None:
+def test_a_decision_is_written_with_the_latest_report() -> None:
     cluster = given_a_gang_that_reported(10)
     passes(cluster, 2)
     kubelet.report(cluster, 11, checkpoint_step=11)
@@ -113,13 +113,13 @@ def test_a_decision_takes_with_it_what_was_reported_meanwhile() -> None:
     assert (cluster.status.attempt, progress(cluster).step, progress(cluster).checkpoint_step) == (2, 11, 11)
 
 
-def test_the_same_report_is_heard_once() -> None:
+def test_a_report_counts_once() -> None:
     cluster = given_a_gang_that_reported(10)
     passes(cluster, 100)
     assert look(cluster).status is None
 
 
-def test_a_step_is_not_taken_back_within_an_attempt() -> None:
+def test_the_step_never_decreases_within_an_attempt() -> None:
     cluster = given_a_gang_that_reported(100)
     passes(cluster, 10)
     reports(cluster, 90)
@@ -134,7 +134,7 @@ def test_the_next_attempt_begins_at_its_own_step() -> None:
     assert (progress(cluster).step, progress(cluster).checkpoint_step) == (61, 60)
 
 
-def test_so_does_the_attempt_after_a_suspension() -> None:
+def test_the_attempt_after_a_suspension_begins_at_its_own_step() -> None:
     cluster = given_a_gang_that_reported(100, checkpoint=60)
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
@@ -146,14 +146,14 @@ def test_so_does_the_attempt_after_a_suspension() -> None:
     assert progress(cluster).step == 61
 
 
-def test_a_word_of_an_earlier_attempt_is_not_heard() -> None:
+def test_a_report_of_an_earlier_attempt_is_ignored() -> None:
     cluster = given_a_gang_that_reported(100)
     restart(cluster)
     passes(cluster, 10)
     assert look(cluster) == Plan(again=None)
 
 
-def test_a_word_of_an_older_job_of_the_same_name_is_not_heard() -> None:
+def test_a_report_of_an_older_job_of_the_same_name_is_ignored() -> None:
     cluster = given_a_gang_that_reported(100, checkpoint=60)
     cluster.apply_again()
     cluster.collect_garbage()
@@ -166,7 +166,7 @@ def test_a_word_of_an_older_job_of_the_same_name_is_not_heard() -> None:
     assert (cluster.status.state, cluster.status.attempt, cluster.status.progress) == (State.RUNNING, 1, None)
 
 
-def test_a_gang_that_succeeded_is_done() -> None:
+def test_a_gang_that_succeeded_is_in_phase_done() -> None:
     cluster = given_a_gang_that_reported(100)
     for pod in cluster.pods.values():
         kubelet.end(cluster, pod, message='{"step": 300}')
@@ -177,7 +177,7 @@ def test_a_gang_that_succeeded_is_done() -> None:
 # Budgets.
 
 
-def test_a_checkpoint_beyond_all_before_fills_the_budgets_up() -> None:
+def test_a_new_checkpoint_refills_the_budgets() -> None:
     cluster = given_a_gang_that_reported(100, checkpoint=60, changes=TWICE)
     for step in (110, 120, 130):
         restart(cluster)
@@ -188,7 +188,7 @@ def test_a_checkpoint_beyond_all_before_fills_the_budgets_up() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [None, 50, 60])
-def test_a_checkpoint_that_does_not_go_beyond_fills_nothing_up(checkpoint: int | None) -> None:
+def test_an_old_checkpoint_refills_nothing(checkpoint: int | None) -> None:
     cluster = given_a_gang_that_reported(100, checkpoint=60, changes=TWICE)
     restart(cluster)
     reports(cluster, 100, checkpoint_step=checkpoint)
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_does_not_go_beyond_fills_nothing_up(checkpoint: int |
     assert progress(cluster).checkpoint_step == 60
 
 
-def test_a_failure_that_lies_back_further_than_the_window_does_not_count() -> None:
+def test_a_failure_before_the_window_does_not_count() -> None:
     cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}, "window": "1h"}}})
     for _ in range(3):
         restart(cluster)
@@ -210,7 +210,7 @@ def test_a_failure_that_lies_back_further_than_the_window_does_not_count() -> No
     assert cluster.status.state is State.FAILED
 
 
-def test_a_checkpoint_is_heard_before_the_failure_that_follows_it() -> None:
+def test_a_checkpoint_counts_before_the_failure_that_follows_it() -> None:
     cluster = given_a_gang_that_reported(100, checkpoint=60, changes=TWICE)
     restart(cluster)
     kubelet.report(cluster, 110, checkpoint_step=105)
@@ -247,7 +247,7 @@ _report = st.builds(
 
 
 @given(st.lists(_report, max_size=20))
-def test_whatever_comes_in_whatever_order_nothing_is_taken_back(said: list[Report]) -> None:
+def test_no_order_of_reports_takes_anything_back(said: list[Report]) -> None:
     status = Status(attempt=1)
     for report in said:
         before, status = status.progress, heard(status, report, 300, at(10**6))
@@ -276,7 +276,7 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
         "time": time_at(0),
         "ray": 7,
     }
-    status = Status.model_validate(
+    status = Status.read(
         {
             "attempt": 1,
             "state": "Levitating",
@@ -296,7 +296,7 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
     assert status.goodput.activity is Activity.TRAIN
 
 
-def test_and_its_job_is_carried_on() -> None:
+def test_a_job_of_a_newer_operator_continues() -> None:
     cluster = given_a_gang_that_reported(100)
     status = cluster.job["status"]
     status |= {"state": "Levitating", "progress": {**status["progress"], "phase": "Dreaming"}}

@@ -23,7 +23,6 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import DeletePod
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.runtime.reconciler import status_body
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -38,18 +37,18 @@ def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
     assert kstatus(cluster.job) == "InProgress"
 
 
-def test_a_failure_is_told_with_worker_node_class_and_cause() -> None:
+def test_the_message_names_worker_node_class_and_cause() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     [event] = one_pass(cluster).events
     assert event.warning
     assert event.message == (
-        "attempt 2 follows: slice 0 host 1 (digits-1-0-1 on node-of-digits-1-0-1) failed with"
+        "attempt 2 starts now: slice 0 host 1 (digits-1-0-1 on node-of-digits-1-0-1) failed with"
         " Infrastructure (Killed, exit code 137): the worker was killed (exit code 137)"
     )
 
 
-def test_the_cause_is_charged_and_not_the_peers_that_fell_with_it() -> None:
+def test_the_cause_is_charged_and_not_its_lost_peers() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[0], 69)
     cluster.now += timedelta(seconds=1)
@@ -71,7 +70,7 @@ def test_lost_peers_are_given_five_seconds_to_show_their_cause() -> None:
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
 
 
-def test_the_first_failure_of_a_job_is_kept_and_the_last_one_follows() -> None:
+def test_the_status_keeps_the_first_and_the_latest_failure() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)
@@ -93,7 +92,7 @@ def test_an_error_of_the_user_fails_the_job_at_once() -> None:
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "NotRetryable")
     assert ready_message(cluster) == (
         "slice 0 host 0 (digits-1-0-0 on node-of-digits-1-0-0) failed with UserError (exit code 1):"
-        " KeyError: label; UserError does not restart the gang"
+        " KeyError: label; the restart limit for UserError is 0"
     )
     assert kstatus(cluster.job) == "Failed"
 
@@ -109,7 +108,7 @@ def test_a_spent_budget_fails_the_job() -> None:
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
     assert reason(cluster.status) == ("False", "RestartLimitReached")
-    assert ready_message(cluster).endswith("; Infrastructure may restart the gang 1 time in 24h")
+    assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24h")
 
 
 # Failures that another attempt would only repeat.
@@ -127,11 +126,11 @@ def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None)
     return cluster
 
 
-def test_replicas_that_come_apart_at_the_same_step_again_end_the_job() -> None:
+def test_replicas_that_diverge_at_the_same_step_again_end_the_job() -> None:
     cluster = ended_twice(76, '{"message": "came apart", "step": 120}', '{"message": "came apart", "step": 120}')
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert reason(cluster.status) == ("False", "FailedAgain")
-    assert "came apart at step 120 in attempt 1, too" in ready_message(cluster)
+    assert "the replicas also diverged at step 120 in attempt 1" in ready_message(cluster)
 
 
 @pytest.mark.parametrize(
@@ -143,23 +142,23 @@ def test_replicas_that_come_apart_at_the_same_step_again_end_the_job() -> None:
         ('{"step": true}', '{"step": true}'),
     ],
 )
-def test_replicas_that_come_apart_elsewhere_or_nobody_knows_where_restart(first: str, second: str) -> None:
+def test_replicas_that_diverge_at_another_or_an_unknown_step_restart(first: str, second: str) -> None:
     cluster = ended_twice(76, first, second)
     assert (cluster.status.attempt, cluster.status.restarts.by_class) == (3, {"Unknown": 2})
 
 
-def test_a_loss_that_is_no_number_ends_the_job() -> None:
+def test_a_loss_of_nan_ends_the_job() -> None:
     cluster = ended_twice(65, "loss is NaN since step 7")
     assert reason(cluster.status) == ("False", "NotRetryable")
     assert "failed with NotFinite (exit code 65): loss is NaN" in ready_message(cluster)
 
 
-def test_a_loss_that_is_no_number_may_be_given_restarts() -> None:
+def test_a_loss_of_nan_may_be_given_restarts() -> None:
     cluster = ended_twice(65, "loss is NaN", limits={"NotFinite": 1})
     assert cluster.status.restarts.by_class == {"NotFinite": 1}
 
 
-def test_a_storage_that_denies_access_is_asked_once_more_and_then_it_is_the_users_error() -> None:
+def test_storage_that_denies_access_twice_is_a_user_error() -> None:
     cluster = ended_twice(77, "403 for gs://bucket")
     status = cluster.status
     assert (status.attempt, status.restarts.by_class) == (2, {"Infrastructure": 1})
@@ -176,14 +175,14 @@ def test_a_storage_that_denies_access_is_asked_once_more_and_then_it_is_the_user
     )
 
 
-def test_a_storage_that_denies_access_is_not_asked_again_where_no_restart_is_left_for_it() -> None:
+def test_storage_that_denies_access_is_not_tried_again_without_a_restart_left() -> None:
     cluster = ended_twice(77, "403", limits={"Infrastructure": 0})
     failure = cluster.status.last_failure
     assert failure is not None
     assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
 
 
-def test_a_storage_that_denied_access_before_the_last_attempt_is_asked_again() -> None:
+def test_storage_that_denied_access_before_the_last_attempt_is_tried_again() -> None:
     cluster = ended_twice(77, "403")
     until_running(cluster)
     fails(cluster, "digits-2-0-0")
@@ -240,7 +239,7 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
     job, pods = cluster.read()
     refused = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
     assert refused is not None
-    cluster.write_status({**job, "status": status_body(refused)})
+    cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
     assert until_running(cluster) == sorted(cluster.pods)
 
@@ -257,7 +256,7 @@ def test_a_suspended_job_keeps_no_worker_at_all() -> None:
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
-def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
+def test_a_deletion_names_the_uid_of_the_pod() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)
@@ -265,7 +264,7 @@ def test_a_deletion_names_the_very_pod_that_was_seen() -> None:
     assert wanted == {name: cluster.pods[name]["metadata"]["uid"] for name in WORKERS if name != WORKERS[1]}
 
 
-def test_the_host_list_of_the_attempt_before_goes() -> None:
+def test_the_config_map_of_the_previous_attempt_is_deleted() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)
@@ -333,7 +332,7 @@ def test_a_pod_gone_from_a_running_gang_without_a_trace_restarts_it() -> None:
     assert (failure.pod, failure.host, failure.reason) == (WORKERS[2], 2, "PodDeleted")
 
 
-def test_a_pod_gone_before_the_gang_was_ready_is_created_anew() -> None:
+def test_a_pod_that_goes_before_the_gang_is_ready_is_created_again() -> None:
     cluster = given_a_created_gang()
     kubelet.delete_by_hand(cluster, cluster.pods[WORKERS[2]])
     one_pass(cluster)

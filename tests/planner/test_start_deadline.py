@@ -23,7 +23,6 @@ from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
 from tpu_training_operator.domain.lifecycle.restart_budget import pause_after_release
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.runtime.reconciler import status_body
 
 DEADLINE = timedelta(seconds=100)
 POLICY = {"spec.runPolicy": {"startDeadlineSeconds": 100, "restart": {"backoff": {"maxSeconds": 40}}}}
@@ -53,11 +52,11 @@ def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
     job, pods = cluster.read()
     status = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
     assert status is not None
-    cluster.write_status({**job, "status": status_body(status)})
+    cluster.write_status({**job, "status": status.as_json()})
     return cluster
 
 
-def test_a_gang_that_a_quota_has_no_room_for_gives_its_nodes_back() -> None:
+def test_a_gang_that_exceeds_a_quota_releases_its_nodes() -> None:
     cluster = given_a_gang_of_which_a_part_is_refused()
     cluster.now += DEADLINE - timedelta(seconds=1)
     assert "create Pod digits-1-0-3" in described(look(cluster)), "until then it is tried again"
@@ -68,7 +67,7 @@ def test_a_gang_that_a_quota_has_no_room_for_gives_its_nodes_back() -> None:
 
 
 @pytest.mark.parametrize("placed", [1, 2, 3])
-def test_a_part_of_a_gang_is_waited_for_until_the_deadline_and_no_hint_is_needed(placed: int) -> None:
+def test_a_partly_placed_gang_waits_until_the_deadline_without_a_hint(placed: int) -> None:
     cluster = given_a_partly_placed_gang(placed)
     assert look(cluster) == Plan(again=DEADLINE)
     cluster.now += DEADLINE - timedelta(seconds=1)
@@ -87,13 +86,15 @@ def test_at_the_deadline_the_attempt_is_raised_and_nothing_else_is_done() -> Non
     assert kstatus(cluster.job) == "InProgress"
 
 
-def test_the_release_is_told_with_how_many_found_no_node() -> None:
+def test_the_event_of_a_release_says_how_many_workers_had_no_node() -> None:
     cluster = given_a_partly_placed_gang()
     cluster.now += DEADLINE
     [event] = one_pass(cluster).events
     assert (event.reason, event.warning) == ("Released", True)
-    assert event.message.startswith("attempt 2 follows in ")
-    assert event.message.endswith(" s: 1 of 4 workers found no place within 100 s, and the others give theirs back")
+    assert event.message.startswith("attempt 2 starts in ")
+    assert event.message.endswith(
+        " s: 1 of 4 workers could not be placed within 100 s, so the others release their nodes"
+    )
 
 
 def test_a_release_is_charged_to_no_failure_class() -> None:
@@ -117,13 +118,13 @@ def test_the_next_attempt_can_succeed() -> None:
     assert until_running(cluster) == [name.replace("digits-1-", "digits-2-") for name in WORKERS]
 
 
-def test_a_gang_without_any_node_waits_for_ever() -> None:
+def test_a_gang_without_any_node_waits_forever() -> None:
     cluster = given_a_created_gang(POLICY)
     cluster.now += timedelta(days=30)
     assert look(cluster) == Plan()
 
 
-def test_a_gang_whose_containers_run_may_take_its_time() -> None:
+def test_a_gang_whose_containers_run_has_no_start_deadline() -> None:
     cluster = given_a_created_gang(POLICY)
     for pod in cluster.pods.values():
         kubelet.start(cluster, pod)
@@ -149,19 +150,17 @@ def test_a_gang_that_has_its_nodes_and_does_not_start_is_replaced(given: int, li
     failure = cluster.status.last_failure
     assert failure is not None
     assert (failure.pod, failure.failure_class, failure.reason) == (WORKERS[2], "Infrastructure", "NotStarted")
-    assert failure.message == (
-        f"the worker has had its node for {limit} s, and its container has not started: ContainerCreating"
-    )
+    assert failure.message == (f"the container has not started within {limit} s on its node: ContainerCreating")
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
 
 
-def test_a_running_gang_knows_no_start_deadline() -> None:
+def test_a_running_gang_has_no_start_deadline() -> None:
     cluster = given_a_running_gang(POLICY)
     cluster.now += timedelta(days=30)
     assert look(cluster) == Plan()
 
 
-def test_the_time_runs_anew_with_every_worker_that_finds_a_node() -> None:
+def test_the_deadline_starts_again_with_every_worker_that_gets_a_node() -> None:
     cluster = given_a_partly_placed_gang(1)
     cluster.now += timedelta(seconds=90)
     kubelet.place(cluster, cluster.pods[WORKERS[1]])
@@ -213,6 +212,6 @@ def test_a_pause_is_half_to_one_and_a_half_of_the_longest_backoff() -> None:
     assert max(pauses("a")) - min(pauses("a")) > 35
 
 
-def test_two_jobs_pause_differently_and_each_always_the_same() -> None:
+def test_pauses_differ_between_jobs_and_are_the_same_every_time() -> None:
     assert pauses("a") == pauses("a")
     assert sum(abs(a - b) < 1 for a, b in zip(pauses("a"), pauses("b"), strict=True)) < 20

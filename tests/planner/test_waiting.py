@@ -10,9 +10,9 @@ from tests.planner.operators import one_pass
 from tests.planner.story import WORKERS, fails, given_a_created_gang, given_a_running_gang, ready_message, until_running
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.lifecycle.pod_events import line_of
+from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.runtime.cluster import Object
+from tpu_training_operator.kube.cluster import Object
 
 NO_NODE = "0/9 nodes are available: 9 Insufficient google.com/tpu."
 
@@ -55,7 +55,7 @@ def tell(cluster: ModelCluster, name: str, reason: str, note: str, kind: str = "
     )
 
 
-def test_hosts_are_counted_and_reasons_grouped_the_commonest_first() -> None:
+def test_hosts_are_counted_and_grouped_by_reason_largest_group_first() -> None:
     cluster = given_a_created_gang()
     kubelet.make_ready(cluster, cluster.pods[WORKERS[0]])
     stands_in(cluster, WORKERS[1], "CreateContainerConfigError", 'secret "token" not found')
@@ -82,7 +82,7 @@ def test_a_volume_that_cannot_be_mounted_is_told_from_the_pods_events() -> None:
     )
 
 
-def test_what_the_autoscaler_makes_of_it_is_told() -> None:
+def test_the_message_includes_what_the_autoscaler_decided() -> None:
     cluster = given_a_created_gang()
     for name in WORKERS:
         finds_no_node(cluster, name)
@@ -95,7 +95,7 @@ def test_what_the_autoscaler_makes_of_it_is_told() -> None:
     )
 
 
-def test_a_gang_that_is_replaced_says_what_it_waits_for_too() -> None:
+def test_a_gang_that_is_being_replaced_also_says_what_it_waits_for() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_a_gang_that_starts_at_once_costs_no_further_write() -> None:
     assert cluster.event_lists == 0
 
 
-def test_an_hour_of_waiting_costs_few_writes_and_few_questions() -> None:
+def test_an_hour_of_waiting_costs_few_writes_and_reads() -> None:
     cluster = given_a_created_gang({"spec.slice.acceleratorType": "v5litepod-4"})
     before = writes(cluster)
     waits(cluster, 3600)
@@ -139,7 +139,7 @@ def test_counts_that_change_all_the_time_are_told_once_a_minute() -> None:
     assert writes(cluster) - before <= 5, "less than three minutes, and one new reason"
 
 
-def test_a_kubelet_that_goes_to_and_fro_is_no_new_reason() -> None:
+def test_a_kubelet_that_alternates_between_two_reasons_gives_no_new_reason() -> None:
     cluster = given_a_created_gang()
     for name in WORKERS:
         stands_in(cluster, name, "ErrImagePull", "503")
@@ -162,7 +162,7 @@ def test_a_new_reason_is_told_within_ten_seconds() -> None:
     assert ready_message(cluster) == "attempt 1: 0 of 4 hosts ready; 4 hosts: ErrImagePull: 503"
 
 
-def test_the_words_are_bounded() -> None:
+def test_the_message_has_a_bounded_length() -> None:
     cluster = given_a_created_gang({"spec.slice.acceleratorType": "v5litepod-256", "spec.recipe.globalBatchSize": 256})
     for number, name in enumerate(list(cluster.pods)):
         stands_in(cluster, name, "CreateContainerError" if number % 2 else "ErrImagePull", f"{number} " + "x" * 5000)

@@ -9,10 +9,9 @@ import torch
 import torch_xla
 
 from tests.trainer import tasks
-from tpu_trainer import bucket
 from tpu_trainer.backends.base import move_model
 from tpu_trainer.backends.xla import XlaChip
-from tpu_trainer.losses import Loss
+from tpu_trainer.exchange import Loss, Wishes, exchange
 
 
 def print_step(rank: int) -> None:
@@ -24,11 +23,11 @@ def print_step(rank: int) -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     loss = tasks.loss(model, chip.to_device(tasks.examples()[:8]))
     loss.backward()
-    wishes = bucket.Wishes(stop=chip.flag(False), save=chip.flag(False))
-    signals = bucket.exchange(parameters, Loss(loss), wishes, chip)
+    wishes = Wishes(stop=chip.flag(False), save=chip.flag(False))
+    sums = exchange(parameters, Loss(loss), wishes, chip)
     optimizer.step()
     if rank == 0:
-        print(torch_xla._XLAC._get_xla_tensors_hlo([*parameters, signals]), flush=True)
+        print(torch_xla._XLAC._get_xla_tensors_hlo([*parameters, sums.signals]), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.cluster.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 600.0
@@ -194,9 +195,3 @@ def chips(replicas: int) -> dict[str, str]:
         "XLA_THREAD_POOL_SIZE": str(4 * replicas),
         "CPU_NUM_DEVICES": str(replicas),
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

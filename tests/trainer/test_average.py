@@ -12,9 +12,9 @@ from torch import nn
 from tests.trainer import tasks
 from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.reference import reference_run
-from tpu_trainer.average import Average
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.torch_dist import TorchDistributed
+from tpu_trainer.update import Average
 
 HERE = TorchDistributed(Group(0, 1), torch.device("cpu"))
 

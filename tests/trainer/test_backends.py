@@ -13,7 +13,7 @@ from tests.trainer.gang import Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
 from tpu_trainer.backends.base import map_tensors
 from tpu_trainer.backends.rendezvous import Seat
-from tpu_trainer.backends.torch_device import find_device
+from tpu_trainer.backends.torch_dist import find_device
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import BadSpecError
@@ -132,14 +132,14 @@ def test_a_process_that_exits_with_0_in_the_middle_of_the_training_has_not_succe
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (TorchSpec("cuda", "nccl"), r'trainer\.torch\.device: torch \S+ finds no "cuda" on this host, but cpu'),
-        (TorchSpec("tpu", "tpu_dist"), r'trainer\.torch\.device: torch \S+ finds no "tpu" on this host, but cpu'),
-        (TorchSpec("toaster", "gloo"), r'trainer\.torch\.device: torch \S+ finds no "toaster"'),
+        (TorchSpec("cuda", "nccl", 1), r'trainer\.torch\.device: torch \S+ finds no "cuda" on this host, but cpu'),
+        (TorchSpec("tpu", "tpu_dist", 1), r'trainer\.torch\.device: torch \S+ finds no "tpu" on this host, but cpu'),
+        (TorchSpec("toaster", "gloo", 1), r'trainer\.torch\.device: torch \S+ finds no "toaster"'),
         (
-            TorchSpec("cpu", "tpu_dist"),
+            TorchSpec("cpu", "tpu_dist", 1),
             r'trainer\.torch\.collectives: torch \S+ has no "tpu_dist" for device "cpu", but',
         ),
-        (TorchSpec("cpu", "nccl"), r"trainer\.torch\.collectives: .*, but .*gloo"),
+        (TorchSpec("cpu", "nccl", 1), r"trainer\.torch\.collectives: .*, but .*gloo"),
     ],
 )
 def test_a_device_or_collectives_that_torch_has_not_are_a_bad_spec(chosen: TorchSpec, message: str) -> None:

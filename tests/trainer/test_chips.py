@@ -7,7 +7,7 @@ import signal
 
 from tests.trainer import tasks
 from tests.trainer.gang import Launcher, chips, run_spec, start_replicas
-from tpu_trainer import bucket
+from tpu_trainer import exchange
 from tpu_trainer.contract import ExitCode
 
 
@@ -32,7 +32,7 @@ def test_a_step_is_one_all_reduce_of_one_flat_bucket(launcher: Launcher) -> None
     spec = run_spec(backend="xla", hardware="TPU", replicas=2)
     gang = launcher.start(spec, module="tests.trainer.chip_step", **chips(2))
     assert gang.wait() == [0], gang.output()
-    elements = sum(parameter.numel() for parameter in tasks.Network().parameters()) + bucket.SIGNALS
+    elements = sum(parameter.numel() for parameter in tasks.Network().parameters()) + exchange.SIGNALS
     reductions = [line for line in gang.hosts[0].output.splitlines() if " all-reduce(" in line]
     assert len(reductions) == 1, reductions
     assert f"f32[{elements}]" in reductions[0]

@@ -17,9 +17,8 @@ from torch.utils.data import Dataset
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Order, PassSampler, Position, Share, global_batches, permutation
-from tpu_trainer.evaluation_plan import evaluation_plan
-from tpu_trainer.same_data import unequal_lengths
+from tpu_trainer.data import Order, PassSampler, Position, Share, global_batches, permutation, unequal_lengths
+from tpu_trainer.evaluate import evaluation_plan
 
 worlds = st.integers(1, 9)
 ALONE = Share(0, 1)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from tests.cluster.ports import free_port
 from tests.cluster.processes import wait_until
-from tests.trainer.gang import free_port
 from tpu_trainer.backends import gate
-from tpu_trainer.backends.gate import Porter, StrangerError, key_of
+from tpu_trainer.backends.gate import StrangerError, Tunnel, key_of
 from tpu_trainer.backends.rendezvous import Kept, Seat, meet, serve
 from tpu_trainer.environment import WorkerEnvironment
 
@@ -33,22 +33,22 @@ def kept() -> Kept:
 
 
 @pytest.fixture
-def porters(kept: Kept) -> Iterator[Callable[[str], Porter]]:
-    """Makes porters that know the key of a gang."""
-    made: list[Porter] = []
+def tunnels(kept: Kept) -> Iterator[Callable[[str], Tunnel]]:
+    """Makes tunnels that know the key of a gang."""
+    made: list[Tunnel] = []
 
-    def make(gang: str) -> Porter:
-        made.append(Porter(("127.0.0.1", kept.port), key_of(gang)))
+    def make(gang: str) -> Tunnel:
+        made.append(Tunnel(("127.0.0.1", kept.port), key_of(gang)))
         return made[-1]
 
     yield make
-    for porter in made:
-        porter.close()
+    for tunnel in made:
+        tunnel.close()
 
 
-def client(porter: Porter) -> TCPStore:
+def client(tunnel: Tunnel) -> TCPStore:
     limit = timedelta(seconds=DEADLINE)
-    return TCPStore("127.0.0.1", porter.port, is_master=False, wait_for_workers=False, timeout=limit)
+    return TCPStore("127.0.0.1", tunnel.port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
 def stranger(kept: Kept) -> socket.socket:
@@ -65,9 +65,9 @@ def is_cut_off(connection: socket.socket) -> bool:
 
 
 def test_who_knows_the_key_talks_to_the_store_as_if_there_were_no_gate(
-    kept: Kept, porters: Callable[[str], Porter]
+    kept: Kept, tunnels: Callable[[str], Tunnel]
 ) -> None:
-    first, second = client(porters(GANG)), client(porters(GANG))
+    first, second = client(tunnels(GANG)), client(tunnels(GANG))
     large = b"\0\xff" * (1 << 20)
     first.set("a", large)
     assert second.get("a") == large == kept.store.get("a")
@@ -75,20 +75,20 @@ def test_who_knows_the_key_talks_to_the_store_as_if_there_were_no_gate(
 
 
 @pytest.mark.parametrize("gang", ["3f0c9d4e-uid/2", "another/1"], ids=["an earlier attempt", "another job"])
-def test_who_knows_another_key_is_told_to_look_elsewhere(gang: str, porters: Callable[[str], Porter]) -> None:
+def test_who_knows_another_key_is_told_to_look_elsewhere(gang: str, tunnels: Callable[[str], Tunnel]) -> None:
     with pytest.raises(StrangerError, match="what answers there belongs to another job or attempt"):
-        porters(gang).knock(DEADLINE)
+        tunnels(gang).probe(DEADLINE)
 
 
 def test_what_is_no_gate_is_not_trusted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as other:
-        porter = Porter(server.getsockname(), key_of(GANG))
-        knocking = other.submit(porter.knock, DEADLINE)
+        tunnel = Tunnel(server.getsockname(), key_of(GANG))
+        probing = other.submit(tunnel.probe, DEADLINE)
         with server.accept()[0] as guest:
             guest.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-            with pytest.raises(StrangerError, match="what answers there is no gate"):
-                knocking.result(DEADLINE)
-        porter.close()
+            with pytest.raises(StrangerError, match="what answers there is not a gate"):
+                probing.result(DEADLINE)
+        tunnel.close()
 
 
 def test_a_stranger_is_cut_off_before_what_it_sends_is_kept(kept: Kept) -> None:
@@ -112,11 +112,11 @@ def test_a_store_that_is_spoken_to_directly_does_not_answer(kept: Kept) -> None:
 
 
 def test_silent_strangers_do_not_keep_the_gang_out(
-    kept: Kept, porters: Callable[[str], Porter], monkeypatch: pytest.MonkeyPatch
+    kept: Kept, tunnels: Callable[[str], Tunnel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "MOST_WAITING", 8)
     strangers = [stranger(kept) for _ in range(40)]
-    porters(GANG).knock(DEADLINE)
+    tunnels(GANG).probe(DEADLINE)
     assert all(is_cut_off(connection) for connection in strangers[:32])
     for connection in strangers:
         connection.close()

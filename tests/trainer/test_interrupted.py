@@ -19,7 +19,7 @@ import pytest
 from tests.trainer import interrupted
 from tests.trainer.gang import Gang, Launcher, chips, run_spec
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.signals import MOST_STEPS
+from tpu_trainer.exchange import MOST_STEPS
 
 STEPS = 36
 SEEDS = 20

@@ -17,8 +17,7 @@ from tests.trainer.in_threads import in_threads
 from tests.trainer.test_task import hyperparameters
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
-from tpu_trainer.evaluate import evaluate
-from tpu_trainer.evaluation_plan import unfilled_plan
+from tpu_trainer.evaluate import evaluate, unfilled_plan
 from tpu_trainer.lightning import adopt
 
 HELD_OUT = 23

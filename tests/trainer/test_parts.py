@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from tests.trainer import tasks
-from tpu_trainer import bucket
-from tpu_trainer.backends.base import fill_from_rank_zero, map_tensors, move_model
+from tpu_trainer.backends.base import fill_from_rank_zero, flatten, map_tensors, move_model, unflatten
 from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.losses import Loss
+from tpu_trainer.exchange import BROKEN, Loss, Sums, Wishes, take
 from tpu_trainer.outcome import Outcome, host_outcome
 from tpu_trainer.telemetry.rates import Throughput
 
@@ -31,8 +30,8 @@ def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
 
 def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
     own = parameters([1.0, 2.0], [3.0, 4.0])
-    wishes = bucket.Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
-    gradients, signals = bucket.take(own, Loss(torch.tensor(0.5)), wishes)
+    wishes = Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
+    gradients, signals = take(own, Loss(torch.tensor(0.5)), wishes)
     assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
     assert signals.tolist() == [0.5, 1.0, 1.0, 1.0, 0.0]
     assert [parameter.grad for parameter in own] == [None, None]
@@ -40,17 +39,17 @@ def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_gradients_that_are_not_finite_are_told(bad: float) -> None:
-    quiet = bucket.Wishes(stop=torch.zeros(1), save=torch.zeros(1))
-    _, signals = bucket.take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
-    assert signals[bucket.BROKEN] == 1
-    assert not bucket.sound(signals)
+    quiet = Wishes(stop=torch.zeros(1), save=torch.zeros(1))
+    _, signals = take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
+    assert signals[BROKEN] == 1
+    assert not Sums(signals).finite
 
 
 def test_a_flat_bucket_comes_apart_as_it_was_put_together() -> None:
     tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor(7.0), torch.tensor([8.0, 9.0])]
-    flat = bucket.flatten(tensors)
+    flat = flatten(tensors)
     assert flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
-    assert all(torch.equal(a, b) for a, b in zip(bucket.unflatten(flat, tensors), tensors, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(unflatten(flat, tensors), tensors, strict=True))
 
 
 def test_throughput_leaves_out_the_steps_that_compile() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.gang import free_port
+from tests.cluster.ports import free_port
 from tpu_trainer.backends.rendezvous import join
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError

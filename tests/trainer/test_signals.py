@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpu_trainer.signals import MOST_STEPS, Signals
+from tpu_trainer.exchange import MOST_STEPS, Signals, Sums
 
 
 class Device:
@@ -31,7 +31,7 @@ class Device:
 def signals(*sums: list[float], **device: Any) -> Signals:
     made = Signals(Device(**device), step=0)
     for total, stop in sums:
-        made.add(summed(total, stop=stop), None)
+        made.add(Sums(summed(total, stop=stop)))
     return made
 
 
@@ -41,31 +41,31 @@ def summed(loss: float, weight: float = 2.0, stop: float = 0.0, save: float = 0.
 
 
 def test_losses_are_means_over_the_replicas() -> None:
-    assert signals([6.0, 0.0], [4.0, 0.0], reads_free=True).read(whole=False).losses == (3.0, 2.0)
+    assert signals([6.0, 0.0], [4.0, 0.0], reads_free=True).read(0, whole=False).losses == (3.0, 2.0)
 
 
 def test_any_replicas_wish_to_stop_is_everybodys() -> None:
-    assert signals([6.0, 0.0], [4.0, 1.0], reads_free=True).read(whole=False).stopping
-    assert not signals([6.0, 0.0], reads_free=True).read(whole=False).stopping
+    assert signals([6.0, 0.0], [4.0, 1.0], reads_free=True).read(0, whole=False).stopping
+    assert not signals([6.0, 0.0], reads_free=True).read(0, whole=False).stopping
 
 
 def test_where_the_device_works_ahead_the_newest_step_waits_for_the_next_reading() -> None:
     made = signals([2.0, 0.0], [4.0, 0.0], reads_free=False)
-    assert (made.read(whole=False).losses, made.read_through) == ((1.0,), 1)
-    assert made.read(whole=False) is None
-    assert (made.read(whole=True).losses, made.read_through) == ((2.0,), 2)
+    assert (made.read(0, whole=False).losses, made.read_through) == ((1.0,), 1)
+    assert made.read(0, whole=False) is None
+    assert (made.read(0, whole=True).losses, made.read_through) == ((2.0,), 2)
 
 
 def test_a_reading_that_stops_the_run_is_of_all_steps() -> None:
-    reading = signals([2.0, 1.0], [4.0, 1.0], reads_free=False).read(whole=False)
+    reading = signals([2.0, 1.0], [4.0, 1.0], reads_free=False).read(0, whole=False)
     assert (reading.losses, reading.stopping) == ((1.0, 2.0), True)
 
 
 def test_a_reading_that_asks_for_a_checkpoint_is_of_all_steps() -> None:
     made = signals(reads_free=False)
-    made.add(summed(2.0, save=1.0), None)
-    made.add(summed(4.0), None)
-    reading = made.read(whole=False)
+    made.add(Sums(summed(2.0, save=1.0)))
+    made.add(Sums(summed(4.0)))
+    reading = made.read(0, whole=False)
     assert (reading.losses, reading.saving, reading.stopping) == ((1.0, 2.0), True, False)
 
 
@@ -80,8 +80,8 @@ def test_a_reading_that_asks_for_a_checkpoint_is_of_all_steps() -> None:
 )
 def test_a_step_is_finite_where_its_loss_and_everybodys_gradients_are(step: Tensor, loss: float, finite: bool) -> None:
     made = signals(reads_free=True)
-    made.add(step, None)
-    reading = made.read(whole=True)
+    made.add(Sums(step))
+    reading = made.read(0, whole=True)
     assert reading.losses == pytest.approx((loss,), nan_ok=True)
     assert reading.finite == (finite,)
 
@@ -90,10 +90,15 @@ def test_a_step_is_finite_where_its_loss_and_everybodys_gradients_are(step: Tens
 def test_the_slowest_replica_decides_how_many_steps_are_read_at_once(seconds: float, every: int) -> None:
     made = signals(reads_free=False, slowest=seconds)
     made.settle_interval(0.0005)
-    assert [step for step in range(1, 2 * every + 1) if made.due(step)] == [every, 2 * every]
+    read = []
+    for step in range(1, 2 * every + 1):
+        made.add(Sums(summed(1.0)))
+        made.add(Sums(summed(1.0)))
+        read += [step] if made.read(step, whole=False) else []
+    assert read == [every, 2 * every]
 
 
 def test_squares_of_gradients_come_with_the_means_of_the_replicas_own() -> None:
     made = Signals(Device(reads_free=True), step=0)
-    made.add(torch.cat([summed(2.0), torch.tensor([8.0])]), torch.tensor(3.0))
-    assert made.read(whole=False).squares == ((4.0, 3.0),)
+    made.add(Sums(torch.cat([summed(2.0), torch.tensor([8.0])]), square=torch.tensor(3.0)))
+    assert made.read(0, whole=False).squares == ((4.0, 3.0),)

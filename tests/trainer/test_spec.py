@@ -15,7 +15,9 @@ from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.errors import BadSpecError
 from tpu_trainer.spec import TorchSpec, parse_run_spec, read_run_spec
 
-SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(
+    json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text())
+)
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -92,39 +94,40 @@ WRONG = [
 
 WRONG_TOGETHER = [
     ("batch.global", 32, "batch.global: 8 replicas x 2 per replica make 16, got 32"),
-    ("slice.hosts", 3, "slice.replicas: 8 replicas cannot be shared out evenly to 3 hosts"),
-    ("slice.slices", 3, "slice.hosts: 4 hosts cannot be shared out evenly to 3 slices"),
-    ("hardware", "TPU", 'backend: "torch" with torch.device "cpu" does not run on hardware "TPU"; there'),
-    ("torch", TORCH_TPU, 'backend: "torch" with torch.device "tpu" does not run on hardware "CPU"; there'),
+    ("slice.hosts", 3, "slice.replicas: 8 replicas cannot be divided evenly among 3 hosts"),
+    ("slice.slices", 3, "slice.hosts: 4 hosts cannot be divided evenly among 3 slices"),
+    ("hardware", "TPU", 'backend: "torch" with torch.device "cpu" does not run on hardware "TPU"; torch'),
+    ("torch", TORCH_TPU, 'backend: "torch" with torch.device "tpu" does not run on hardware "CPU"; torch'),
     (
         "torch",
         TORCH_TPU | {"processesPerHost": 3},
-        "torch.processesPerHost: 8 replicas cannot be shared out evenly to 4",
+        "torch.processesPerHost: 8 replicas cannot be divided evenly among 4",
     ),
     ("backend", "xla-spmd", 'backend: "xla-spmd" on hardware "CPU" runs on one host, because'),
 ]
 
 
 @pytest.mark.parametrize(("path", "value"), RIGHT)
-def test_a_right_run_spec_is_read(path: str, value: Any) -> None:
+def test_parser_and_schema_accept_a_valid_run_spec(path: str, value: Any) -> None:
     parse_run_spec(changed(path, value))
+    VALIDATOR.validate(changed(path, value))
 
 
-@pytest.mark.parametrize(("path", "value", "complaint"), WRONG + WRONG_TOGETHER)
-def test_a_wrong_run_spec_is_refused_with_the_fields_path(path: str, value: Any, complaint: str) -> None:
+@pytest.mark.parametrize(("path", "value", "complaint"), WRONG)
+def test_parser_and_schema_refuse_a_wrong_field_and_the_parser_names_its_path(
+    path: str, value: Any, complaint: str
+) -> None:
     with pytest.raises(BadSpecError) as refusal:
         parse_run_spec(changed(path, value))
     assert str(refusal.value).startswith(complaint)
+    assert not VALIDATOR.is_valid(changed(path, value))
 
 
-@pytest.mark.parametrize(("path", "value"), RIGHT)
-def test_the_schema_accepts_what_the_parser_accepts(path: str, value: Any) -> None:
-    jsonschema.Draft202012Validator(SCHEMA).validate(changed(path, value))
-
-
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, value, _ in WRONG])
-def test_the_schema_refuses_what_the_parser_refuses(path: str, value: Any) -> None:
-    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(changed(path, value))
+@pytest.mark.parametrize(("path", "value", "complaint"), WRONG_TOGETHER)
+def test_fields_that_contradict_each_other_are_refused_with_a_path(path: str, value: Any, complaint: str) -> None:
+    with pytest.raises(BadSpecError) as refusal:
+        parse_run_spec(changed(path, value))
+    assert str(refusal.value).startswith(complaint)
 
 
 def test_torch_on_tpu_is_read_with_its_device_and_collectives() -> None:

@@ -15,9 +15,8 @@ from torch.utils.data import IterableDataset
 
 from tests.trainer import tasks
 from tpu_trainer import Task
-from tpu_trainer.data import Order, Position, Share, has_length
+from tpu_trainer.data import Order, Position, Share, has_length, stream_batches
 from tpu_trainer.errors import UserCodeError
-from tpu_trainer.stream import stream_batches
 
 
 class Numbers(IterableDataset[int]):

@@ -19,8 +19,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.client import Configuration
 
-from tpu_training_operator.runtime.cluster import JOBS, PODS, Resource
-from tpu_training_operator.runtime.credentials import Credentials
+from tpu_training_operator.kube.cluster import JOBS, PODS, Resource
+from tpu_training_operator.kube.credentials import Credentials
 
 Object = dict[str, Any]
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -103,7 +103,9 @@ class OneJobCluster:
             if watches:
                 return await self._watch(resource.plural, request)
             items = list(self._all(resource.plural).values())
-            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+            return web.json_response(
+                {"kind": f"{resource.kind}List", "metadata": {"resourceVersion": str(self.version)}, "items": items}
+            )
 
         return answer
 

@@ -8,9 +8,8 @@ from typing import cast
 
 from tests.unit.reviewing_cluster import ReviewingCluster
 from tpu_training_operator.domain.report import Inbox
-from tpu_training_operator.runtime.cluster import Cluster
+from tpu_training_operator.kube.cluster import Cluster, JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.reviewer import Reviewer
 from tpu_training_operator.runtime.progress.server import ProgressService
 

@@ -8,7 +8,8 @@ from typing import Any
 from tests.unit.jobs import job_body
 from tests.unit.pods import pod
 from tpu_training_operator.api.constants import PROGRESS_AUDIENCE
-from tpu_training_operator.runtime.cluster import ApiError, NotFound, Object, Resource
+from tpu_training_operator.kube.cluster import Object, Resource
+from tpu_training_operator.kube.errors import ApiError, NotFound
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"

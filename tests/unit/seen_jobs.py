@@ -45,7 +45,7 @@ def seen_job(
     body["metadata"]["creationTimestamp"] = time_at(created)
     if state is None:
         return body
-    resolved = resolve(Spec.model_validate(body["spec"])).resolved.model_dump(by_alias=True, exclude_none=True)
+    resolved = resolve(Spec.model_validate(body["spec"])).resolved.as_json()
     is_ready = "True" if state in ("Running", "Succeeded", "Suspended") else "False"
     body["status"] = {
         "state": state,
@@ -150,8 +150,8 @@ JOBS: dict[str, tuple[Object, list[Object]]] = {
     "restarting": (
         seen_job(
             "Restarting",
-            "attempt 3 follows: slice 0 host 2 (digits-2-0-2 on node-1) failed with Infrastructure (Killed, exit code"
-            " 137): the worker was killed (exit code 137)",
+            "attempt 3 starts now: slice 0 host 2 (digits-2-0-2 on node-1) failed with Infrastructure (Killed, exit"
+            " code 137): the worker was killed (exit code 137)",
             attempt=3,
             progress=progress(phase=None),
             restarts={
@@ -170,7 +170,7 @@ JOBS: dict[str, tuple[Object, list[Object]]] = {
     "suspended": (
         seen_job(
             "Suspended",
-            "suspended by spec.runPolicy.suspend; no workers are kept",
+            "suspended by spec.runPolicy.suspend; no workers are running",
             progress=progress(),
             goodput=goodput("Suspended", start=40, productive=300),
         ),
@@ -184,7 +184,7 @@ JOBS: dict[str, tuple[Object, list[Object]]] = {
         seen_job(
             "Failed",
             f"slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1): {GIST};"
-            " UserError does not restart the gang",
+            " the restart limit for UserError is 0",
             also=(condition("Failed", "True", "NotRetryable", "not at all"),),
             firstFailure=failure("UserError", "UserError", TRACEBACK, code=1),
             lastFailure=failure("UserError", "UserError", TRACEBACK, code=1),

@@ -1,5 +1,6 @@
 """Statuses at points of a job's life, for tests that count the steps between them."""
 
+from dataclasses import replace
 from typing import Any
 
 from tpu_training_operator.api.conditions import Condition, ConditionType
@@ -36,7 +37,7 @@ def goodput(since: int, **seconds: int) -> Goodput:
 
 def status(**fields: Any) -> Status:
     """A job that began at its creation, with further `fields`."""
-    return Status(start_time=at(0)).model_copy(update=fields)
+    return replace(Status(start_time=at(0)), **fields)
 
 
 def waiting(since: int, **fields: Any) -> Status:

@@ -56,3 +56,9 @@ def test_every_module_says_why_it_exists() -> None:
     assert [
         str(path.relative_to(ROOT)) for path in files if not path.read_text(encoding="utf-8").startswith('"""')
     ] == []
+
+
+def test_no_field_is_updated_by_a_name_in_a_string() -> None:
+    """`model_copy(update={"atempt": 3})` takes misspelt names and wrong types; `dataclasses.replace` does neither."""
+    files = (ROOT / "operator").rglob("*.py")
+    assert [str(path) for path in files if "model_copy(" in path.read_text(encoding="utf-8")] == []

@@ -505,7 +505,7 @@ def test_a_kubeconfig_that_was_named_is_not_asked_for(tmp_path: Path) -> None:
 
 def test_a_context_that_there_is_not(kubeconfig: Path) -> None:
     [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
-    assert line == "tpujob: there is no context 'there' in the kubeconfig; there are: here"
+    assert line == "tpujob: the kubeconfig has no context 'there'; it has: here"
 
 
 def test_called_by_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:

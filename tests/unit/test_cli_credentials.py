@@ -7,8 +7,8 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
-from tpu_training_operator.runtime import credentials
-from tpu_training_operator.runtime.credentials import NoCredentials, load_personal_credentials
+from tpu_training_operator.kube import credentials
+from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
 
 
 def kubeconfig(path: Path, **contexts: dict[str, Any]) -> Path:
@@ -76,7 +76,7 @@ def test_what_was_asked_for_by_name_is_not_replaced_by_the_service_account(tmp_p
 
 def test_a_context_that_there_is_not_is_answered_with_those_there_are(tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", here={}, there={})
-    with pytest.raises(NoCredentials, match="no context 'elsewhere' in the kubeconfig; there are: here, there"):
+    with pytest.raises(NoCredentials, match="has no context 'elsewhere'; it has: here, there"):
         load_personal_credentials(file, "elsewhere")
 
 

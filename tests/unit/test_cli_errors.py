@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, command: str) -> None:
         ({"kind": ABSENT}, "kind: is required"),
         ({"spec.slice.acceleratorType": "v5litepod-17"}, "spec.slice.acceleratorType: there is no accelerator type"),
         ({"spec.recipe.globalBatchSize": 100}, "spec.recipe.globalBatchSize: 100 does not divide over the 16"),
-        ({"spec.slice.machineType": "n2"}, "spec.slice.machineType: 'n2' has no such slice; it exists on"),
+        ({"spec.slice.machineType": "n2"}, "spec.slice.machineType: 'n2' does not have this slice; it exists on"),
         ({"metadata.name": "Digits"}, "metadata.name must be at most 48 characters"),
     ],
 )
@@ -88,7 +88,7 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.slice.count": 0, "spec.trainer.image": ABSENT})))
     assert tpujob("validate", "-f", path).stderr.splitlines() == [
-        f"tpujob: {path}: spec.slice.count: 0 is too small; the least is 1",
+        f"tpujob: {path}: spec.slice.count: 0 is too small; the minimum is 1",
         f"tpujob: {path}: spec.trainer.image: is required",
     ]
 

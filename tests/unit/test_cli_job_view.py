@@ -62,7 +62,7 @@ digits: Running, attempt 1, v5litepod-16
  warning    host 3 is 2.1 times slower than the others""",
     "restarting": """\
 digits: Restarting, attempt 3, v5litepod-16
- why        attempt 3 follows: slice 0 host 2 (digits-2-0-2 on node-1) failed
+ why        attempt 3 starts now: slice 0 host 2 (digits-2-0-2 on node-1) failed
             with Infrastructure (Killed, exit code 137)
  next       attempt 3 in 7s
  hosts      0/4 ready
@@ -78,7 +78,7 @@ digits: Restarting, attempt 3, v5litepod-16
             1m30s; goodput 0.500""",
     "suspended": """\
 digits: Suspended, attempt 1, v5litepod-16
- why        suspended by spec.runPolicy.suspend; no workers are kept
+ why        suspended by spec.runPolicy.suspend; no workers are running
  step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %
  checkpoint step 140
  time       queue 3m20s, start 40s, productive 5m00s, suspended 1m00s; goodput
@@ -92,7 +92,7 @@ digits: Blocked, attempt 1, v5litepod-16
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
  why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit
-            code 1); UserError does not restart the gang
+            code 1); the restart limit for UserError is 0
  failure    UserError (exit code 1): slice 0 host 2 on node-1, attempt 1, 4m00s
             ago
             FileNotFoundError: [Errno 2] No such file or directory:
@@ -118,7 +118,7 @@ def test_the_live_table(stage: str) -> None:
 REPORTS = {
     "restarting": """\
 digits: Restarting, attempt 3, v5litepod-16
- why        attempt 3 follows: slice 0 host 2 (digits-2-0-2 on node-1) failed with Infrastructure (Killed, exit code
+ why        attempt 3 starts now: slice 0 host 2 (digits-2-0-2 on node-1) failed with Infrastructure (Killed, exit code
             137)
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
@@ -146,8 +146,8 @@ digits: Restarting, attempt 3, v5litepod-16
             goodput       0.500   productive, of all that was not suspended""",
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
- why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); UserError does not restart the
-            gang
+ why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); the restart limit for UserError
+            is 0
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
  failure    UserError (exit code 1): slice 0 host 2 on node-1, pod digits-1-0-2, 4m00s ago, attempt 1
@@ -179,8 +179,8 @@ LINES = {
     ],
     "failed": [
         "digits: Failed, attempt 1, v5litepod-16",
-        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); UserError does not restart the"
-        " gang",
+        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); the restart limit for UserError"
+        " is 0",
         "UserError (exit code 1): slice 0 host 2 on node-1, attempt 1: FileNotFoundError: [Errno 2] No such"
         " file or directory: '/data/digits.npz' (digits.py:41)",
     ],

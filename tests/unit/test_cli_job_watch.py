@@ -12,11 +12,13 @@ from aiohttp.test_utils import unused_port
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import progress, seen_job
-from tpu_training_operator.runtime import cluster_reader, job_watch, watched
-from tpu_training_operator.runtime.cluster import ApiError, Forbidden, NotFound, Object, Unavailable
-from tpu_training_operator.runtime.cluster_reader import connect_reader
-from tpu_training_operator.runtime.job_watch import Seen, watch_job
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.cli import job_watch
+from tpu_training_operator.cli.cluster import OPTIONS
+from tpu_training_operator.cli.job_watch import Seen, watch_job
+from tpu_training_operator.kube import client, informer
+from tpu_training_operator.kube.client import connect
+from tpu_training_operator.kube.cluster import JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 
 KEY = JobKey("default", "digits")
 # Seconds after which a test fails that would wait for ever.
@@ -29,7 +31,7 @@ Pictures = AsyncGenerator[Seen[Object], None]
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(job_watch, "_SETTLE_SECONDS", 0.0)
 
 
@@ -42,7 +44,7 @@ async def cluster() -> AsyncIterator[OneJobCluster]:
 
 @asynccontextmanager
 async def watching(cluster: OneJobCluster) -> AsyncIterator[Pictures]:
-    async with connect_reader(credentials_for(cluster.url)) as reader:
+    async with connect(credentials_for(cluster.url), OPTIONS) as reader:
         pictures = watch_job(reader, KEY, lambda body: body, NO_TICK)
         async with aclosing(pictures):
             yield pictures
@@ -90,8 +92,8 @@ async def test_only_the_job_and_what_carries_its_name_is_asked_for(cluster: OneJ
     async with watching(cluster) as pictures:
         await watched_once(cluster, pictures)
     [jobs], [pods] = cluster.queries("list tputrainingjobs"), cluster.queries("list pods")
-    assert jobs == {"fieldSelector": "metadata.name=digits", "limit": "500"}
-    assert pods == {"labelSelector": "tpu-operator.dev/job-name=digits", "limit": "500"}
+    assert jobs == {"fieldSelector": "metadata.name=digits", "limit": "50"}
+    assert pods == {"labelSelector": "tpu-operator.dev/job-name=digits", "limit": "100"}
     [watch] = cluster.queries("watch tputrainingjobs")
     assert watch["fieldSelector"] == "metadata.name=digits"
     assert watch["allowWatchBookmarks"] == "true"
@@ -168,7 +170,7 @@ async def test_a_watch_that_has_expired_begins_with_a_list_and_forgets_what_is_g
 async def test_an_event_longer_than_any_object_is_not_read_to_its_end(
     cluster: OneJobCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_reader, "_LONGEST_EVENT", 100_000)
+    monkeypatch.setattr(client, "_LONGEST_BODY", 100_000)
     async with watching(cluster) as pictures:
         await watched_once(cluster, pictures)
         cluster.faults["watch tputrainingjobs"] = [says(b"x" * 300_000)]

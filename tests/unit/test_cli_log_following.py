@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, selected, served
 from tests.unit.pods import ended, pod, ready
 from tests.unit.seen_jobs import JOBS, condition, seen_job
+from tpu_training_operator.cli import log_following
+from tpu_training_operator.cli.cluster import OPTIONS
+from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.runtime import cluster_reader, log_following, watched
-from tpu_training_operator.runtime.cluster import Forbidden, Object, Unavailable
-from tpu_training_operator.runtime.cluster_reader import connect_reader
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.log_following import JobNow, LogReader, NoLog
+from tpu_training_operator.kube import informer
+from tpu_training_operator.kube.client import connect
+from tpu_training_operator.kube.cluster import JobKey, Object
+from tpu_training_operator.kube.errors import Forbidden, Unavailable
 
 HOST_0, HOST_1 = WorkerId(1, 0, 0), WorkerId(1, 0, 1)
 SUCCEEDED, _ = JOBS["succeeded"]
@@ -53,7 +54,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(log_following, "_FIRST_PAUSE", 0.0)
 
 
@@ -65,7 +66,7 @@ async def cluster() -> AsyncIterator[OneJobCluster]:
 
 @pytest.fixture
 async def logs(cluster: OneJobCluster) -> AsyncIterator[Callable[..., LogReader]]:
-    async with connect_reader(credentials_for(cluster.url)) as reader:
+    async with connect(credentials_for(cluster.url), OPTIONS) as reader:
 
         def of(sink: Kept, **options: int) -> LogReader:
             return LogReader(reader, JobKey("default", "digits"), JobNow.of(cluster.jobs["digits"]), sink, **options)
@@ -164,7 +165,7 @@ async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
 async def test_a_worker_that_says_nothing_is_asked_again_without_a_word(
     cluster: OneJobCluster, logs: Callable[..., LogReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_reader, "_LOG", aiohttp.ClientTimeout(sock_read=0.05))
+    monkeypatch.setattr(log_following, "_SILENT_SECONDS", 0.05)
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
     over = asyncio.Event()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.runtime.log_position import LogPosition
+from tpu_training_operator.cli.log_position import LogPosition
 
 # Times to the nanosecond, several lines in one second, and now and then two at the very same time.
 _STEPS = st.sampled_from([0, 1, 10**8, 10**9, 5 * 10**9])

@@ -66,7 +66,7 @@ def test_a_plan_for_a_slice_that_gke_does_not_have_is_numbers_and_a_warning() ->
     assert document["resolved"]["replicas"] == 32
     assert document["objects"] == []
     [warning] = document["warnings"]
-    assert warning.startswith("a cluster will refuse this job: GKE has no v2 nodes: use v3")
+    assert warning.startswith("a cluster will refuse this job: GKE has no v2 nodes; use v3")
 
 
 def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
@@ -83,8 +83,10 @@ def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
 def test_the_table_warns_below_itself_in_one_line_each() -> None:
     changes = {"spec.recipe.optimizer.name": "sophia", "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}}
     rule, built = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-2:]
-    assert rule.startswith("warning: no scaling rule is known for optimizer 'sophia': ")
-    assert built.startswith("warning: the trainer builds adam, adamw, rmsprop, sgd and no sophia: ")
+    assert rule.startswith(
+        "warning: the learning rate is not scaled, because no rule is known for optimizer 'sophia'; "
+    )
+    assert built.startswith("warning: the trainer builds adam, adamw, rmsprop, sgd, but not sophia; ")
     assert rule.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
 
 
@@ -130,7 +132,7 @@ def test_checkpoints_on_a_workers_own_disk_are_warned_of(changes: dict[str, Any]
 
 
 def test_spot_slices_without_checkpoints_are_warned_of() -> None:
-    note = "spot slices are taken away: without spec.checkpoint a restart begins at step 0"
+    note = "GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"
     assert planned(SPOT)["warnings"] == [note]
     assert tpujob("validate", "-f", "-", job=job_body(SPOT)).stderr == f"warning: {note}\n"
 
@@ -147,7 +149,7 @@ def test_spot_slices_without_checkpoints_are_warned_of() -> None:
 def test_the_table_says_where_and_how_often_the_training_is_saved(given: dict[str, int], interval: str) -> None:
     result = tpujob("plan", "-f", "-", job=job_body(saved_in("gs://bucket/digits", **given)))
     [row] = [_cells(line) for line in result.stdout.splitlines() if "checkpoint" in line]
-    assert row == ["checkpoint", "", interval, "in gs://bucket/digits/default/digits; the newest 3 are kept"]
+    assert row == ["checkpoint", "", interval, "in gs://bucket/digits/default/digits; keeps the newest 3"]
 
 
 def test_the_table_promises_nothing_that_is_left_to_the_users_own_loop() -> None:
@@ -155,7 +157,7 @@ def test_the_table_promises_nothing_that_is_left_to_the_users_own_loop() -> None
     result = tpujob("plan", "-f", "-", job=job_body(OWN_LOOP | saved_in("gs://bucket/a") | changes))
     rows = [line for line in result.stdout.splitlines() if re.search("checkpoint|evaluate every|EMA", line)]
     assert ["left to your command" in row for row in rows] == [True] * 3
-    assert "note: your command trains: it finds these numbers in TPUJOB_* variables" in result.stdout
+    assert "note: your command does the training: it finds these numbers in TPUJOB_* variables" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -170,11 +172,9 @@ def test_the_table_promises_nothing_that_is_left_to_the_users_own_loop() -> None
 )
 def test_a_loop_of_the_users_own_whose_hosts_train_apart_is_warned_of(changes: dict[str, Any], apart: bool) -> None:
     warnings = planned(OWN_LOOP | changes)["warnings"]
-    assert [warning.partition(" of its own")[0] for warning in warnings] == [
-        "each of the 4 hosts trains a model"
-    ] * apart
+    assert [warning.partition(":")[0] for warning in warnings] == ["each of the 4 hosts trains its own model"] * apart
     validated = tpujob("validate", "-f", "-", job=job_body(OWN_LOOP | changes))
-    assert ("trains a model of its own" in validated.stderr) == apart
+    assert ("trains its own model" in validated.stderr) == apart
 
 
 def test_a_valid_job_is_called_valid() -> None:

@@ -1,5 +1,6 @@
 """What a job looks like to the tools that ask whether it is well: kstatus, and through it kubectl, Flux and Argo CD."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -8,17 +9,22 @@ from tests.unit.kstatus import kstatus
 from tests.unit.pods import NOON, at, time_at
 from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.lifecycle.conditions import Kind, Picture, mark, present
+from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.observed import Observed
 
 
-def picture(kind: Kind, state: State = State.RUNNING, message: str = "why") -> Picture:
-    return Picture(state, kind, Reason.ALL_WORKERS_READY, message)
+def ready_state(kind: Kind, state: State = State.RUNNING, message: str = "why") -> ReadyState:
+    return ReadyState(state, kind, Reason.ALL_WORKERS_READY, message)
+
+
+def seen(generation: int, now: datetime) -> Snapshot:
+    return Snapshot(Observed({"metadata": {"generation": generation}}, ()), Status(), now)
 
 
 def job_of(status: Status, generation: int = 1) -> dict[str, Any]:
     return {
         "metadata": {"generation": generation},
-        "status": status.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "status": status.as_json(),
     }
 
 
@@ -31,21 +37,21 @@ def job_of(status: Status, generation: int = 1) -> dict[str, Any]:
         (Kind.STUCK, {"Ready": "False", "Stalled": "True"}, "Failed"),
     ],
 )
-def test_three_pictures_whatever_was_shown_before(
+def test_kstatus_reads_each_kind_whatever_the_job_showed_before(
     before: Kind, kind: Kind, conditions: dict[str, str], read_as: str
 ) -> None:
-    status = present(present(Status(), picture(before), 1, NOON), picture(kind), 2, NOON)
+    status = seen(2, NOON).present(seen(1, NOON).present(Status(), ready_state(before)), ready_state(kind))
     assert {condition.type: condition.status for condition in status.conditions} == conditions
     assert kstatus(job_of(status, generation=2)) == read_as
 
 
-def test_a_picture_of_an_older_generation_is_still_in_progress() -> None:
-    status = present(Status(), picture(Kind.SETTLED), 1, NOON)
+def test_a_job_is_in_progress_until_its_newest_generation_is_observed() -> None:
+    status = seen(1, NOON).present(Status(), ready_state(Kind.SETTLED))
     assert kstatus(job_of(status, generation=2)) == "InProgress"
 
 
-def test_state_reason_and_message_are_those_of_the_picture() -> None:
-    status = present(Status(), picture(Kind.SETTLED, State.SUSPENDED, "asked for"), 3, NOON)
+def test_the_status_shows_state_reason_and_message() -> None:
+    status = seen(3, NOON).present(Status(), ready_state(Kind.SETTLED, State.SUSPENDED, "asked for"))
     ready = find(status.conditions, ConditionType.READY)
     assert ready is not None
     assert (status.state, status.observed_generation) == (State.SUSPENDED, 3)
@@ -53,28 +59,28 @@ def test_state_reason_and_message_are_those_of_the_picture() -> None:
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
-    status = present(Status(), picture(Kind.SETTLED), 1, at(0))
-    status = present(status, picture(Kind.SETTLED, message="still"), 1, at(10))
+    status = seen(1, at(0)).present(Status(), ready_state(Kind.SETTLED))
+    status = seen(1, at(10)).present(status, ready_state(Kind.SETTLED, message="still"))
     assert [condition.last_transition_time for condition in status.conditions] == [time_at(0)]
-    status = present(status, picture(Kind.STUCK), 1, at(20))
+    status = seen(1, at(20)).present(status, ready_state(Kind.STUCK))
     assert [condition.last_transition_time for condition in status.conditions] == [time_at(20), time_at(20)]
 
 
 def test_conditions_of_other_types_stay_as_they_are() -> None:
-    marked = mark(Status(), ConditionType.GANG_READY, True, Reason.ALL_WORKERS_READY, "all", 1, NOON)
-    shown = present(marked, picture(Kind.SETTLED), 2, at(10))
+    marked = seen(1, NOON).with_condition(Status(), ConditionType.GANG_READY, True, Reason.ALL_WORKERS_READY, "all")
+    shown = seen(2, at(10)).present(marked, ready_state(Kind.SETTLED))
     assert find(shown.conditions, ConditionType.GANG_READY) == find(marked.conditions, ConditionType.GANG_READY)
 
 
 def test_a_message_of_any_length_can_be_shown_and_read_back() -> None:
     """An API server that refuses a pod may quote all of it."""
-    status = present(Status(), picture(Kind.STUCK, message="x" * 100_000), 1, NOON)
-    assert Status.model_validate(job_of(status)["status"]) == status
+    status = seen(1, NOON).present(Status(), ready_state(Kind.STUCK, message="x" * 100_000))
+    assert Status.read(job_of(status)["status"]) == status
 
 
 def test_fields_of_a_newer_operator_are_dropped() -> None:
     body = {"attempt": 2, "checkpoint": {"step": 3}, "restarts": {"byClass": {"Unknown": 1}, "wasted": 5}}
-    status = Status.model_validate(body)
+    status = Status.read(body)
     assert (status.attempt, status.restarts.total) == (2, 1)
 
 

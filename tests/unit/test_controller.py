@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from tpu_training_operator.runtime.cluster import Unavailable
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("team", "digits")

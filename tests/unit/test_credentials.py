@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tpu_training_operator.runtime.credentials import NoCredentials, load_credentials
+from tpu_training_operator.kube.credentials import NoCredentials, load_credentials
 
 
 def kubeconfig(user: dict[str, Any], cluster: dict[str, Any] | None = None) -> str:

@@ -53,4 +53,4 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
 def test_the_budgets_are_those_of_the_code(failure_class: FailureClass) -> None:
     told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Budgets")}
     limit = RestartLimits().of(failure_class)
-    assert told[failure_class] == ("without limit" if limit == -1 else str(limit))
+    assert told[failure_class] == ("without limit" if limit is None else str(limit))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pods import NOON, at, pod, seen, time_at
 from tpu_training_operator.api.status import Activity, Goodput
-from tpu_training_operator.domain.lifecycle.goodput import active_seconds, born, charge, lost, saved, settle
+from tpu_training_operator.domain.lifecycle.goodput import active_seconds, charge, lost, new_goodput, saved, settle
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 
 SUMS = {
@@ -45,19 +45,19 @@ def test_time_goes_to_what_the_job_was_doing(activity: Activity, name: str) -> N
     assert (after.activity, after.since) == (Activity.START, time_at(7))
 
 
-def test_nothing_is_taken_back_when_the_clock_is_set_back() -> None:
+def test_a_clock_that_is_set_back_takes_no_time_back() -> None:
     after = charge(doing(Activity.TRAIN), at(-60), Activity.RECOVERY)
     assert after == doing(Activity.RECOVERY)
 
 
-def test_parts_of_a_second_are_carried_over_and_not_lost() -> None:
+def test_fractions_of_a_second_are_carried_over() -> None:
     goodput = doing(Activity.TRAIN)
     for tenths in range(0, 101, 4):
         goodput = charge(goodput, at(tenths / 10), Activity.TRAIN)
     assert (goodput.productive_seconds, goodput.since) == (10, time_at(10))
 
 
-def test_a_finished_job_is_charged_no_more() -> None:
+def test_a_finished_job_is_charged_no_more_time() -> None:
     finished = charge(doing(Activity.TRAIN), at(10), Activity.FINISHED)
     assert charge(finished, at(99), Activity.FINISHED) == finished
 
@@ -113,7 +113,7 @@ def test_from_its_creation_until_its_last_worker_has_a_node_the_gang_waits_in_th
 
 
 @pytest.mark.parametrize("before", [Activity.QUEUE, Activity.RECOVERY])
-def test_settling_in_steps_is_settling_at_once(before: Activity) -> None:
+def test_settling_in_steps_equals_settling_at_once(before: Activity) -> None:
     times = [(10, 30), (20, 50)]
     stepwise = doing(before)
     for second in range(0, 101, 7):
@@ -135,7 +135,7 @@ _steps = st.one_of(
 
 @given(st.lists(_steps, max_size=30), _moments)
 def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> None:
-    goodput = born(time_at(0))
+    goodput = new_goodput(time_at(0))
     for kind, *arguments in steps:
         before = goodput
         match kind:
@@ -158,5 +158,7 @@ def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> N
     assert total(finished) == max(end, int((parse_time(goodput.since) - NOON).total_seconds()))
 
 
-def test_a_job_without_an_account_waits_since_it_was_created() -> None:
-    assert charge(born("2026-01-15T12:00:00.25Z"), NOON + timedelta(seconds=9.9), Activity.START).queue_seconds == 9
+def test_a_new_job_has_waited_since_it_was_created() -> None:
+    assert (
+        charge(new_goodput("2026-01-15T12:00:00.25Z"), NOON + timedelta(seconds=9.9), Activity.START).queue_seconds == 9
+    )

@@ -43,8 +43,8 @@ def test_a_slow_request_and_a_quiet_api_server_are_borne_for_a_while(
     ("controller", "silence", "why"),
     [
         (Controller(is_running=False), 0.0, "the controller has stopped"),
-        (Controller(standstill=301.0), 0.0, "one pass has done nothing for 301 s"),
-        (Controller(), 901.0, "no answer of the API server for 901 s"),
+        (Controller(standstill=301.0), 0.0, "a pass has been stuck for 301 s"),
+        (Controller(), 901.0, "the API server has not answered for 901 s"),
     ],
 )
 def test_a_process_in_which_nothing_moves_is_unhealthy(

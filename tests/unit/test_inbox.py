@@ -8,9 +8,9 @@ import pytest
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.domain.report import Inbox, Report
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime import inbox as module
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 
 KEY = JobKey("default", "digits")
 STACKS = "Thread 1: in step"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.jobs import ABSENT, job, spec
 from tpu_training_operator.api.catalogue import generations, shapes_of_type
 from tpu_training_operator.api.constants import MAX_HOSTS, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.slice import hosts_asked
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef, hosts_asked
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.naming import (
     WorkerId,
@@ -108,7 +107,7 @@ def test_a_machine_type_without_the_shape_is_a_problem_that_names_those_with_it(
 ) -> None:
     with pytest.raises(InvalidJob) as caught:
         layout(**changes, machineType="ct5lp-hightpu-1t")
-    assert str(caught.value) == f"spec.slice.machineType: 'ct5lp-hightpu-1t' has no such slice; {way_out}"
+    assert str(caught.value) == f"spec.slice.machineType: 'ct5lp-hightpu-1t' does not have this slice; {way_out}"
 
 
 @given(layout=LAYOUTS, attempt=st.integers(1, 99_999))

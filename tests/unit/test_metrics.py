@@ -14,10 +14,9 @@ from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.metrics.server import serve_metrics
-from tpu_training_operator.runtime.observers import PassResult
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 STRANGE = ("digits", "x" * 63, '"}\n', "{state}", "żółw", "")
@@ -29,28 +28,28 @@ def job_of_a_newer_operator(reason: str) -> tuple[Status, Status]:
         "startTime": statuses.at(0),
         "state": "Hibernating",
         "completionTime": statuses.at(60),
-        "conditions": [statuses.condition(ConditionType.FAILED, True, 60, reason).model_dump(by_alias=True)],
+        "conditions": [statuses.condition(ConditionType.FAILED, True, 60, reason).as_json()],
         "restarts": {"byClass": {"Gremlins": 2, "Hang": 1}},
-        "lastFailure": statuses.failure(1, 30).model_dump(by_alias=True) | {"class": "Gremlins"},
-        "goodput": statuses.goodput(60, start=60).model_dump(by_alias=True) | {"activity": "Dreaming", "ratio": "0"},
+        "lastFailure": statuses.failure(1, 30).as_json() | {"class": "Gremlins"},
+        "goodput": statuses.goodput(60, start=60).as_json() | {"activity": "Dreaming", "ratio": "0"},
     }
-    return Status(), Status.model_validate(later)
+    return Status(), Status.read(later)
 
 
 def everything_happens(metrics: Metrics, name: str) -> None:
     key = JobKey(name, name)
-    metrics.work.added(key)
-    metrics.work.taken(key)
+    metrics.key_queued(key)
+    metrics.key_taken(key)
     for result in PassResult:
-        metrics.work.passed(result, 1.0)
-    metrics.work.retried()
-    metrics.work.done(key)
+        metrics.pass_ended(result, 1.0)
+    metrics.key_retried()
+    metrics.key_done(key)
     for code in (0, 200, 299, 409, 418, 999):
-        metrics.requests.answered("GET", code, 0.1)
-        metrics.reports.report_answered(code)
+        metrics.request_answered("GET", code, 0.1)
+        metrics.report_answered(code)
     for state in (None, *State):
-        metrics.jobs.job_seen(key, state)
-    metrics.jobs.status_written(*job_of_a_newer_operator(name[:128]))
+        metrics.job_seen(key, state)
+    metrics.status_written(*job_of_a_newer_operator(name[:128]))
     for failure_class in FailureClass:
         failed = statuses.status(
             completion_time=statuses.at(9),
@@ -58,7 +57,7 @@ def everything_happens(metrics: Metrics, name: str) -> None:
             restarts=Restarts(by_class={failure_class: 1}),
             conditions=[statuses.condition(ConditionType.FAILED, True, 9, Reason.RESTART_LIMIT_REACHED)],
         )
-        metrics.jobs.status_written(statuses.status(), failed)
+        metrics.status_written(statuses.status(), failed)
 
 
 def test_nothing_that_happens_adds_a_series() -> None:
@@ -102,7 +101,7 @@ async def test_the_loop_s_lag_is_what_a_second_takes_longer(monkeypatch: pytest.
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     monkeypatch.setattr(asyncio, "sleep", sleeps_too_long)
     with pytest.raises(asyncio.CancelledError):
-        await metrics.loop_lag.watch()
+        await metrics.watch_event_loop()
     assert value(metrics, "tpujob_event_loop_lag_seconds_sum") == 0.25
 
 

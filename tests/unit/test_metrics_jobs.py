@@ -1,5 +1,7 @@
 """What the metrics count between one status and the next: each thing once, and nothing that did not happen."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from tests.unit.statuses import at, condition, failure, goodput, ready, status, 
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 
 ONE, TWO = JobKey("default", "one"), JobKey("default", "two")
@@ -25,40 +27,40 @@ def metrics() -> Metrics:
 
 
 def test_a_job_is_in_the_state_in_which_it_was_last_seen(metrics: Metrics) -> None:
-    metrics.jobs.job_seen(ONE, State.STARTING)
-    metrics.jobs.job_seen(TWO, State.STARTING)
-    metrics.jobs.job_seen(ONE, State.RUNNING)
+    metrics.job_seen(ONE, State.STARTING)
+    metrics.job_seen(TWO, State.STARTING)
+    metrics.job_seen(ONE, State.RUNNING)
     assert counted(metrics, "tpujob_jobs", "state") == {"Running": 1, "Starting": 1}
 
 
 def test_a_job_without_a_status_is_new(metrics: Metrics) -> None:
-    metrics.jobs.job_seen(ONE, None)
+    metrics.job_seen(ONE, None)
     assert counted(metrics, "tpujob_jobs", "state") == {"New": 1}
 
 
 def test_a_job_that_is_gone_is_in_no_state(metrics: Metrics) -> None:
-    metrics.jobs.job_seen(ONE, State.RUNNING)
-    metrics.jobs.job_gone(ONE)
-    metrics.jobs.job_gone(ONE)
+    metrics.job_seen(ONE, State.RUNNING)
+    metrics.job_gone(ONE)
+    metrics.job_gone(ONE)
     assert counted(metrics, "tpujob_jobs", "state") == {}
 
 
 def test_a_listing_replaces_all_that_was_known(metrics: Metrics) -> None:
     """After a restart of the operator nothing is known, and deletions may have gone unheard."""
-    metrics.jobs.job_seen(ONE, State.RUNNING)
-    metrics.jobs.jobs_listed({TWO: State.FAILED})
+    metrics.job_seen(ONE, State.RUNNING)
+    metrics.jobs_listed({TWO: State.FAILED})
     assert counted(metrics, "tpujob_jobs", "state") == {"Failed": 1}
 
 
 def test_the_longest_wait_for_workers_goes_on_through_restarts() -> None:
     now = 100.0
     metrics = Metrics(lambda: now)
-    metrics.jobs.job_seen(ONE, None)
+    metrics.job_seen(ONE, None)
     now += 10
-    metrics.jobs.job_seen(ONE, State.STARTING)
-    metrics.jobs.job_seen(TWO, State.STARTING)
+    metrics.job_seen(ONE, State.STARTING)
+    metrics.job_seen(TWO, State.STARTING)
     now += 20
-    metrics.jobs.job_seen(ONE, State.RESTARTING)
+    metrics.job_seen(ONE, State.RESTARTING)
     assert value(metrics, "tpujob_longest_unready_seconds") == 30
 
 
@@ -66,8 +68,8 @@ def test_the_longest_wait_for_workers_goes_on_through_restarts() -> None:
 def test_a_job_that_waits_for_no_worker_is_not_unready(state: State) -> None:
     now = 100.0
     metrics = Metrics(lambda: now)
-    metrics.jobs.job_seen(ONE, State.STARTING)
-    metrics.jobs.job_seen(ONE, state)
+    metrics.job_seen(ONE, State.STARTING)
+    metrics.job_seen(ONE, state)
     now += 10
     assert value(metrics, "tpujob_longest_unready_seconds") == 0
 
@@ -75,8 +77,8 @@ def test_a_job_that_waits_for_no_worker_is_not_unready(state: State) -> None:
 def test_a_job_that_is_gone_waits_for_nothing() -> None:
     now = 100.0
     metrics = Metrics(lambda: now)
-    metrics.jobs.job_seen(ONE, State.STARTING)
-    metrics.jobs.job_gone(ONE)
+    metrics.job_seen(ONE, State.STARTING)
+    metrics.job_gone(ONE)
     now += 10
     assert value(metrics, "tpujob_longest_unready_seconds") == 0
 
@@ -87,29 +89,29 @@ def test_a_job_that_is_gone_waits_for_nothing() -> None:
 def test_restarts_are_counted_by_their_difference(metrics: Metrics) -> None:
     before = status(restarts=Restarts(by_class={HANG: 2}))
     after = status(restarts=Restarts(by_class={HANG: 3, PREEMPTION: 1}))
-    metrics.jobs.status_written(before, after)
+    metrics.status_written(before, after)
     assert counted(metrics, "tpujob_restarts_total", "class") == {"Hang": 1, "Preemption": 1}
 
 
 def test_a_failure_is_counted_by_its_class(metrics: Metrics) -> None:
-    metrics.jobs.status_written(status(), status(last_failure=failure(1, 60, HANG)))
+    metrics.status_written(status(), status(last_failure=failure(1, 60, HANG)))
     assert counted(metrics, "tpujob_failures_total", "class") == {"Hang": 1}
 
 
 def test_the_failure_of_an_attempt_counts_once_whatever_more_is_learnt_of_it(metrics: Metrics) -> None:
     first, reworded = failure(1, 60), failure(1, 59, PREEMPTION)
-    metrics.jobs.status_written(status(last_failure=first), status(last_failure=reworded))
+    metrics.status_written(status(last_failure=first), status(last_failure=reworded))
     assert counted(metrics, "tpujob_failures_total", "class") == {}
 
 
 def test_a_restart_that_is_not_allowed_exhausts_the_budget(metrics: Metrics) -> None:
     after = failed(Reason.RESTART_LIMIT_REACHED, last_failure=failure(4, 60, HANG))
-    metrics.jobs.status_written(status(last_failure=failure(3, 30)), after)
+    metrics.status_written(status(last_failure=failure(3, 30)), after)
     assert counted(metrics, "tpujob_budgets_exhausted_total", "class") == {"Hang": 1}
 
 
 def test_a_deadline_exhausts_no_budget(metrics: Metrics) -> None:
-    metrics.jobs.status_written(status(), failed(Reason.DEADLINE_EXCEEDED, last_failure=failure(1, 60)))
+    metrics.status_written(status(), failed(Reason.DEADLINE_EXCEEDED, last_failure=failure(1, 60)))
     assert counted(metrics, "tpujob_budgets_exhausted_total", "class") == {}
 
 
@@ -118,29 +120,29 @@ def test_a_deadline_exhausts_no_budget(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("reason", [Reason.RESTART_LIMIT_REACHED, Reason.DEADLINE_EXCEEDED])
 def test_a_job_that_failed_is_counted_by_the_reason(metrics: Metrics, reason: Reason) -> None:
-    metrics.jobs.status_written(status(), failed(reason))
+    metrics.status_written(status(), failed(reason))
     assert counted(metrics, "tpujob_finished_total", "reason") == {reason: 1}
 
 
 def test_a_job_that_succeeded_is_counted_as_such(metrics: Metrics) -> None:
-    metrics.jobs.status_written(status(), succeeded())
+    metrics.status_written(status(), succeeded())
     assert counted(metrics, "tpujob_finished_total", "reason") == {"AllWorkersSucceeded": 1}
 
 
 def test_an_end_is_counted_once(metrics: Metrics) -> None:
-    metrics.jobs.status_written(succeeded(), succeeded(observed_generation=2))
+    metrics.status_written(succeeded(), succeeded(observed_generation=2))
     assert counted(metrics, "tpujob_finished_total", "reason") == {}
 
 
 def test_the_goodput_of_a_job_that_ended_is_observed(metrics: Metrics) -> None:
-    time = goodput(100, productive=60, start=40).model_copy(update={"ratio": "0.600"})
-    metrics.jobs.status_written(status(goodput=time), succeeded(goodput=time))
+    time = replace(goodput(100, productive=60, start=40), ratio="0.600")
+    metrics.status_written(status(goodput=time), succeeded(goodput=time))
     assert value(metrics, "tpujob_goodput_ratio_sum") == 0.6
 
 
 def test_a_job_that_goes_on_has_no_goodput_yet(metrics: Metrics) -> None:
-    time = goodput(100, productive=60, start=40).model_copy(update={"ratio": "0.600"})
-    metrics.jobs.status_written(status(), status(goodput=time))
+    time = replace(goodput(100, productive=60, start=40), ratio="0.600")
+    metrics.status_written(status(), status(goodput=time))
     assert value(metrics, "tpujob_goodput_ratio_count") == 0
 
 
@@ -165,8 +167,8 @@ READINESS = [
 def test_a_gang_that_gets_ready_has_started_or_recovered(
     metrics: Metrics, before: Status, after: Status, seconds: tuple[float | None, float | None]
 ) -> None:
-    after = after.model_copy(update={"last_failure": before.last_failure})
-    metrics.jobs.status_written(before, after)
+    after = replace(after, last_failure=before.last_failure)
+    metrics.status_written(before, after)
     assert observed(metrics) == seconds
 
 
@@ -174,7 +176,7 @@ def test_a_start_after_a_suspension_counts_from_there(metrics: Metrics) -> None:
     resumed = condition(ConditionType.SUSPENDED, False, 1000)
     before = status(conditions=[condition(ConditionType.GANG_READY, False, 300), resumed])
     after = status(conditions=[condition(ConditionType.GANG_READY, True, 1040), resumed])
-    metrics.jobs.status_written(before, after)
+    metrics.status_written(before, after)
     assert observed(metrics) == (40, None)
 
 
@@ -182,7 +184,7 @@ def test_a_recovery_after_a_suspension_counts_from_the_failure(metrics: Metrics)
     resumed = condition(ConditionType.SUSPENDED, False, 1000)
     before = status(conditions=[condition(ConditionType.GANG_READY, False, 2001), resumed])
     after = status(conditions=[condition(ConditionType.GANG_READY, True, 2010), resumed], last_failure=failure(2, 2000))
-    metrics.jobs.status_written(before, after)
+    metrics.status_written(before, after)
     assert observed(metrics) == (None, 10)
 
 
@@ -192,26 +194,26 @@ def test_a_recovery_after_a_suspension_counts_from_the_failure(metrics: Metrics)
 def test_time_is_added_to_its_account(metrics: Metrics) -> None:
     before = status(goodput=goodput(60, queue=40, start=20))
     after = status(goodput=goodput(90, queue=40, start=30, recovery=15, suspended=5))
-    metrics.jobs.status_written(before, after)
+    metrics.status_written(before, after)
     assert spent(metrics) == {"start": 10, "recovery": 15, "suspended": 5}
 
 
 def test_training_that_no_checkpoint_holds_is_not_productive_yet(metrics: Metrics) -> None:
-    metrics.jobs.status_written(status(), status(goodput=goodput(90, productive=90, unsaved=60)))
+    metrics.status_written(status(), status(goodput=goodput(90, productive=90, unsaved=60)))
     assert spent(metrics) == {"productive": 30}
 
 
 def test_training_that_is_lost_is_wasted_and_never_was_productive(metrics: Metrics) -> None:
     unsaved = status(goodput=goodput(90, productive=90, unsaved=60))
-    metrics.jobs.status_written(status(), unsaved)
-    metrics.jobs.status_written(unsaved, status(goodput=goodput(90, productive=30, wasted=60)))
+    metrics.status_written(status(), unsaved)
+    metrics.status_written(unsaved, status(goodput=goodput(90, productive=30, wasted=60)))
     assert spent(metrics) == {"productive": 30, "wasted": 60}
 
 
 def test_at_the_end_all_that_was_kept_is_productive(metrics: Metrics) -> None:
     unsaved = goodput(90, productive=90, unsaved=60)
-    metrics.jobs.status_written(status(), status(goodput=unsaved))
-    metrics.jobs.status_written(status(goodput=unsaved), succeeded(goodput=unsaved))
+    metrics.status_written(status(), status(goodput=unsaved))
+    metrics.status_written(status(goodput=unsaved), succeeded(goodput=unsaved))
     assert spent(metrics) == {"productive": 90}
 
 
@@ -227,7 +229,7 @@ def test_however_many_writes_the_restarts_add_up(lives: list[dict[FailureClass, 
     for turn, more in enumerate(lives):
         total = {name: total.get(name, 0) + more.get(name, 0) for name in FailureClass}
         after = status(restarts=Restarts(by_class=dict(total)))
-        operators[turn % 2].jobs.status_written(before, after)
+        operators[turn % 2].status_written(before, after)
         before = after
     counts = [counted(one, "tpujob_restarts_total", "class") for one in operators]
     assert {name: sum(one.get(name, 0) for one in counts) for name in total} == total

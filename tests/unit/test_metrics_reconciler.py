@@ -8,19 +8,20 @@ import pytest
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, Conflict, Unavailable
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Conflict, Object, Unavailable
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.observers import JobObserver
+from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")
 
 
-class Told(JobObserver):
+class Told(Metrics):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.steps: list[tuple[Status, Status]] = []
         self.states: list[State | None] = []
         self.gone: list[JobKey] = []
@@ -52,7 +53,7 @@ class Refusing(Store):
 
     async def status(self) -> Status:
         job: dict[str, Any] = await self.get(JOBS, KEY.namespace, KEY.name)
-        return Status.model_validate(job.get("status") or {})
+        return Status.read(job.get("status"))
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def told() -> Told:
 
 @pytest.fixture
 def reconciler(store: Refusing, told: Told) -> Reconciler:
-    return Reconciler(store, lambda: NOON, observer=told)
+    return Reconciler(store, lambda: NOON, metrics=told)
 
 
 async def test_a_status_that_was_written_is_told_once(store: Refusing, told: Told, reconciler: Reconciler) -> None:

@@ -8,8 +8,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.scrape import counted
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.progress.refused import Refused
 from tpu_training_operator.runtime.progress.reviewer import Reviewer
@@ -54,7 +54,7 @@ async def worker(metrics: Metrics, door: Door) -> AsyncIterator[TestClient[Any, 
         hint=lambda key: None,
         clock=lambda: NOW,
         seconds=lambda: 0.0,
-        observer=metrics.reports,
+        metrics=metrics,
     )
     async with TestClient(TestServer(service.application())) as client:
         yield client

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from tests.unit.scrape import counted, value
-from tpu_training_operator.runtime.cluster import Conflict, Unavailable
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import Conflict, Unavailable
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.work_queue import WorkQueue
@@ -42,7 +42,7 @@ def metrics(clock: Clock) -> Metrics:
 
 @pytest.fixture
 async def queue(metrics: Metrics) -> AsyncIterator[WorkQueue[str]]:
-    queue: WorkQueue[str] = WorkQueue(0.0, metrics.work)
+    queue: WorkQueue[str] = WorkQueue(0.0, metrics)
     yield queue
     queue.close()
 
@@ -148,9 +148,7 @@ async def one_pass(metrics: Metrics, ends: Callable[[], timedelta | None]) -> No
         return [KEY]
 
     reconciler = OnePass(ends)
-    controller = Controller(
-        cast("Reconciler", reconciler), list_keys, settle_seconds=0.0, workers=1, observer=metrics.work
-    )
+    controller = Controller(cast("Reconciler", reconciler), list_keys, settle_seconds=0.0, workers=1, metrics=metrics)
     running = asyncio.create_task(controller.run())
     # The worker gives the key back before anybody else has a turn: nothing is awaited on the way.
     await reconciler.asked.wait()

@@ -5,10 +5,10 @@ from typing import Any, cast
 import pytest
 
 from tpu_training_operator.api import constants
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.main import Operator, Options
 from tpu_training_operator.runtime.controller import Controller
-from tpu_training_operator.runtime.credentials import Credentials
-from tpu_training_operator.runtime.keys import JobKey
 
 OWNER = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "name": "digits", "uid": "1", "controller": True}
 

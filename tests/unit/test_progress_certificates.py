@@ -16,7 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.tls_probe import certificate_seen, listening, trusting
-from tpu_training_operator.runtime.cluster import SECRETS, Conflict, NotFound, Object, Resource
+from tpu_training_operator.kube.cluster import SECRETS, Object, Resource
+from tpu_training_operator.kube.errors import Conflict, NotFound
 from tpu_training_operator.runtime.progress import tls as tls_module
 from tpu_training_operator.runtime.progress.authority import BadSecret, load_authority
 from tpu_training_operator.runtime.progress.certificates import (

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import unused_port
 
+from tests.cluster.ports import free_port
 from tests.unit.progress_desk import KEY, PROGRESS, Desk
 from tests.unit.reviewing_cluster import ReviewingCluster
 from tpu_training_operator.runtime.progress.certificates import new_authority
@@ -30,7 +30,7 @@ def reporter() -> dict[str, Any]:
 async def test_the_reporter_of_the_documentation_reports(
     reporter: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now, port, desk = datetime.now(UTC), unused_port(), Desk()
+    now, port, desk = datetime.now(UTC), free_port(), Desk()
     authority = new_authority("progress", now)
     (tmp_path / "ca.crt").write_bytes(authority.pem.certificate)
     (tmp_path / "token").write_text("token\n")

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
-from aiohttp.test_utils import unused_port
 
+from tests.cluster.ports import free_port
 from tests.unit.progress_desk import GOOD, KEY, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
 from tpu_training_operator.runtime.progress import connections
@@ -60,7 +60,7 @@ class Wire:
 
 @asynccontextmanager
 async def served(desk: Desk) -> AsyncIterator[Wire]:
-    authority, port = new_authority("progress", datetime.now(UTC)), unused_port()
+    authority, port = new_authority("progress", datetime.now(UTC)), free_port()
     async with server_tls(authority, (SERVICE_HOST,), lambda: datetime.now(UTC)) as tls, serve(desk.service, port, tls):
         yield Wire(port, trusting(authority))
 

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.pods import pod
 from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, begun_job, token_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
-from tpu_training_operator.runtime.cluster import ApiError, Cluster, Forbidden, NotFound, Object, Unavailable
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 from tpu_training_operator.runtime.progress import reviewer as module
 from tpu_training_operator.runtime.progress.refused import Refused
 from tpu_training_operator.runtime.progress.reviewer import (

@@ -12,9 +12,9 @@ from tests.unit.jobs import job_body
 from tests.unit.pods import pod
 from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import token_of
-from tpu_training_operator.runtime.cluster import Unavailable
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.server import MOST_BYTES
 

@@ -12,25 +12,12 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
-from tpu_training_operator.domain.objects.network_policy import Isolation
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.report import Report
+from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, JobKey, Object, Resource
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import (
-    EVENTS,
-    JOBS,
-    NETWORK_POLICIES,
-    PODS,
-    ApiError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-    Unavailable,
-)
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("default", "digits")
@@ -112,7 +99,7 @@ async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> time
 
 
 async def status_of(store: Recorded) -> Status:
-    return Status.model_validate((await store.get(JOBS, "default", "digits")).get("status"))
+    return Status.read((await store.get(JOBS, "default", "digits")).get("status"))
 
 
 async def test_the_job_is_read_before_its_pods(store: Recorded, reconciler: Reconciler) -> None:
@@ -126,7 +113,7 @@ async def test_an_attempt_is_begun_in_a_pass_of_its_own(store: Recorded, reconci
     assert store.asked[2:] == ["write status", "create Event"]
 
 
-async def test_what_workers_share_is_created_before_them(store: Recorded, reconciler: Reconciler) -> None:
+async def test_shared_objects_are_created_before_the_workers(store: Recorded, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
     store.asked.clear()
     await reconciler.reconcile(KEY)
@@ -153,9 +140,7 @@ async def listening(store: Recorded) -> tuple[Reconciler, Inboxes]:
     return reconciler, inboxes
 
 
-async def test_a_report_of_a_worker_stands_in_the_status(
-    store: Recorded, listening: tuple[Reconciler, Inboxes]
-) -> None:
+async def test_a_report_is_shown_in_the_status(store: Recorded, listening: tuple[Reconciler, Inboxes]) -> None:
     reconciler, inboxes = listening
     pod = await store.get(PODS, "default", "digits-1-0-0")
     inboxes.put(KEY, Report(1, pod["metadata"]["uid"], NOON, ReportPhase.TRAINING, 7))
@@ -165,7 +150,7 @@ async def test_a_report_of_a_worker_stands_in_the_status(
     assert progress.step == 7
 
 
-async def test_what_a_namesakes_worker_said_is_forgotten(
+async def test_reports_of_a_namesakes_worker_are_forgotten(
     store: Recorded, listening: tuple[Reconciler, Inboxes]
 ) -> None:
     reconciler, inboxes = listening
@@ -174,7 +159,7 @@ async def test_what_a_namesakes_worker_said_is_forgotten(
     assert ((await status_of(store)).progress, inboxes.of(KEY).report) == (None, None)
 
 
-async def test_a_job_that_is_gone_needs_nothing(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_deleted_job_needs_nothing(store: Recorded, reconciler: Reconciler) -> None:
     assert await reconciler.reconcile(JobKey("default", "another")) is None
 
 
@@ -185,7 +170,7 @@ async def test_a_job_that_is_gone_needs_nothing(store: Recorded, reconciler: Rec
         (Invalid(422, "Invalid", "spec.containers[0].image: Required value " + "x" * 10_000), "Rejected"),
     ],
 )
-async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
+async def test_a_refusal_is_told_in_the_clusters_own_words(
     store: Recorded, reconciler: Reconciler, clock: Clock, refusal: ApiError, reason: str
 ) -> None:
     store.refuses = {"Pod": refusal}
@@ -199,7 +184,7 @@ async def test_what_the_cluster_will_not_have_is_told_in_its_own_words(
     assert str(refusal)[:60] in stalled.message
 
 
-async def test_a_403_of_a_moment_is_no_reason_to_stall(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
+async def test_a_passing_403_does_not_stall_the_job(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
     await reconciler.reconcile(KEY)
     before = await status_of(store)
     store.refuses = {"Pod": Forbidden(403, "Forbidden", "not yet known to this API server")}
@@ -235,7 +220,7 @@ async def test_an_event_that_cannot_be_sent_stops_nothing(store: Recorded, recon
     assert (await status_of(store)).attempt == 1
 
 
-async def test_a_cluster_that_does_not_answer_is_the_queues_business(store: Recorded, reconciler: Reconciler) -> None:
+async def test_an_unavailable_cluster_is_left_to_the_queue(store: Recorded, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
     store.refuses = {"Pod": Unavailable(503, "", "overloaded")}
     before = await status_of(store)
@@ -257,9 +242,7 @@ async def test_a_refusal_is_told_even_where_other_requests_went_unanswered(
     assert (await status_of(store)).state == State.BLOCKED
 
 
-async def test_a_worker_that_an_earlier_pass_has_created_is_no_conflict(
-    store: Recorded, reconciler: Reconciler
-) -> None:
+async def test_a_worker_created_by_an_earlier_pass_is_not_a_conflict(store: Recorded, reconciler: Reconciler) -> None:
     for _ in range(2):
         await reconciler.reconcile(KEY)
     store.hides_pods = True
@@ -267,7 +250,7 @@ async def test_a_worker_that_an_earlier_pass_has_created_is_no_conflict(
     assert (await status_of(store)).state == State.STARTING
 
 
-async def test_a_pod_of_somebody_else_under_a_workers_name_is_one(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_foreign_pod_with_the_name_of_a_worker_is_a_conflict(store: Recorded, reconciler: Reconciler) -> None:
     stranger = pod(2)
     del stranger["metadata"]["ownerReferences"]
     await store.create(stranger)
@@ -291,7 +274,7 @@ async def test_a_job_that_changes_between_reading_and_writing_is_a_conflict(
         await reconciler.reconcile(KEY)
 
 
-async def test_what_is_refused_once_is_not_asked_for_two_thousand_times(store: Recorded) -> None:
+async def test_a_stage_ends_with_its_first_refusal(store: Recorded) -> None:
     reconciler = Reconciler(store, lambda: NOON, side_by_side=1)
     await reconciler.reconcile(KEY)
     store.refuses["Pod"] = Forbidden(403, "Forbidden", "exceeded quota")
@@ -300,7 +283,7 @@ async def test_what_is_refused_once_is_not_asked_for_two_thousand_times(store: R
     assert store.asked.count("create Pod") == 1
 
 
-async def test_it_knows_its_own_last_write(store: Recorded, reconciler: Reconciler) -> None:
+async def test_the_reconciler_knows_its_own_last_write(store: Recorded, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
     version = (await store.get(JOBS, "default", "digits"))["metadata"]["resourceVersion"]
     assert reconciler.wrote(KEY, version)
@@ -354,7 +337,7 @@ async def test_a_worker_that_cannot_be_deleted_is_told(
     assert len(await events(store, "Retrying")) == 1
 
 
-async def test_a_worker_that_goes_before_it_is_deleted_is_no_failure(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_worker_that_goes_before_it_is_deleted_is_not_an_error(store: Recorded, reconciler: Reconciler) -> None:
     await a_restart_is_due(store, reconciler)
     store.refuses = {"delete Pod": NotFound(404, "NotFound", "not found")}
     await reconciler.reconcile(KEY)
@@ -379,7 +362,7 @@ async def a_restart_is_due(store: Recorded, reconciler: Reconciler) -> None:
         Conflict(409, "Conflict", "admission webhook denied the request"),
     ],
 )
-async def test_where_no_status_can_be_written_an_event_tells_once(
+async def test_an_event_tells_once_that_no_status_can_be_written(
     store: Recorded, reconciler: Reconciler, refusal: ApiError
 ) -> None:
     store.refuses = {"status": refusal}
@@ -406,10 +389,10 @@ async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
 
 @pytest.fixture
 def isolating(store: Recorded, clock: Clock) -> Reconciler:
-    return Reconciler(store, clock, isolation=Isolation())
+    return Reconciler(store, clock, network_policy=WorkerNetworkPolicy())
 
 
-async def test_a_gangs_policy_is_there_before_its_workers(store: Recorded, isolating: Reconciler) -> None:
+async def test_the_network_policy_is_created_before_the_workers(store: Recorded, isolating: Reconciler) -> None:
     await isolating.reconcile(KEY)
     store.asked.clear()
     await isolating.reconcile(KEY)
@@ -426,7 +409,7 @@ async def test_a_gangs_policy_is_there_before_its_workers(store: Recorded, isola
         Invalid(422, "Invalid", "spec.ingress[1]: nonsense"),
     ],
 )
-async def test_a_cluster_that_goes_on_refusing_the_policy_trains_without_and_says_so(
+async def test_a_gang_trains_without_a_policy_that_the_cluster_keeps_refusing(
     store: Recorded, isolating: Reconciler, clock: Clock, refusal: ApiError
 ) -> None:
     store.refuses = {"NetworkPolicy": refusal}
@@ -448,7 +431,7 @@ async def test_a_cluster_that_goes_on_refusing_the_policy_trains_without_and_say
         NotFound(404, "NotFound", "not yet known to this API server"),
     ],
 )
-async def test_an_error_of_a_moment_leaves_no_gang_without_its_policy(
+async def test_a_passing_error_does_not_cost_the_gang_its_policy(
     store: Recorded, isolating: Reconciler, error: ApiError
 ) -> None:
     await isolating.reconcile(KEY)

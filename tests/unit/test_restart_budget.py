@@ -10,7 +10,7 @@ from tests.unit.jobs import job
 from tests.unit.pods import NOON
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart
 from tpu_training_operator.api.status import Restarts
-from tpu_training_operator.domain.lifecycle.restart_budget import backoff, charge, may_restart, refill
+from tpu_training_operator.domain.lifecycle.restart_budget import backoff, may_restart, refill, with_restart
 from tpu_training_operator.domain.observed import format_time
 
 
@@ -39,7 +39,7 @@ def after(**counting: int) -> Restarts:
         ("Unknown", 3, False),
     ],
 )
-def test_the_budgets_that_hold_when_none_are_given(failure_class: str, so_far: int, allowed: bool) -> None:
+def test_the_default_budgets(failure_class: str, so_far: int, allowed: bool) -> None:
     assert may_restart(policy(), after(**{failure_class: so_far}), FailureClass(failure_class), NOON) is allowed
 
 
@@ -54,7 +54,7 @@ def test_a_class_has_a_budget_of_its_own(failure_class: FailureClass, limit: int
 
 
 @pytest.mark.parametrize("so_far", [0, 1, 100])
-def test_minus_one_is_without_limit(so_far: int) -> None:
+def test_minus_one_is_unlimited(so_far: int) -> None:
     assert may_restart(policy(UserError=-1), after(UserError=so_far), FailureClass.USER_ERROR, NOON)
 
 
@@ -72,11 +72,11 @@ def test_no_window_has_more_restarts_in_it_than_the_limit(window: int, limit: in
         assert allowed is (inside < limit)
         if allowed:
             granted.append(now)
-            restarts = charge(rules, restarts, FailureClass.UNKNOWN, now, timedelta(0))
+            restarts = with_restart(rules, restarts, FailureClass.UNKNOWN, now, timedelta(0))
     assert restarts.by_class.get("Unknown", 0) == len(granted)
 
 
-def test_a_training_that_has_got_on_has_its_full_budgets_and_no_wait() -> None:
+def test_after_progress_the_budgets_are_full_and_the_next_restart_does_not_wait() -> None:
     spent = after(Infrastructure=20, Unknown=3)
     full = refill(spent)
     assert may_restart(policy(), full, FailureClass.INFRASTRUCTURE, NOON)
@@ -91,7 +91,7 @@ def test_the_wait_doubles_with_every_restart_up_to_its_limit(restarts: int, seco
     assert len(set(waits)) > 190, "two jobs that failed together come back together"
 
 
-def test_the_first_restart_waits_for_nothing() -> None:
+def test_the_first_restart_is_immediate() -> None:
     assert backoff(policy(), Restarts(by_class={"Unknown": 7}), "seed", NOON) == timedelta(0)
 
 

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, time_at
 from tpu_training_operator.api.status import State
+from tpu_training_operator.kube.cluster import JobKey, Object
+from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime.cluster import Forbidden, Object
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
+from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
 
 TTL = {"spec.runPolicy": {"ttlSecondsAfterFinished": 60}}
@@ -40,8 +40,9 @@ def finished(name: str, changes: dict[str, Any] | None = None, *, after: float) 
     return a_job(name, changes, state="Succeeded", completionTime=time_at(after), conditions=[condition])
 
 
-class Counted(JobObserver):
+class Counted(Metrics):
     def __init__(self) -> None:
+        super().__init__()
         self.states: list[Mapping[JobKey, State | None]] = []
 
     def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
@@ -49,7 +50,7 @@ class Counted(JobObserver):
 
 
 async def looked_at(*jobs: Object) -> list[str]:
-    keys = await jobs_to_look_at(Listed({None: list(jobs)}), (), NOON, SILENT_JOBS)
+    keys = await jobs_to_look_at(Listed({None: list(jobs)}), (), NOON)
     return [key.name for key in keys]
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def shown_on_a_terminal(*updates: Update) -> str:
     return plain(screen.getvalue()).strip().splitlines()[-1]
 
 
-RUNNING = Status.model_validate({"state": "Running", "resolved": RESOLVED})
+RUNNING = Status.read({"state": "Running", "resolved": RESOLVED})
 
 
 def test_before_the_first_step_it_says_of_how_many_and_what_the_workers_do() -> None:
@@ -47,7 +48,7 @@ def test_before_the_first_step_it_says_of_how_many_and_what_the_workers_do() -> 
 
 
 def test_a_gang_that_is_restarted_does_not_do_what_the_last_one_did() -> None:
-    restarting = RUNNING.model_copy(update={"state": State.RESTARTING})
+    restarting = replace(RUNNING, state=State.RESTARTING)
     line = shown_on_a_terminal(
         Update(RUNNING, (Report("training", 7, 300, 0.5),)), Update(restarting, ()), Update(RUNNING, ())
     )

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.jobs import ABSENT, spec
@@ -104,13 +104,13 @@ def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict
         (72, {"optimizer": SGD, "warmup": 10}, None),
         (72, {"optimizer": ADAMW}, None),
         (8, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, None),
-        (16, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, "no scaling rule is known for optimizer"),
+        (16, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, "the learning rate is not scaled"),
         (8, {"epochs": 1, "dataset": 128 * 100 + 127}, None),
-        (8, {"epochs": 1, "dataset": 128 * 10 + 127}, "every epoch drops 127 of 1407 examples (9.0%)"),
+        (8, {"epochs": 1, "dataset": 128 * 10 + 127}, "every epoch drops its last, incomplete batch: 127"),
         (8, {"gradientNoiseScale": "128"}, None),
-        (16, {"gradientNoiseScale": "128"}, "the global batch of 256 is beyond the gradient noise scale of 128"),
+        (16, {"gradientNoiseScale": "128"}, "the global batch of 256 exceeds the gradient noise scale of 128"),
         (16, {"scaling": {"batch": "GlobalConstant"}}, None),
-        (32, {"scaling": {"batch": "GlobalConstant"}}, "4 examples per replica are no multiple of 8"),
+        (32, {"scaling": {"batch": "GlobalConstant"}}, "the per-replica batch of 4 is not a multiple of 8"),
         (8, {"steps": 10, "warmup": 11}, "warm-up takes 11 steps, but the training ends after 10"),
     ],
 )  # fmt: skip
@@ -199,7 +199,7 @@ def test_what_cannot_be_scaled_is_a_problem_with_a_way_out(
 
 
 def test_every_number_comes_with_its_rule() -> None:
-    notes = scale(recipe(batch=1024, steps=1000, warmup=100), 8, 32).notes
+    notes = [str(note) for note in scale(recipe(batch=1024, steps=1000, warmup=100), 8, 32).notes]
     assert [note.partition(":")[0] for note in notes] == [
         "globalBatchSize",
         "trainSteps",
@@ -243,12 +243,11 @@ def test_the_global_batch_is_the_replicas_batches(per_replica: int, steps: int, 
     assert scaled.batch.total == replicas * per_replica
 
 
-@given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS, warmup=st.integers(0, 10**6))
+@given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS, warmup=st.integers(0, 500_000))
 def test_scaling_there_and_back_is_the_identity_where_whole_numbers_allow(
     per_replica: int, steps: int, tuned: int, replicas: int, warmup: int
 ) -> None:
-    assume(Fraction(steps * tuned, replicas).denominator == 1)
-    assume(Fraction(warmup * tuned, replicas).denominator == 1)
+    steps, warmup = steps * replicas, warmup * replicas
     there = _scaled(per_replica, steps, tuned, replicas, warmup)
     back = _scaled(there.batch.per_replica, there.train_steps, replicas, tuned, there.warmup_steps)
     assert (back.batch.total, back.train_steps, back.warmup_steps) == (per_replica * tuned, steps, warmup)

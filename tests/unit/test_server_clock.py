@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.runtime.server_clock import ServerClock
+from tpu_training_operator.kube.server_clock import ServerClock
 
 NOON = datetime(2026, 1, 15, 12, tzinfo=UTC)
 

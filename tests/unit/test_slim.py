@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.pods import pod
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.lifecycle.pod_events import line_of, slim_event
+from tpu_training_operator.domain.lifecycle.waiting import line_of, slim_event
 from tpu_training_operator.domain.observed import WorkerPod, slim, slim_worker
 
 LONG = "x" * 1_000_000
@@ -41,7 +41,7 @@ def container(name: str = constants.CONTAINER_NAME, **fields: Any) -> dict[str, 
     ],
     ids=["command", "more command", "env", "container", "gates", "finalizers", "annotations", "owners"],
 )
-def test_nothing_that_a_user_fills_is_kept_of_a_pod(bulky: dict[str, Any]) -> None:
+def test_a_slim_pod_keeps_nothing_whose_length_a_user_chooses(bulky: dict[str, Any]) -> None:
     assert len(json.dumps(slim_worker(bulky))) < 5000
 
 
@@ -84,7 +84,7 @@ def an_event(**fields: Any) -> dict[str, Any]:
     ],
     ids=["usual", "long note", "no note", "long reason", "long type"],
 )
-def test_a_slimmed_event_is_short_and_says_the_same(event: dict[str, Any]) -> None:
+def test_a_slim_event_is_short_and_says_the_same(event: dict[str, Any]) -> None:
     slimmed = slim_event(event)
     assert slimmed is not None
     assert len(json.dumps(slimmed)) < 1500

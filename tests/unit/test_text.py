@@ -17,7 +17,6 @@ from tpu_training_operator.api.text import plain, plain_json
 from tpu_training_operator.domain.actions import Event
 from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.runtime.events import event_body
-from tpu_training_operator.runtime.reconciler import status_body
 
 texts = st.text(st.characters(exclude_categories=())) | st.text(
     st.sampled_from("\x00\x07\x1b\x7f\x90\x9b\x9c\x9d[]\\;0mc\r\n\t \u202e\u2069\ud800é")
@@ -84,7 +83,7 @@ def test_whatever_gets_into_a_status_or_an_event_is_plain() -> None:
             )
         ],
         progress=Progress(step=1, total_steps=2, loss="nan", metrics={HOSTILE: "1"}, warnings=[HOSTILE, "well"]),
-        last_failure=Failure.model_validate(
+        last_failure=Failure.read(
             {
                 "attempt": 1,
                 "pod": HOSTILE,
@@ -99,8 +98,8 @@ def test_whatever_gets_into_a_status_or_an_event_is_plain() -> None:
         ),
         avoided_nodes=[HOSTILE],
     )
-    body = str(status_body(status))
+    body = str(status.as_json())
     assert body.count(SHOWN) + body.count("up\\ndown") >= 6
     assert obeyed(body) == []
-    assert Status.model_validate(status_body(status)) == status
+    assert Status.read(status.as_json()) == status
     assert obeyed(event_body(Event("Failed", HOSTILE), job_body(), NOON)["note"]) == []

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.runtime.throttle import Throttle
+from tpu_training_operator.kube.throttle import Throttle
 
 
 class Clock:

@@ -36,7 +36,7 @@ def test_a_time_that_an_api_server_accepts_is_read(text: str, moment: datetime) 
     assert (parse_time(text), parse_time(text).tzinfo) == (moment, UTC)
 
 
-def test_what_is_no_time_is_refused() -> None:
+def test_what_is_not_a_time_is_refused() -> None:
     with pytest.raises(ValueError, match="yesterday"):
         parse_time("yesterday")
 
@@ -63,11 +63,11 @@ def test_any_time_is_within_bounds_and_written_as_it_is_read(text: str) -> None:
 @given(_text, st.integers(-(10**18), 10**18))
 def test_no_time_in_a_status_stops_the_pass_over_a_finished_job(text: str, ttl: int) -> None:
     job = job_body({"spec.runPolicy": {"ttlSecondsAfterFinished": ttl}, "status": {"completionTime": text}})
-    after_the_end(Observed.of(job, []), Status.model_validate(job["status"]), NOON)
+    after_the_end(Observed.of(job, []), Status.read(job["status"]), NOON)
 
 
 @given(_text)
-def test_an_account_may_begin_at_any_time(text: str) -> None:
+def test_goodput_may_begin_at_any_time(text: str) -> None:
     after = charge(Goodput(activity=Activity.TRAIN, since=text), at(60), Activity.RECOVERY)
     assert after.productive_seconds >= 0
 

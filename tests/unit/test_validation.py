@@ -37,6 +37,14 @@ def test_what_cannot_be_computed_is_named_in_the_same_way(changes: dict[str, Any
     assert fragment in str(caught.value)
 
 
+@pytest.mark.parametrize("topology", ["5001x1x1", "999x999x999", "9999x9999x9999"])
+def test_a_slice_with_far_too_many_hosts_is_refused_in_one_sentence(topology: str) -> None:
+    changes = {"spec.slice": {"generation": "tpu8t", "topology": topology, "chipsPerHost": 1}}
+    [problem] = problems(job_body(changes | {"metadata.name": "a" * 48}))
+    assert problem.field == "spec.slice"
+    assert "hosts are too many: a job can have at most 5000" in problem.message
+
+
 def test_every_problem_is_one_line() -> None:
     every = [str(problem) for changes, _, _ in BAD_JOBS for problem in problems(job_body(changes))]
     assert [text for text in every if "\n" in text] == []

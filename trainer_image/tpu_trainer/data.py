@@ -1,37 +1,45 @@
 """Which training examples a process sees in which step: a function of seed and global batch, never of the slice.
 
-Global batch j of an epoch is permutation(seed, epoch)[jB : (j+1)B], and process r of w takes its r-th w-th part. So the
-same run on another slice size sees the same batches in the same order, and its trajectory is the same. Datasets without
-a length are read by `stream`.
+Global batch j of an epoch is permutation(seed, epoch)[jB : (j+1)B], or examples jB .. (j+1)B of a stream; process r of
+w takes its r-th w-th part. So the same run on another slice size sees the same batches in the same order and follows
+the same trajectory.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Task
 
 # On v2 and v3 two replicas are threads of one process and share its generators: they take turns, or neither would draw
-# the numbers that belong to its seed.
+# the numbers of its own seed.
 GENERATORS = Lock()
+
+_HALF = 2**24
+"""float32, which a gather carries, holds all whole numbers up to here."""
+
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of every global batch that falls to one process: `rank` of `world`, equal parts. `local_rank`: its
-    place among the processes of its host."""
+    """A process's part of every global batch: part `rank` of `world` equal ones. `local_rank`: its place among the
+    processes of its host."""
 
     rank: int
     world: int
@@ -40,9 +48,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Position:
-    """Where the training data stands: `offset` examples of `epoch` have been taken by the whole job.
+    """Where the training data stands: the whole job has taken `offset` examples of `epoch`.
 
-    `dataset` is the own state there of a dataset that has one (`stream`); JSON values.
+    `dataset`: JSON state of the dataset itself at that point, if it has one (`stream_batches`).
     """
 
     epoch: int = 0
@@ -52,8 +60,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Order:
-    """What decides the order of the examples. A step of `global_batch` examples has `passes` passes, equal parts of the
-    process's part; `global_batch` is a multiple of world x passes."""
+    """What decides the order of the examples. A step of `global_batch` examples takes `passes` passes, equal parts of
+    the process's share; `global_batch` is a multiple of world x passes."""
 
     global_batch: int
     seed: int
@@ -75,8 +83,8 @@ class Order:
 
     @contextmanager
     def drawing(self, batch: int, *, alike: bool = False) -> Iterator[None]:
-        """Around the reading of batch `batch` of the run, counted over all passes: what is drawn there depends on the
-        seed, the batch and the process alone, so that a run that continues draws what it would have drawn.
+        """Around the reading of batch `batch` of the run, counted over all passes. What is drawn there depends only on
+        the seed, the batch and the process, so a resumed run draws what it would have drawn.
 
         `alike`: every process draws the same.
         """
@@ -86,7 +94,7 @@ class Order:
 
 
 def seed_generators(value: int) -> None:
-    """Every generator of the host that user code may draw from."""
+    """Seeds every generator on the host that user code may draw from."""
     random.seed(value)
     # numpy's global generator takes 32 bits.
     np.random.seed(value % 2**32)
@@ -95,7 +103,7 @@ def seed_generators(value: int) -> None:
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """What is drawn while the block runs is drawn again after it, by whoever draws next."""
+    """Restores the host's generators after the block."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield
@@ -114,8 +122,8 @@ def random_seed(seed: int, count: int, rank: int) -> int:
 def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """The order of `size` examples in an epoch.
 
-    numpy's generator and not torch's: the latter keeps only the low 32 bits of a seed, so seed and epoch
-    would have to be mixed by hand.
+    numpy's generator, because torch's keeps only the low 32 bits of a seed: seed and epoch would have to be mixed by
+    hand.
     """
     # numpy lays the numbers out as 32-bit words; the one that may need several goes last, or (2**32, 0) is (0, 1).
     return np.random.default_rng((epoch, seed)).permutation(size)
@@ -124,8 +132,8 @@ def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 def global_batches(size: int, order: Order) -> Iterator[tuple[npt.NDArray[np.int64], Position]]:
     """The example indices of every step of the whole job, each with the position after it; endless.
 
-    It begins at `order.start`, wherever that is in its epoch. What is left of an epoch and makes no whole batch is
-    dropped. `size` is at least one global batch.
+    It begins at `order.start`, wherever that is in its epoch, and drops what is left of an epoch and does not fill a
+    batch. `size` is at least one global batch.
     """
     epoch, offset = order.start.epoch, order.start.offset
     while True:
@@ -137,7 +145,7 @@ def global_batches(size: int, order: Order) -> Iterator[tuple[npt.NDArray[np.int
 
 
 class PassSampler:
-    """A batch sampler: for every pass the example indices of this process's rows; endless."""
+    """A batch sampler: the example indices of this process's rows for every pass; endless."""
 
     def __init__(self, size: int, order: Order) -> None:
         self._size, self._order = size, order
@@ -149,7 +157,7 @@ class PassSampler:
 
 
 def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[Batch, Position]]:
-    """This process's part of every step of a map-style dataset, pass by pass, on the CPU, without end.
+    """This process's part of every step of a map-style dataset, pass by pass, on the CPU; endless.
 
     Each comes with the position after its whole step. `first_batch`: passes done before `order.start`.
 
@@ -158,10 +166,7 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
     """
     size = length_of(task.train, "train")
     if size < order.global_batch:
-        raise UserCodeError(
-            f"the task's train dataset has {size} examples, fewer than one global batch of {order.global_batch}; "
-            "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
-        )
+        raise _too_short("the task's train dataset", size, order)
     drawn = random_seed(order.seed, first_batch, order.share.rank)
     batches = load(task, task.train, PassSampler(size, order), task.workers, drawn)
     for done, (_, position) in enumerate(global_batches(size, order)):
@@ -171,15 +176,89 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
             yield batch, position
 
 
+def stream_batches(
+    task: Task, order: Order, first_batch: int, say: Callable[[str], None]
+) -> Iterator[tuple[Batch, Position]]:
+    """`train_batches` for an iterable dataset, in the order in which its examples come.
+
+    Every process reads the whole stream and collates only its own rows, so a stream should yield cheap records and
+    decode them in `collate`. It is iterated again for every epoch, after `set_epoch(epoch)` if it has that. With
+    `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again, and `say` is
+    told.
+
+    Raises:
+        UserCodeError: an epoch does not fill a batch, or the dataset raised.
+    """
+    collate = task.collate or default_collate
+    start = _continued(task.train, order.start, say)
+    epoch, offset, batch = start.epoch, start.offset, first_batch
+    while True:
+        # All processes must read the same stream: what shuffles it draws the same in each.
+        with order.drawing(batch, alike=True), user_code("the task's dataset"):
+            if hasattr(task.train, "set_epoch"):
+                task.train.set_epoch(epoch)
+            examples = iter(task.train)
+        begun = offset
+        while True:
+            with order.drawing(batch, alike=True), user_code("the next examples of the task's dataset"):
+                whole = list(islice(examples, order.global_batch))
+            if len(whole) < order.global_batch:
+                break
+            with user_code("state_dict() of the task's dataset"):
+                position = Position(epoch, offset := offset + order.global_batch, _state(task.train))
+            for own in order.in_passes(whole[order.own_rows]):
+                with order.drawing(batch), user_code("collating a batch"):
+                    collated = collate(list(own))
+                batch += 1
+                yield collated, position
+        if offset == begun == 0:
+            raise _too_short(f"epoch {epoch} of the task's train dataset", len(whole), order)
+        epoch, offset = epoch + 1, 0
+
+
+def _continued(dataset: Any, start: Position, say: Callable[[str], None]) -> Position:
+    """Puts the dataset where `start` is, or says that its epoch begins again."""
+    if start.offset == 0:
+        return start
+    if start.dataset is not None and hasattr(dataset, "load_state_dict"):
+        with user_code("load_state_dict() of the task's dataset"):
+            dataset.load_state_dict(start.dataset)
+        return start
+    say(
+        f"the train dataset has no state_dict(): epoch {start.epoch} begins again, and the {start.offset} examples "
+        "that the run had taken of it are trained on once more"
+    )
+    return Position(start.epoch, 0)
+
+
+def _state(dataset: Any) -> Mapping[str, Any] | None:
+    """A copy of the dataset's state: the next example may change it in place."""
+    if not hasattr(dataset, "state_dict"):
+        return None
+    state = dataset.state_dict()
+    try:
+        copied: Mapping[str, Any] = json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise UserCodeError(f"state_dict() of the task's train dataset must hold JSON values only: {error}") from error
+    return copied
+
+
+def _too_short(what: str, size: int, order: Order) -> UserCodeError:
+    return UserCodeError(
+        f"{what} has {size} examples, fewer than one global batch of {order.global_batch}; "
+        "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
+    )
+
+
 def load(
     task: Task, dataset: Dataset[Any], batches: Sequence[list[int]] | PassSampler, workers: int = 0, seed: int = 0
 ) -> Iterator[Batch]:
     """The collated batches that `batches` (lists of indices) names.
 
-    `workers` processes read them ahead; random numbers that they draw begin with `seed`.
+    `workers` processes read them ahead; their random numbers begin with `seed`.
 
     Raises:
-        UserCodeError: the dataset raised. That includes StopIteration, which would pass for the loader's own end.
+        UserCodeError: the dataset raised, including StopIteration, which would pass for the loader's own end.
     """
     # A generator of its own: the loader draws a number when it begins, wherever in a run that is.
     generator = torch.Generator().manual_seed(seed)
@@ -195,18 +274,31 @@ def load(
 
 
 def has_length(dataset: object) -> bool:
-    """A map-style dataset has a length and indices. An iterable one may know its length, too, but has no indices."""
+    """Whether the dataset is map-style. An iterable one may know its length too, but has no indices."""
     indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
     return indexed and hasattr(dataset, "__len__")
 
 
-def size_difference(stated: int | None, dataset: Dataset[Any], steps: int, global_batch: int) -> str | None:
-    """What to say of a data set of another size than the `stated` one, by which `steps` were derived from epochs.
+def length_of(dataset: Dataset[Any], name: str) -> int:
+    """Examples of a map-style dataset; `name` is what the task calls it."""
+    if not has_length(dataset):
+        raise UserCodeError(f"the task's {name} dataset has no length; it must be map-style (len() and [i])")
+    with user_code(f"len() of the task's {name} dataset"):
+        return len(dataset)  # type: ignore[arg-type]
 
-    None where they agree, where no size is stated, and for data without a length.
+
+def evaluation_size(task: Task) -> int:
+    """Examples to evaluate on; 0 for a task without evaluation."""
+    return 0 if task.evaluation is None else length_of(task.evaluation, "evaluation")
+
+
+def size_difference(stated: int | None, dataset: Dataset[Any], steps: int, global_batch: int) -> str | None:
+    """What to say if the dataset is not of the `stated` size, from which `steps` were derived; else None.
+
+    Also None if no size is stated, and for data without a length.
 
     Raises:
-        UserCodeError: they differ by more than one in a hundred.
+        UserCodeError: the sizes differ by more than one percent.
     """
     if stated is None or not has_length(dataset):
         return None
@@ -223,9 +315,36 @@ def size_difference(stated: int | None, dataset: Dataset[Any], steps: int, globa
     return said
 
 
-def length_of(dataset: Dataset[Any], name: str) -> int:
-    """Examples of a map-style dataset; `name` is how the task calls it."""
-    if not has_length(dataset):
-        raise UserCodeError(f"the task's {name} dataset has no length; it must be map-style (len() and [i])")
-    with user_code(f"len() of the task's {name} dataset"):
-        return len(dataset)  # type: ignore[arg-type]
+def check_lengths(task: Task, backend: Backend, host: int) -> None:
+    """Refuses data that the task has sharded itself: the trainer shards an order of the whole dataset, so some examples
+    would be left out and others seen twice, without any other sign. A collective; `host`: this process's host.
+
+    Raises:
+        UserCodeError: in every process, when the lengths of their training or evaluation data differ.
+    """
+    if backend.world == 1:
+        return
+    # An iterable dataset is as long as its stream.
+    training = length_of(task.train, "train") if has_length(task.train) else 0
+    sizes = [training, evaluation_size(task)]
+    rows = backend.gather([host, *(part for size in sizes for part in divmod(size, _HALF))])
+    for place, kind in enumerate(("training", "evaluation")):
+        high, low = 1 + 2 * place, 2 + 2 * place
+        text = unequal_lengths(kind, [(int(row[0]), int(row[high]) * _HALF + int(row[low])) for row in rows])
+        if text is not None:
+            raise UserCodeError(text)
+
+
+def unequal_lengths(kind: str, rows: Sequence[tuple[int, int]]) -> str | None:
+    """What to say of the processes' lengths, None if all are equal. `rows`: each process's host and length."""
+    hosts: dict[int, set[int]] = {}
+    for host, length in rows:
+        hosts.setdefault(length, set()).add(host)
+    if len(hosts) == 1:
+        return None
+    said: list[str] = []
+    for length, group in list(hosts.items())[:_MOST_NAMED]:
+        who = f"host{'s' if len(group) > 1 else ''} {ranges(sorted(group))}"
+        said.append(f"{who} {'have' if len(group) > 1 else 'has'} {length}{'' if said else f' {kind} examples'}")
+    more = "; and so on" if len(hosts) > _MOST_NAMED else ""
+    return f"{', '.join(said)}{more}: every process must see the whole dataset; the trainer shards it"

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import Share, kept_generators
+from tpu_trainer.data import Share, evaluation_size, kept_generators, load
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.evaluation_plan import (
-    EvaluationBatch,
-    evaluation_batches,
-    evaluation_plan,
-    evaluation_size,
-    unfilled_plan,
-)
-from tpu_trainer.task import Evaluator, Metrics, Task
+from tpu_trainer.task import Batch, Evaluator, Metrics, Task
 
 
 def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int | None = None) -> dict[str, float]:
     """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
-    The model's modules are in the modes afterwards that they were in before. `batches`: no more than these of each
-    process.
+    Leaves the model's modules in the modes they were in. `batches`: at most so many per process.
 
     Raises:
-        UserCodeError: the metrics raised, or gave what they must not.
+        UserCodeError: the metrics raised, or returned something they must not.
     """
     size = evaluation_size(task)
     if size == 0:
         return {}
     with _evaluating(task.model), torch.no_grad():
-        # Running statistics (batch norm) belong to each replica's own examples; what is evaluated is one model,
-        # rank 0's.
+        # Running statistics (batch norm) come from each replica's own examples; one model is evaluated, rank 0's.
         backend.broadcast(list(task.model.buffers()))
         if task.evaluator is not None:
             return _by_evaluator(task, task.evaluator, unfilled_plan(size, rows, share)[:batches], share, backend)
@@ -44,9 +36,9 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
 
 
 def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> None:
-    """Evaluates one batch and forgets it: what is wrong with the evaluation shows before the training, not after it.
+    """Evaluates one batch and forgets it, so that a broken evaluation shows before the training, not after it.
 
-    Leaves no trace in the model's buffers nor in the host's random generators.
+    Leaves no trace in the model's buffers or the host's random generators.
 
     Raises:
         UserCodeError: as `evaluate` does.
@@ -60,6 +52,63 @@ def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> Non
         backend.sync()
 
 
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """`counted[i]` is 0.0 for a row that only fills up the batch, else 1.0."""
+
+    indices: list[int]
+    counted: list[float]
+
+    @property
+    def rows(self) -> int:
+        """Rows that count."""
+        return int(sum(self.counted))
+
+
+def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
+    """Shares out `size` examples so that each is counted in exactly one batch of one process.
+
+    All processes get the same number of batches, each of `rows` rows, because collectives and compiled graphs
+    need equal shapes everywhere. Rows beyond the end repeat example 0 uncounted.
+    """
+    stride = rows * share.world
+    starts = range(share.rank * rows, -(-size // stride) * stride, stride)
+    return [
+        EvaluationBatch(
+            indices=[i if i < size else 0 for i in range(start, start + rows)],
+            counted=[1.0 if i < size else 0.0 for i in range(start, start + rows)],
+        )
+        for start in starts
+    ]
+
+
+def unfilled_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
+    """`evaluation_plan` without rows that fill up: full batches, then at most one smaller one.
+
+    The smaller one costs a further compilation. Processes may have different numbers of batches, but each has at least
+    one: with fewer examples than processes it is example 0, uncounted.
+    """
+    stride = rows * share.world
+    full = size // stride
+    batches = [range(start, start + rows) for start in range(share.rank * rows, full * stride, stride)]
+    rest = range(full * stride, size)
+    # Shared out evenly: the first `more` processes have one example more than the others.
+    each, more = divmod(len(rest), share.world)
+    begin = share.rank * each + min(share.rank, more)
+    if last := rest[begin : begin + each + (share.rank < more)]:
+        batches.append(last)
+    if not batches:
+        return [EvaluationBatch([0], [0.0])]
+    return [EvaluationBatch(list(batch), [1.0] * len(batch)) for batch in batches]
+
+
+def _batches(task: Task, plan: Sequence[EvaluationBatch]) -> Iterator[tuple[Batch, EvaluationBatch]]:
+    """The plan's batches, collated, on the CPU, each with its place in the plan."""
+    assert task.evaluation is not None
+    collated = replace(task, collate=task.evaluation_collate or task.collate)
+    return zip(load(collated, task.evaluation, [batch.indices for batch in plan]), plan, strict=True)
+
+
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
@@ -67,7 +116,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # One by one: a part that its owner has frozen stays in evaluation.
+        # One by one: a part that its owner has frozen stays in evaluation mode.
         for module in training:
             module.training = True
 
@@ -76,7 +125,7 @@ def _by_example(task: Task, metrics: Metrics, plan: Sequence[EvaluationBatch], b
     """The mean of every metric. Sums stay on the device and cross between processes once, at the end."""
     names: list[str] = []
     sums: Tensor | None = None
-    for batch, planned in evaluation_batches(task, plan):
+    for batch, planned in _batches(task, plan):
         placed, weights = backend.to_device((batch, torch.tensor(planned.counted)))
         with user_code("the task's metrics"):
             values = metrics(task.model, placed)
@@ -93,22 +142,22 @@ def _by_example(task: Task, metrics: Metrics, plan: Sequence[EvaluationBatch], b
 def _by_evaluator(
     task: Task, evaluator: Evaluator, plan: Sequence[EvaluationBatch], share: Share, backend: Backend
 ) -> dict[str, float]:
-    """What the evaluator makes of batches of unequal sizes; nothing but `ends` makes collectives."""
+    """What the evaluator makes of batches of unequal sizes; only its `ends` makes collectives."""
     if backend.terms != share.world:
         raise UserCodeError(
-            "the task's evaluator needs batches of this process alone, and on this backend a batch is that of all "
+            "the task's evaluator needs batches of this process alone, and on this backend a batch belongs to all "
             "hosts; use backend xla, or a Task with per-example `metrics`"
         )
     with user_code("the task's evaluator"):
         evaluator.begins()
-    for index, (batch, planned) in enumerate(evaluation_batches(task, plan)):
+    for index, (batch, planned) in enumerate(_batches(task, plan)):
         placed = backend.to_device(batch)
         with user_code("the task's evaluator"):
             evaluator.batch(placed, index, planned.rows)
         backend.sync()
-    # Not marked as the user's: the collectives in it can fail, too.
+    # Not marked as the user's code: the collectives in it can fail too.
     result = evaluator.ends(backend)
-    # What it has left pending, metrics that begin anew, would otherwise be compiled into the next training step.
+    # What it has left pending, such as metrics that were reset, would be compiled into the next training step.
     backend.sync()
     return result
 

@@ -1,27 +1,41 @@
-"""What watches the loop without being part of it: clock, doctor, checkpoints, and the reports of what was read.
+"""What watches the loop without being part of it: the clock, the doctor, the checkpoints and the reports.
 
-Made by `replica`; `loop` calls it at its fixed places.
+`loop` calls one method at each place. None of them changes what is trained; some end a run that must not continue.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.errors import NotFiniteError
-from tpu_trainer.signals import Reading
+from tpu_trainer.exchange import MOST_STEPS, Loss, Reading, Signals
+from tpu_trainer.task import Batch
 from tpu_trainer.telemetry.history import Sample
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telling import Telling
 
+if TYPE_CHECKING:
+    from torch import nn
+
+REPORT_EVERY = MOST_STEPS
+"""Steps between reports."""
+
+CHECKUP_EVERY = 100
+"""Steps between the doctor's own collectives: who is slow, whose parameters differ."""
+
 
 @dataclass
 class Instruments:
-    """`noise`: None where it is not asked for."""
+    """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for."""
 
     clock: Clock
     doctor: Doctor
@@ -30,50 +44,106 @@ class Instruments:
     utilisation: Utilisation
     noise: NoiseScale | None
     telling: Telling
+    first: int = 0
 
     def __post_init__(self) -> None:
         self._losses: list[float] = []
         self._rate = 0.0
-        self._since = time.monotonic()
+        self._begun = self._since = time.monotonic()
         self._split = self.clock.seconds()
-        self._begun = self._since
         self._steps = 0
 
-    def read(self, step: int, reading: Reading, learning_rate: float) -> None:
-        """`step`: the last one whose results have come.
+    def sampling(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
+        """The batches, with the time they are waited for. From here on all other time is the host's own."""
+        self.clock.enter(Phase.HOST)
+
+        def timed() -> Iterator[tuple[Batch, Position]]:
+            while True:
+                with self.clock.during(Phase.INPUT):
+                    sample = next(batches)
+                yield sample
+
+        return timed()
+
+    def settle(self, backend: Backend) -> None:
+        """Runs what hooks left pending between epochs: else it would make the next step a program of its own."""
+        with self.doctor.set_aside():
+            backend.sync()
+
+    def passes(self) -> AbstractContextManager[object]:
+        """Around a step's forward and backward passes."""
+        return self.utilisation.counting()
+
+    @contextmanager
+    def exchange(self, step: int, loss: Loss, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Around the exchange, where a collective on the host waits for the others.
 
         Raises:
-            NotFiniteError: in all replicas, where the run must not go on.
+            DivergedError, PeerLostError: as `Doctor.before_sync`.
         """
+        self.doctor.before_sync(step, [*loss.tensors, *(p.grad for p in parameters if p.grad is not None)])
+        with self.clock.during(Phase.DEVICE):
+            yield
+
+    @contextmanager
+    def sync(self, step: int, batch: Batch, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Around the sync that sends the step to the device; `batch`: of its last pass. Raises as `exchange`."""
+        self.doctor.before_sync(step, parameters)
+        with self.clock.during(Phase.DEVICE):
+            yield
+        self.doctor.after_step(step, batch)
+
+    def read(self, signals: Signals, step: int, learning_rate: float, *, whole: bool) -> Reading | None:
+        """The signals that are due after `step`, or, with `whole`, all of them.
+
+        Raises:
+            NotFiniteError: on all replicas, if the run must not continue.
+        """
+        with self.clock.during(Phase.DEVICE):
+            reading = signals.read(step, whole=whole)
+        if reading is None:
+            return None
+        step = signals.read_through
         self._losses += reading.losses
         self._rate = learning_rate
         self._steps += len(reading.losses)
-        # Evaluations and checkpoints are no steps, and take no part in their rate.
+        # Evaluations and checkpoints are not steps and do not count in their rate.
         spent = self.clock.seconds()
         self.throughput.arrived(step, sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT])
         if self.noise is not None:
-            for own, whole in reading.squares:
-                self.noise.add(own, whole)
+            for own, whole_square in reading.squares:
+                self.noise.add(own, whole_square)
         try:
             self.doctor.finiteness.read(step - len(reading.losses) + 1, reading, learning_rate)
         except NotFiniteError:
-            # What led there is worth more than what went before.
-            self.report(step)
+            # The steps that led there are worth more than those before.
+            self._report(step)
             raise
+        return reading
 
-    def save(self, step: int, position: Position, now: bool) -> None:
-        """Takes a checkpoint; `now`: the run is being stopped, so this returns when it is written."""
-        save = self.checkpoints.save_now if now else self.checkpoints.save
-        save(step, position, self.doctor.finiteness.clean)
+    def save(self, step: int, position: Position, *, now: bool) -> None:
+        """Takes a checkpoint; with `now` the run is being stopped, so this returns once it is written.
 
-    @property
-    def step_seconds(self) -> float:
-        """The best there is: of warm steps, or else of all that have been read."""
-        passed = (time.monotonic() - self._begun) / max(1, self._steps)
-        return self.throughput.step_seconds or passed
+        Raises:
+            NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
+        """
+        self.doctor.judge_parameters(step)
+        with self.clock.during(Phase.CHECKPOINT):
+            save = self.checkpoints.save_now if now else self.checkpoints.save
+            save(step, position, self.doctor.finiteness.clean)
 
-    def report(self, step: int) -> None:
-        """Tells what has been read since the last report; nothing where nothing has."""
+    def after_step(self, signals: Signals, step: int, *, ends: bool) -> None:
+        """Reports what has been read, and lets the doctor compare the replicas."""
+        if step % REPORT_EVERY == 0 or ends:
+            self._report(signals.read_through)
+        if step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
+            self.doctor.checkup(step)
+            with self.doctor.set_aside():
+                # The pace of warm steps if it is known, or else of all that have been read.
+                passed = (time.monotonic() - self._begun) / max(1, self._steps)
+                signals.settle_interval(self.throughput.step_seconds or passed)
+
+    def _report(self, step: int) -> None:
         if not self._losses:
             return
         now, seconds = time.monotonic(), self.clock.seconds()

@@ -1,4 +1,4 @@
-"""One replica's run from backend to outcome. Called in the host's own process, or in one process per device."""
+"""One replica's run, from its backend to its outcome: in the host's own process, or in one process per device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from itertools import islice
 from typing import NoReturn
 
 import torch
-from torch import nn
 
-from tpu_trainer.average import Average
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.beginning import Storage, checkpoints_of, nothing_left, start_of, tell_origin
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
@@ -26,9 +23,12 @@ from tpu_trainer.data import (
     Order,
     Position,
     Share,
+    check_lengths,
+    evaluation_size,
     has_length,
     seed_generators,
     size_difference,
+    stream_batches,
     train_batches,
 )
 from tpu_trainer.doctor.doctor import Doctor
@@ -38,27 +38,24 @@ from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
-from tpu_trainer.evaluation_plan import evaluation_size
-from tpu_trainer.growth import Growth
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
-from tpu_trainer.loop import Trained, Work, train
+from tpu_trainer.loop import Trained, train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
-from tpu_trainer.same_data import check_lengths
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.spec import OnNotFinite, RunSpec
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
-from tpu_trainer.stream import stream_batches
+from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
 from tpu_trainer.task import Batch, Hyperparameters, Task
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telling import Telling
-from tpu_trainer.trainable import refuse_lazy
-from tpu_trainer.update import count_on_device
+from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy
+from tpu_trainer.update import Average, count_on_device
 
 
 def run_replica(
@@ -66,16 +63,16 @@ def run_replica(
 ) -> Outcome:
     """Trains and evaluates; every failure becomes an outcome, never an exception.
 
-    `die` ends the process with an outcome while this call cannot return, because the run hangs.
+    `die` ends the process with an outcome when the run hangs, so that this call cannot return.
     """
     clock, pace = Clock(), Pace()
-    # By host and place on the host, not by rank: on TPU the numbering of chips is independent of the hosts'.
+    # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     aloud = environment.host_index == 0 and environment.local_rank == 0
     progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
     heartbeat = open_heartbeat(
         environment.progress_service if aloud else None, lambda: present_report(spec, clock, pace, progress)
     )
-    # The page needs to know the device.
+    # Replaced below: a report names the device.
     telling = Telling(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, aloud)
 
     def hung(outcome: Outcome) -> None:
@@ -86,12 +83,16 @@ def run_replica(
         try:
             backend = open_backend(spec, environment, stop)
             if isinstance(stop, StopSignal):
-                # Once more: a device's runtime may have put a handler of its own in the place of ours.
+                # Again: the device's runtime may have replaced our handler.
                 stop.install()
             reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
             telling = replace(telling, reporter=reporter)
             outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
-            _leave(backend, clock)
+            # Wait for all: the first to leave would cut the connection of those still in the last collective, or
+            # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
+            with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
+                backend.barrier()
+                backend.close()
         except Exception as error:
             outcome = outcome_of(error, telling.progress.step)
         telling.ended(outcome)
@@ -111,93 +112,91 @@ class _Run:
     telling: Telling
 
     def whole(self) -> Outcome:
-        backend, hp = self.backend, Hyperparameters.of(self.spec)
+        backend, spec, hp = self.backend, self.spec, Hyperparameters.of(self.spec)
         share = Share(backend.rank, backend.world, backend.local_rank)
-        self.telling.progress.starting(_greeting(self.spec, backend))
-        task, hooks = _load(self.spec.entrypoint, hp, share, backend)
+        self.telling.progress.starting(
+            f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
+            f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {backend.world}; "
+            f"global batch {spec.batch.total}, steps {spec.train_steps}"
+        )
+        task, hooks = self._load(hp, share)
         try:
             # First: what follows may refuse one process's length and leave the others waiting for it.
             check_lengths(task, backend, self.environment.host_index)
-            storage = Storage.of(self.spec, task.model, backend)
+            storage = Storage.of(spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
             done = nothing_left(work.start, found, hp)
-            # As large as the model and its optimizer, and of no more use.
+            # As large as the model and its optimizer, and not needed any more.
             del found
-            checkpoints = checkpoints_of(self.spec, storage, work, self.telling, resumed)
+            checkpoints = storage.checkpoints(spec, work, self.telling, resumed)
             try:
                 return self._train(work, self._instruments(work, checkpoints), share, done)
             finally:
-                # However it ends: a snapshot that was taken is worth being written.
+                # However the run ends, a snapshot that was taken is worth writing.
                 with self.clock.during(Phase.CHECKPOINT):
                     checkpoints.finish()
         except BaseException as error:
             _tell_hooks(hooks, error)
             raise
 
+    def _load(self, hp: Hyperparameters, share: Share) -> Loaded:
+        """The task, built with the run's seed: the same on every replica."""
+        with GENERATORS:
+            seed_generators(hp.seed)
+            torch.manual_seed(hp.seed)
+            self.backend.seed(hp.seed)
+            loaded = load_task(self.spec.entrypoint, hp, share)
+        refuse_lazy(loaded.task.model)
+        return loaded
+
     def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
-        size = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
-        if size is not None:
-            self.telling.finding(Finding("DatasetSize", 0, size))
+        tell, say = self.telling.finding, self.telling.progress.say
+        if (
+            size := size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
+        ) is not None:
+            tell(Finding("DatasetSize", 0, size))
         start = start_of(found, hp, self.spec)
         if found is not None:
             restore_model(found.snapshot, task.model)
         self.backend.place(task.model)
-        self._set_modes(task.model)
+        if (line := enter_training_mode(task.model)) is not None:
+            say(line)
         optimizer = build_optimizer(task, hp)
         if not hooks.gives_closure:
             refuse_closure(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
         growth = Growth(task.model, optimizer)
-        # Before the optimizer gets its state back, for it takes the rates of the recipe as the optimizer has them now.
-        rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=self.telling.finding)
+        # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
+        rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
         for text in unused(task, hooks, optimizer, hp):
-            self.telling.finding(Finding("Recipe", start.step, text))
+            tell(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
             restore_optimizer(found.snapshot, optimizer)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
-            with user_code("taking back the state of the task's hooks"):
+            with user_code("restoring the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
             tell_origin(start, found, storage.target.author, hp, self.telling)
-        average = self._average(task.model, hp, found)
-        wanted = self.spec.report.gradient_noise_scale
-        if wanted and self.backend.terms == 1:
-            self.telling.progress.say("no gradient noise scale: it takes the gradients of several processes to compare")
-        noise_scale = wanted and self.backend.terms > 1
+        average = None
+        if hp.ema_decay is not None:
+            average = Average(task.model, hp.ema_decay, self.backend)
+            say(f"evaluates the average of the weights, with a decay of {hp.ema_decay:g} per step")
+            if found is not None and not found.snapshot.tensors["ema"]:
+                say("the checkpoint has no average of the weights: it starts with the checkpoint's weights")
+            elif found is not None:
+                average.load(found.snapshot.tensors["ema"])
+        noise_scale = self.spec.report.gradient_noise_scale
+        if noise_scale and self.backend.terms == 1:
+            say("no gradient noise scale: it compares the gradients of several processes, and this run has one")
+            noise_scale = False
         return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
 
-    def _set_modes(self, model: nn.Module) -> None:
-        """A part that the task has put into evaluation mode stays there: so frozen batch norm is written.
-
-        A model that is in it as a whole is one that a library has loaded so, and is to be trained.
-        """
-        if not model.training:
-            model.train()
-            self.telling.progress.say("the task's model is in evaluation mode: all of it is put into training mode")
-        elif resting := [name for name, module in model.named_modules() if not module.training]:
-            more = f" and {len(resting) - 1} more" if resting[1:] else ""
-            self.telling.progress.say(
-                f"in evaluation mode, as the task has put it, and stays there: {resting[0]}{more}"
-            )
-
-    def _average(self, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:
-        """The model has its weights to begin with, the checkpoint's if there is one."""
-        if hp.ema_decay is None:
-            return None
-        average = Average(model, hp.ema_decay, self.backend)
-        self.telling.progress.say(f"evaluates the average of the weights, with a decay of {hp.ema_decay:g} per step")
-        if found is not None and not found.snapshot.tensors["ema"]:
-            self.telling.progress.say("the checkpoint has no average of the weights: it begins with the weights")
-        elif found is not None:
-            average.load(found.snapshot.tensors["ema"])
-        return average
-
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
-        backend, hp = self.backend, work.hp
+        backend, batch = self.backend, work.hp.global_batch_size
         doctor = Doctor(
             self.spec,
             backend,
@@ -209,33 +208,38 @@ class _Run:
             clean=work.start.clean,
             average=None if work.average is None else work.average.tensors,
         )
-        own_batch = hp.global_batch_size // backend.world
         return Instruments(
             clock=self.clock,
             doctor=doctor,
             checkpoints=checkpoints,
-            throughput=Throughput(hp.global_batch_size, work.start.step),
+            throughput=Throughput(batch, work.start.step),
             utilisation=Utilisation(self.spec, backend.terms),
-            noise=NoiseScale(own_batch, hp.global_batch_size) if work.noise_scale else None,
+            noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
             telling=self.telling,
+            first=work.start.step,
         )
 
     def _train(self, work: Work, instruments: Instruments, share: Share, done: str | None) -> Outcome:
-        """`done`: what is said of a run whose steps were all made before it began."""
+        """`done`: what to say of a run whose steps were all made before it began."""
         progress, checkpoints = self.telling.progress, instruments.checkpoints
         self.telling.began(work.start.step)
-        self._leave_if_asked()
+        # Before anything is compiled, which takes minutes; the newest checkpoint stays the newest.
+        if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
+            raise PreemptedError("stopped on request before the first step")
+
+        def evaluate_now(step: int) -> None:
+            with self.clock.during(Phase.EVALUATE), instruments.doctor.set_aside():
+                self._evaluate(work, step, share)
+
         try:
-            with user_code("the start of the training"), work.growth.taken_back():
+            with user_code("the start of the training"), work.growth.restored():
                 work.hooks.fit_begins(work.optimizer, work.start.step)
-            # A run that continues has been through it.
+            # A resumed run has done it before.
             if work.start.step == 0:
                 with work.hooks.rehearsal():
-                    try_evaluation(work.task, self._evaluation_rows(work, share), share, self.backend)
+                    try_evaluation(work.task, _evaluation_rows(work, share), share, self.backend)
             with self.backend.feed(self._batches(work, share)) as batches:
-                trained = train(
-                    work, batches, self.backend, instruments, self.stop, lambda step: self._evaluate(work, step, share)
-                )
+                trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
         except BaseException:
             instruments.doctor.leave()
             raise
@@ -252,7 +256,7 @@ class _Run:
             _keep_last(trained, instruments)
         if (cost := checkpoints.cost).commits:
             progress.say(
-                f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; the training stood still for them for "
+                f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for "
                 f"{cost.blocked:.1f} s"
             )
         progress.done(checkpoints.last_step)
@@ -267,35 +271,20 @@ class _Run:
             return islice(train_batches(work.task, order, first), count)
         return islice(stream_batches(work.task, order, first, self.telling.progress.say), count)
 
-    def _leave_if_asked(self) -> None:
-        """Before anything is compiled, which takes minutes: the checkpoint that there is stays the newest."""
-        if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
-            raise PreemptedError("stopped on request before the first step")
-
-    def _evaluation_rows(self, work: Work, share: Share) -> int:
-        # As many at once as a training pass has: what fits there fits here.
-        return work.hp.global_batch_size // share.world // work.hp.accumulation_steps
-
     def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
         with nullcontext() if work.average is None else work.average.in_model():
-            metrics = evaluate(work.task, self._evaluation_rows(work, share), share, self.backend)
+            metrics = evaluate(work.task, _evaluation_rows(work, share), share, self.backend)
         self.telling.evaluated(step, metrics)
         return metrics
 
 
-def _load(entrypoint: str, hp: Hyperparameters, share: Share, backend: Backend) -> Loaded:
-    """The task, drawn from the run's seed: the same in every replica."""
-    with GENERATORS:
-        seed_generators(hp.seed)
-        torch.manual_seed(hp.seed)
-        backend.seed(hp.seed)
-        loaded = load_task(entrypoint, hp, share)
-    refuse_lazy(loaded.task.model)
-    return loaded
+def _evaluation_rows(work: Work, share: Share) -> int:
+    """As many rows at once as a training pass has: what fits into memory there fits here."""
+    return work.hp.global_batch_size // share.world // work.hp.accumulation_steps
 
 
 def _keep_last(trained: Trained, instruments: Instruments) -> None:
-    """The result of the whole training is worth a second try, and nothing after it would write it.
+    """The result of the whole training is worth a second attempt, and no later checkpoint would hold it.
 
     Raises:
         StorageError: it could not be written.
@@ -307,17 +296,6 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
     raise StorageError(
         f"all {trained.step} steps are trained, but their checkpoint could not be written, {newest}; the log says why"
     )
-
-
-def _leave(backend: Backend, clock: Clock) -> None:
-    """Once all have come: the first to leave would cut the connection of those still in the last collective.
-
-    They may be waiting for the one that writes the last checkpoint. Whatever has become of them, this replica's part
-    is done.
-    """
-    with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
-        backend.barrier()
-        backend.close()
 
 
 def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
@@ -338,16 +316,8 @@ def _outcome(
 
 
 def _safe(step: int, kept: int | None) -> str:
-    """What the end of a stopped run says of its checkpoint."""
+    """What the end of a stopped run says about its checkpoint."""
     if kept == step:
         return ", checkpoint written"
     newest = "there is none" if kept is None else f"the newest is of step {kept}"
     return f"; its checkpoint could not be written, {newest}"
-
-
-def _greeting(spec: RunSpec, backend: Backend) -> str:
-    return (
-        f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
-        f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {backend.world}; "
-        f"global batch {spec.batch.total}, steps {spec.train_steps}"
-    )

@@ -1,21 +1,55 @@
-"""Which parameters a step trains: asked in every step, because hooks may freeze, unfreeze and add groups."""
+"""What is trained: which parameters a step trains, and what a checkpoint keeps of how hooks have changed that.
+
+A resumed run builds its optimizer as the first one did, and the hooks of past epochs do not run again. So a checkpoint
+keeps the parameter groups that hooks added, the parameters they froze or unfroze, and the modules they switched into
+evaluation mode or back.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.hooks import Hooks
+from tpu_trainer.resume import Start
+from tpu_trainer.schedule import LearningRate
+from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.update import Average
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
+
+Group = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
+
+    skips: a step that is not finite is left out (recipe.onNotFinite).
+    """
+
+    task: Task
+    hooks: Hooks
+    hp: Hyperparameters
+    optimizer: Optimizer
+    rates: LearningRate
+    growth: Growth
+    start: Start
+    noise_scale: bool
+    skips: bool
+    average: Average | None = None
 
 
 class Trainable:
     """The parameters in the optimizer's groups, in the model's order, which is the same on all replicas: the groups'
-    own may come from a set."""
+    own order may come from a set."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -32,24 +66,22 @@ class Trainable:
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         if len(held) != len(self._held) or any(a is not b for a, b in zip(held, self._held, strict=True)):
             self._order(held)
+        trained = [parameter for parameter in self._ordered if parameter.requires_grad]
         for parameter in self._others:
             parameter.grad = None
-        trained = []
         for parameter in self._ordered:
-            if parameter.requires_grad:
-                trained.append(parameter)
-            else:
+            if not parameter.requires_grad:
                 parameter.grad = None
         return trained
 
     def _order(self, held: list[nn.Parameter]) -> None:
-        ids, model = {id(parameter) for parameter in held}, list(self._model.parameters())
+        model, ids = list(self._model.parameters()), {id(parameter) for parameter in held}
         known = {id(parameter) for parameter in model}
         for parameter in held:
             if id(parameter) not in known:
                 raise UserCodeError(
                     f"the optimizer holds a parameter of shape {list(parameter.shape)} that is not in the task's "
-                    "model: it would be in no checkpoint, and each replica would train its own. Make it a part of the "
+                    "model: no checkpoint would have it, and each replica would train its own. Make it part of the "
                     "model, and build the optimizer from the parameters that it is given"
                 )
         self._held = held
@@ -57,11 +89,135 @@ class Trainable:
         self._others = [parameter for parameter in model if id(parameter) not in ids]
 
 
+class Growth:
+    """How hooks have changed what is trained since the optimizer was built, which is when this is created."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._built = len(optimizer.param_groups)
+        self._required = self._requires()
+        self._flipped: set[str] = set()
+        self._built_modes = self._modes()
+        self._changed_modes: dict[str, bool] | None = None
+        self._restored: set[nn.Parameter] = set()
+
+    def state(self) -> dict[str, Any]:
+        """As JSON: the parameter names of every group, the options of the added groups, the parameters that were frozen
+        or unfrozen, and the modules whose mode has changed, with that mode: True for training."""
+        groups = self._optimizer.param_groups
+        return {
+            "names": [self._names(group) for group in groups],
+            "added": [_options(group) for group in groups[self._built :]],
+            "flipped": [name for name, required in self._requires().items() if required != self._required.get(name)],
+            "modes": {name: mode for name, mode in self._modes().items() if mode != self._built_modes.get(name, True)},
+        }
+
+    def load(self, kept: Mapping[str, Any] | None) -> None:
+        """Adds the missing groups and gives the others the checkpoint's order of parameters, by which the optimizer's
+        state is found. None: an older checkpoint, which does not keep this.
+
+        Raises:
+            UserCodeError: the optimizer was built with other parameters.
+        """
+        if kept is None:
+            return
+        groups, added = self._optimizer.param_groups, kept["added"]
+        built = kept["names"][: len(kept["names"]) - len(added)]
+        if len(built) != len(groups):
+            raise _misfit(f"{len(built)} parameter groups", str(len(groups)))
+        for place, (group, names) in enumerate(zip(groups, built, strict=True)):
+            self._order(place, group, names)
+        parameters = dict(self._model.named_parameters())
+        for names, options in zip(kept["names"][len(built) :], added, strict=True):
+            if unknown := [name for name in names if name not in parameters]:
+                raise _misfit(f"{unknown[0]} in a parameter group", "a model without it")
+            group = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+            group["params"] = [parameters[name] for name in names]
+            with user_code("adding the checkpoint's parameter groups to the optimizer"):
+                self._optimizer.add_param_group(group)
+            self._restored.update(group["params"])
+        self._flipped = set(kept["flipped"])
+        self._changed_modes = kept.get("modes")
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Around the hooks that run when a training starts. A group that `load` has restored is not added twice, and
+        what the hooks freeze, as they did at the very start, is afterwards as it was at the checkpoint."""
+        if not self._restored and not self._flipped and not self._changed_modes:
+            yield
+            return
+        add = self._optimizer.add_param_group
+
+        def add_missing(group: Group) -> None:
+            given = group["params"]
+            parameters = [given] if isinstance(given, Tensor) else list(given)
+            if not parameters or not self._restored.issuperset(parameters):
+                add({**group, "params": parameters})
+
+        vars(self._optimizer)["add_param_group"] = add_missing
+        try:
+            yield
+        finally:
+            del vars(self._optimizer)["add_param_group"]
+        for name, parameter in self._model.named_parameters():
+            parameter.requires_grad_(self._required.get(name, True) != (name in self._flipped))
+        if self._changed_modes is not None:
+            for name, module in self._model.named_modules():
+                module.training = self._changed_modes.get(name, self._built_modes.get(name, True))
+
+    def _order(self, place: int, group: Group, names: list[str]) -> None:
+        here = self._names(group)
+        if here == names:
+            return
+        if sorted(here) != sorted(names):
+            there = next((name for name in names if name not in here), "nothing")
+            now = next((name for name in here if name not in names), "nothing")
+            raise _misfit(f"{there} in parameter group {place}", now)
+        by_name = dict(zip(here, group["params"], strict=True))
+        group["params"] = [by_name[name] for name in names]
+
+    def _names(self, group: Group) -> list[str]:
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        return [names.get(parameter, "") for parameter in group["params"]]
+
+    def _modes(self) -> dict[str, bool]:
+        return {name: module.training for name, module in self._model.named_modules()}
+
+    def _requires(self) -> dict[str, bool]:
+        return {name: parameter.requires_grad for name, parameter in self._model.named_parameters()}
+
+
 def refuse_lazy(model: nn.Module) -> None:
-    """Raises UserCodeError where a parameter has no shape yet: nothing can be placed, summed or kept of it."""
+    """Raises UserCodeError if a parameter has no shape yet: it cannot be placed, summed or checkpointed."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise UserCodeError(
                 f"the model's {name} has no shape before the first batch; give its layer the number of inputs, or run "
                 "one batch through the model before it is returned"
             )
+
+
+def enter_training_mode(model: nn.Module) -> str | None:
+    """Puts a model that is in evaluation mode as a whole, as libraries load it, into training mode; returns a remark.
+
+    A part that the task itself has put into evaluation mode stays there, which is how batch norm is frozen.
+    """
+    if not model.training:
+        model.train()
+        return "the task's model is in evaluation mode: all of it is put into training mode"
+    if resting := [name for name, module in model.named_modules() if not module.training]:
+        more = f" and {len(resting) - 1} more" if resting[1:] else ""
+        return f"stays in evaluation mode, as the task has set it: {resting[0]}{more}"
+    return None
+
+
+def _options(group: Group) -> Group:
+    """The group's options that fit into JSON, which are all of them in torch's own optimizers."""
+    plain = {
+        key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
+    }
+    return {key: value for key, value in plain.items() if isinstance(value, int | float | str | list | tuple | None)}
+
+
+def _misfit(there: str, here: str) -> UserCodeError:
+    return UserCodeError(f"the checkpoint does not fit the optimizer: {there} in the checkpoint, {here} in this run")

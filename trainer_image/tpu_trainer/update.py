@@ -1,100 +1,167 @@
-"""The optimizer's step. With recipe.onNotFinite: Skip, one whose loss or gradients are not finite leaves no trace.
+"""The update of a step: the optimizer's step and the moving average of the weights, and which of them count.
 
-The host must not wait for the device in every step to learn whether this one counts. So on a device that works ahead
-the step is always made, and what it changed is chosen afterwards, on the device, from the old and the new values. Only
-in a step that trains a parameter for the first time does the host wait: the optimizer makes its state in it, and there
-are no old values.
+With recipe.onNotFinite: Skip, a step whose loss or gradients are not finite leaves no trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer import bucket
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.exchange import Sums
+from tpu_trainer.hooks import Hooks
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from tpu_trainer.average import Average
+
+class Average:
+    """The exponential moving average of the weights (recipe.emaDecay), on the device, in the step's own program.
+
+    average = decay x average + (1 - decay) x weights after every step; it starts as the weights before the first step.
+    Evaluations use it in place of the weights; buffers, such as batch norm's statistics, stay the model's own. Only
+    trained parameters have one; a parameter that is unfrozen later joins with the values of its first step.
+    Low-precision weights are averaged in float32: in bfloat16 a step's share of 1 - decay would round to nothing.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, backend: Backend) -> None:
+        """`model` is on its device, with its initial weights."""
+        self._parameters = dict(model.named_parameters())
+        self._decay, self._backend = decay, backend
+        self._held: dict[str, Tensor] = {}
+        self.update()
+        # Left pending, the copies would be compiled into the first step.
+        backend.sync()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The averages by parameter name, on the device."""
+        return self._held
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After the optimizer's step."""
+        for name, parameter in self._parameters.items():
+            held = self._held.get(name)
+            if held is not None:
+                held.lerp_(parameter.detach().to(held.dtype), 1 - self._decay)
+            elif parameter.requires_grad:
+                self._held[name] = parameter.detach().to(_precise(parameter.dtype), copy=True)
+
+    @torch.no_grad()
+    def load(self, kept: Mapping[str, Tensor]) -> None:
+        """Restores `tensors` from a checkpoint's, which are on the host."""
+        for name, value in kept.items():
+            self._held[name] = value.to(self._parameters[name].device, copy=True)
+        self._backend.sync()
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """The model's weights are the averages inside the block, at the cost of a copy of the weights."""
+        own = {name: self._parameters[name].detach().clone() for name in self._held}
+        try:
+            self._fill(self._held)
+            yield
+        finally:
+            self._fill(own)
+
+    @torch.no_grad()
+    def _fill(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._parameters[name].copy_(value)
+        self._backend.sync()
 
 
 class Update:
-    """Makes every step's update; this one makes all of them."""
+    """The update of every step: all of them count."""
+
+    def __init__(self, optimizer: Optimizer, hooks: Hooks, average: Average | None) -> None:
+        self._optimizer, self._hooks, self._average = optimizer, hooks, average
 
     def begins(self) -> None:
         """Before the step's first forward pass."""
 
-    def make(self, step: Callable[[], None], parameters: Sequence[nn.Parameter], signals: Tensor) -> None:
-        """`step`: the optimizer's, with whatever belongs to it. `parameters`: those it trains. `signals`: summed."""
-        step()
+    def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
+        """`parameters`: those that the step trains. `sums`: what the replicas have exchanged."""
+        self._step()
+
+    def _step(self) -> None:
+        with user_code("the optimizer's step"):
+            self._hooks.before_update(self._optimizer)
+            self._hooks.update(self._optimizer)
+        if self._average is not None:
+            self._average.update()
 
 
 class SkippingUpdate(Update):
-    """Leaves out the steps that are not `bucket.sound`. All replicas do alike, for they have the same sums.
+    """Undoes steps that are not finite. All replicas decide alike, because they have the same sums.
 
-    What stays as it was: parameters and their average, the optimizer's state as far as it is tensors on the parameters'
-    device (`count_on_device` brings torch's step counts there), and the model's buffers, which the forward pass has
-    changed.
+    The host must not wait for the device in every step. So on a device that works ahead the step is always made, and
+    the device then chooses between old and new values. Only when a step trains a parameter for the first time does the
+    host wait: that step creates the optimizer's state, so there are no old values.
+
+    What a skipped step leaves unchanged: parameters and their average, the optimizer's state in tensors on the device
+    (`count_on_device` moves torch's step counts there), and the model's buffers, which the forward pass has changed.
     """
 
     def __init__(
         self,
-        model: nn.Module,
         optimizer: Optimizer,
+        hooks: Hooks,
         average: Average | None,
+        model: nn.Module,
         backend: Backend,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`aside`: around what belongs to no step."""
-        self._model, self._optimizer, self._average = model, optimizer, average
-        self._backend, self._aside = backend, aside
+        """`aside`: a context for work that belongs to no step."""
+        super().__init__(optimizer, hooks, average)
+        self._model, self._backend, self._aside = model, backend, aside
         self._begun: list[tuple[Tensor, Tensor]] = []
         self._known: set[nn.Parameter] = set()
 
     def begins(self) -> None:
         self._begun = _copies(self._model.buffers())
 
-    def make(self, step: Callable[[], None], parameters: Sequence[nn.Parameter], signals: Tensor) -> None:
+    def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         buffers, self._begun = self._begun, []
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         if self._backend.device.type == "cpu" or not self._known.issuperset(trained):
-            if self._read(bucket.sound(signals)):
-                step()
+            if self._read(sums.finite):
+                self._step()
                 self._known.update(trained)
             else:
                 _put_back(buffers)
             return
-        sound = bucket.sound(signals)
-        # Where the sums pass through host memory: as a number of the host it would be compiled in.
-        sound = sound if sound.device.type == self._backend.device.type else self._backend.to_device(sound)
+        finite = sums.finite
+        # If the sums went through host memory: a number on the host would be compiled in.
+        finite = finite if finite.device.type == self._backend.device.type else self._backend.to_device(finite)
         with torch.no_grad():
             for parameter in trained:
                 assert parameter.grad is not None
-                parameter.grad = torch.where(sound, parameter.grad, torch.zeros_like(parameter.grad))
+                parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
         before = [old for _, old in _copies([*trained, *self._state()])]
-        step()
+        self._step()
         now = [*trained, *self._state()]
         if len(now) != len(before):
             raise UserCodeError(
-                f"recipe.onNotFinite: Skip cannot take back a step of {type(self._optimizer).__name__}: the number of "
+                f"recipe.onNotFinite: Skip cannot undo a step of {type(self._optimizer).__name__}: the number of "
                 "tensors in its state changes from step to step; use Stop or Warn"
             )
         with torch.no_grad():
             for tensor, old in [*zip(now, before, strict=True), *buffers]:
-                tensor.copy_(torch.where(sound, tensor, old))
+                tensor.copy_(torch.where(finite, tensor, old))
 
-    def _read(self, sound: Tensor) -> bool:
+    def _read(self, finite: Tensor) -> bool:
         with self._aside():
-            # Everything pending, not only this value: the passes behind it would be run once more.
+            # Sync everything pending, not only this value, or the passes behind it would run a second time.
             self._backend.sync()
-            (here,) = self._backend.to_host([sound])
+            (here,) = self._backend.to_host([finite])
         return bool(here)
 
     def _state(self) -> Iterator[Tensor]:
@@ -105,19 +172,8 @@ class SkippingUpdate(Update):
             yield from self._average.tensors.values()
 
 
-def update_of(
-    skips: bool,
-    model: nn.Module,
-    optimizer: Optimizer,
-    average: Average | None,
-    backend: Backend,
-    aside: Callable[[], AbstractContextManager[None]],
-) -> Update:
-    return SkippingUpdate(model, optimizer, average, backend, aside) if skips else Update()
-
-
 def count_on_device(optimizer: Optimizer, device: torch.device) -> None:
-    """Has torch's own optimizers keep their step counts on the device, where a skipped step can be taken back."""
+    """Makes torch's own optimizers keep their step counts on the device, where a skipped step can be undone."""
     if device.type not in ("xla", "cuda", "xpu"):
         return
     for options in (optimizer.defaults, *optimizer.param_groups):
@@ -137,7 +193,7 @@ def _put_back(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
+    """All tensors in nested mappings, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -145,3 +201,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
+
+
+def _precise(kind: torch.dtype) -> torch.dtype:
+    return torch.float32 if kind in (torch.bfloat16, torch.float16) else kind

@@ -1,1 +1,1 @@
-"""The TPUTrainingJob as users write it and read it: models, rules, conditions, and the CRD made from them."""
+"""The TPUTrainingJob as users write and read it: models, rules, conditions, and the CRD generated from them."""

@@ -1,8 +1,8 @@
 """The TPU slices that exist: generations, machine types and slice shapes, read once from `catalogue.json`.
 
-Used by the CRD emitter (what admission accepts) and by `domain.topology` (what a slice means). The rows come from
-Google's device plugin, cluster autoscaler, XPK and pathways-job tables; `verified: false` marks a shape that only
-one tool lists. A chip has one or two TensorCores; v2 and v3 name slices by cores, v5e and v6e by chips.
+Admission accepts these slices, and `domain.topology` computes with them. The rows come from the tables of Google's
+device plugin, cluster autoscaler, XPK and pathways-job; `verified: false` marks a shape that only one of them lists.
+A chip has one or two TensorCores; v2 and v3 name slices by cores, v5e and v6e by chips.
 """
 
 import difflib
@@ -17,9 +17,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MachineType:
-    """A GKE machine type: one host. `label` is the node label gke-tpu-accelerator that its nodes carry.
+    """A GKE machine type, which is one host. `label` is the value of its nodes' label gke-tpu-accelerator.
 
-    `cpus` (virtual) and `memory_gb` are None where no source tells.
+    `cpus` (virtual) and `memory_gb` are None if no source gives them.
     """
 
     name: str
@@ -32,7 +32,7 @@ class MachineType:
 
 @dataclass(frozen=True)
 class Shape:
-    """One slice shape on one machine type; `default` is the shape meant by its bare accelerator type."""
+    """One slice shape on one machine type. `default`: its accelerator type alone means this shape."""
 
     generation: str
     topology: str
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def host_bounds(self) -> tuple[int, int, int]:
-        """Hosts along each axis, as GKE's device plugin tells libtpu in TPU_HOST_BOUNDS."""
+        """Hosts along each axis, which GKE's device plugin passes to libtpu as TPU_HOST_BOUNDS."""
         sides = [*(int(side) for side in self.topology.split("x")), 1][:3]
         block = HOST_BLOCKS.get(self.chips_per_host, (1, 1, 1))
         return (max(1, sides[0] // block[0]), max(1, sides[1] // block[1]), max(1, sides[2] // block[2]))
@@ -57,9 +57,9 @@ class Shape:
 class Generation:
     """A TPU generation. Memory and peak speed are per chip (GiB, bf16 TFLOP/s).
 
-    Slices of three dimensions above one cube (4x4x4) are `max_cubes` cubes at most; 0 for two dimensions.
-    torch_xla starts `processes_per_chip` per chip: on v2 and v3 one process drives both devices of a chip, on tpu7x
-    each device is a PCI function, and so a process, of its own.
+    `max_cubes` bounds slices of three dimensions, in cubes of 4x4x4; it is 0 for two dimensions. torch_xla starts
+    `processes_per_chip` processes per chip: on v2 and v3 one process drives both devices of a chip, while on tpu7x
+    each device is a PCI function and has its own process.
     """
 
     name: str
@@ -84,10 +84,10 @@ class Generation:
 CUBE_SIDE = 4
 LONGEST_SIDE = 256
 
-# Chips of one host along each axis, by their number (TPU_CHIPS_PER_HOST_BOUNDS).
+# Chips along each axis of one host (TPU_CHIPS_PER_HOST_BOUNDS), by chips per host.
 HOST_BLOCKS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
-# v2 has no GKE machine type; its TPU VMs hold four chips like every multi-host machine since.
+# v2 has no GKE machine type. Its TPU VMs have four chips, like every machine of a multi-host slice since.
 _CHIPS_PER_VM_WITHOUT_MACHINE_TYPE = 4
 
 
@@ -138,13 +138,13 @@ def _shape(generation: str, row: dict[str, Any], shape: dict[str, Any], machine_
 
 
 def shapes_of_type(accelerator_type: str) -> tuple[Shape, ...]:
-    """The shapes an accelerator type name can mean, the default first; empty when there is no such type."""
+    """The shapes that an accelerator type can mean, the default first; empty if the type does not exist."""
     found = [s for g in generations().values() for s in g.shapes if s.accelerator_type == accelerator_type]
     return tuple(sorted(found, key=lambda shape: not shape.default))
 
 
 def shapes_of_topology(generation: str, topology: str) -> tuple[Shape, ...]:
-    """The shapes with this topology, the default first; empty when the generation has none."""
+    """The shapes with this topology, the default first; empty if the generation has none."""
     known = generations().get(generation)
     if known is None:
         return ()
@@ -155,9 +155,9 @@ def shapes_of_topology(generation: str, topology: str) -> tuple[Shape, ...]:
 
 
 def follows_cube_rule(generation: Generation, topology: str) -> bool:
-    """Whether whole cubes make up this topology: three sides in ascending order, each a multiple of 4 up to 256.
+    """Whether the topology consists of whole cubes: three ascending sides, each a multiple of 4 up to 256.
 
-    The rule is that of GKE's documentation and of KubeRay's validator. Most such shapes are listed by no source.
+    GKE's documentation and KubeRay's validator give this rule. No source lists most of the shapes that follow it.
     """
     sides = [int(side) for side in topology.split("x")]
     return (
@@ -169,7 +169,7 @@ def follows_cube_rule(generation: Generation, topology: str) -> bool:
 
 
 def _unlisted(generation: Generation, topology: str) -> Shape:
-    """A shape by the cube rule, on the machine type of the generation's other large slices."""
+    """A shape that follows the cube rule, on the machine type of the generation's other large slices."""
     largest = generation.shapes[-1]
     chips = math.prod(int(side) for side in topology.split("x"))
     size_in_name = chips * int(largest.accelerator_type.rpartition("-")[2]) // largest.chips
@@ -186,7 +186,7 @@ def _unlisted(generation: Generation, topology: str) -> Shape:
 
 
 def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
-    """The valid names a person most likely meant: the sizes next to theirs, or the closest spelling."""
+    """The valid names that the user most likely meant: the nearest sizes, or the closest spelling."""
     prefix, _, size = wrong.rpartition("-")
     by_prefix = {g.name_prefix: g for g in generations().values()}
     by_prefix |= {g.name: g for g in generations().values()}
@@ -198,7 +198,7 @@ def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
 
 
 def nearest_topologies(generation: str, wrong: str, count: int = 3) -> list[str]:
-    """The topologies of the generation that are closest in number of chips to what was asked for."""
+    """The generation's topologies whose number of chips is closest to the wrong one's."""
     topologies = generations()[generation].topologies
     sides = wrong.split("x")
     if not all(side.isdecimal() for side in sides):
@@ -208,5 +208,5 @@ def nearest_topologies(generation: str, wrong: str, count: int = 3) -> list[str]
 
 
 def _nearest_by_size(names: Iterable[str], size: int, count: int) -> list[str]:
-    # By ratio: sizes grow by doubling, so 32 is as near to 16 as 8 is.
+    # By ratio: sizes double, so 32 is as near to 16 as 8 is.
     return sorted(names, key=lambda name: abs(math.log(int(name.rpartition("-")[2]) / max(size, 1))))[:count]

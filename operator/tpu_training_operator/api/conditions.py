@@ -1,15 +1,18 @@
-"""Condition types and reasons, and the one way to set and clear them (metav1.Condition semantics).
+"""Condition types, condition and event reasons, and how a condition is set and cleared (metav1.Condition semantics).
 
 kstatus (Flux, Argo CD, `kubectl wait`) reads Ready, Reconciling and Stalled. The last two are abnormal-true: they are
 present only while they are true.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from tpu_training_operator.api.text import plain_json
 
@@ -27,7 +30,7 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a condition has its value; closed, so that alerts and scripts can rely on it."""
+    """Why a condition has its value. A closed list, so that alerts and scripts can rely on it."""
 
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     REPLACING_WORKERS = "ReplacingWorkers"
@@ -48,24 +51,75 @@ class Reason(StrEnum):
     PROGRESSING_WITH_RETRY = "ProgressingWithRetry"
 
 
-class StatusModel(BaseModel):
-    """What the operator writes and people read: its texts are plain, wherever they come from."""
+class EventReason(StrEnum):
+    """What a Kubernetes event about a job tells."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+    ATTEMPT_STARTED = "AttemptStarted"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    RELEASED = "Released"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    BLOCKED = "Blocked"
+    INVALID_SPEC = "InvalidSpec"
+    STATUS_LOST = "StatusLost"
+    RETRYING = "Retrying"
+    NETWORK_POLICY_MISSING = "NetworkPolicyMissing"
+
+
+WIRE = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+"""camelCase in the object, snake_case in Python; a newer operator's fields are dropped, not refused."""
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class StatusModel:
+    """A part of the status. A dataclass, so that `dataclasses.replace` with a misspelt field is a type error.
+
+    Control characters are removed from every text, wherever the text comes from: people read the status in a terminal.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, data: Any) -> Any:
+        if isinstance(data, ArgsKwargs):
+            return ArgsKwargs(data.args, plain_json(data.kwargs))
         return plain_json(data)
 
+    @classmethod
+    def read(cls, body: Any) -> Self:
+        """From the JSON of an object, which may lack it altogether. Raises pydantic.ValidationError."""
+        read: Self = TypeAdapter(cls).validate_python(body or {})
+        return read
 
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in the object, where an empty field is absent."""
+        body: dict[str, Any] = _without_empty(
+            TypeAdapter(type(self)).dump_python(self, by_alias=True, exclude_none=True, mode="json")
+        )
+        return body
+
+
+def _without_empty(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_empty(part) for key, part in value.items()}
+    return {key: part for key, part in kept.items() if part not in ({}, [])}
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Condition(StatusModel):
-    type: Annotated[str, Field(max_length=64)]
-    status: Literal["True", "False", "Unknown"]
-    observed_generation: int = 0
-    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-    reason: Annotated[str, Field(max_length=128)]
-    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = ""
+    type: Annotated[str, Field(max_length=64)] = Field(description="Kind of condition, for example Ready.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    observed_generation: int = Field(default=0, description="Generation of the spec that the condition was set for.")
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(
+        description="When the condition's status last changed."
+    )
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why it has this status, as one word.")
+    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field(
+        default="", description="The reason in a sentence."
+    )
 
     @property
     def is_true(self) -> bool:
@@ -82,12 +136,12 @@ def is_true(conditions: Iterable[Condition], kind: ConditionType) -> bool:
 
 
 def with_condition(conditions: list[Condition], new: Condition) -> list[Condition]:
-    """The list with `new` in the place of its type; the transition time moves only when the status does."""
+    """The list with `new` in place of the condition of its type. The transition time changes only with the status."""
     old = find(conditions, ConditionType(new.type))
     if old is None:
         return [*conditions, new]
     if old.status == new.status:
-        new = new.model_copy(update={"last_transition_time": old.last_transition_time})
+        new = replace(new, last_transition_time=old.last_transition_time)
     return [new if condition.type == new.type else condition for condition in conditions]
 
 

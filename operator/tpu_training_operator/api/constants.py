@@ -1,6 +1,6 @@
 """Every name that leaves the process: API group, labels, node labels, environment variables, paths, ports.
 
-One place, because users, dashboards and node pools depend on each of them. Imported everywhere.
+They stand in one place because users, dashboards and node pools depend on them.
 """
 
 GROUP = "tpu-operator.dev"
@@ -18,7 +18,7 @@ LABEL_HOST_INDEX = f"{GROUP}/host-index"
 WORKER_LABELS = (LABEL_ATTEMPT, LABEL_SLICE_INDEX, LABEL_HOST_INDEX)
 LABEL_SLICE_ID = f"{GROUP}/slice-id"
 
-# GKE's own names, read by its scheduler, autoscaler and TPU device plugin.
+# GKE's own names, which its scheduler, autoscaler and TPU device plugin read.
 TPU_RESOURCE = "google.com/tpu"
 NODE_LABEL_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 NODE_LABEL_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
@@ -41,25 +41,25 @@ TERMINATION_LOG = "/dev/termination-log"
 RENDEZVOUS_PORT = 12355
 MEGASCALE_PORT = 8080
 
-# Where worker 0 finds the operator's certificate authority and its own token, and whom the token is for.
+# Where worker 0 finds the operator's certificate authority and its own token, and the audience of that token.
 PROGRESS_AUDIENCE = f"{GROUP}/progress"
 PROGRESS_DIRECTORY = f"/var/run/secrets/{GROUP}/progress"
 PROGRESS_TOKEN_FILE = f"{PROGRESS_DIRECTORY}/token"
 PROGRESS_CA_FILE = f"{PROGRESS_DIRECTORY}/ca.crt"
 CA_CERTIFICATE_KEY = "ca.crt"
 
-# A job's name is a Service name (RFC 1035 label) and the stem of its pods' names: 63 characters less
+# A job's name is the name of a Service (an RFC 1035 label of 63 characters) and begins its pods' names, which add
 # "-<attempt>-<slice>-<host>" with up to 5 + 3 + 4 digits.
 MAX_JOB_NAME_LENGTH = 48
 
-# The number of nodes that Kubernetes is tested with; no gang is larger than a cluster.
+# The most nodes that Kubernetes is tested with; a gang cannot be larger than its cluster.
 MAX_HOSTS = 5000
 
-# Linux takes no environment string beyond 128 KiB (MAX_ARG_STRLEN), with its name and the zero at its end.
+# Linux allows 128 KiB for one environment string (MAX_ARG_STRLEN), including its name and the final zero.
 MAX_HOST_NAMES_LENGTH = 128 * 1024 - len("TPU_WORKER_HOSTNAMES=") - 1
 
-# Set by the operator in every worker, or by torch_xla and libtpu for themselves: a value from the user would
-# be overridden, or would break the gang in ways that show only as a hang.
+# The operator sets these in every worker, or torch_xla and libtpu set them for themselves. A user's value would be
+# overridden, or would break the gang in ways that only show as a hang.
 ENV_PREFIX = "TPUJOB_"
 RESERVED_ENV = (
     "MASTER_ADDR",

@@ -1,12 +1,12 @@
-"""The CustomResourceDefinition, made from the models: `tpujob crd` prints it, `crds/` holds it.
+"""The CustomResourceDefinition, generated from the models. `tpujob crd` prints it, `crds/` holds it.
 
 Kubernetes wants a structural schema (OpenAPI v3): no $ref, no unions with null, no additionalProperties beside
-properties; pydantic prints JSON Schema 2020-12. This module is the difference between the two.
+properties. Pydantic prints JSON Schema 2020-12. This module makes one from the other.
 """
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 
 def custom_resource_definition() -> Schema:
-    """The CRD as a plain object, in the order people read it."""
+    """The CRD as plain data, in the order in which people read it."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -71,26 +71,27 @@ def _object_schema() -> Schema:
         "description": f"A data-parallel PyTorch training job on TPU slices ({API_VERSION}).",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
+            "apiVersion": {"type": "string", "description": f"Version of the API, {API_VERSION}."},
+            "kind": {"type": "string", "description": f"Kind of the object, {KIND}."},
+            # The API server describes it, and refuses a description here.
             "metadata": {"type": "object"},
-            "spec": structural(Spec),
-            "status": structural(Status),
+            "spec": structural(Spec) | {"description": "What to train, on which slice, and what to do on failures."},
+            "status": structural(Status) | {"description": "What the operator reports about the job."},
         },
         "x-kubernetes-validations": [rule.as_schema() for rule in TPUTrainingJob.rules],
     }
 
 
-def structural(model: type[BaseModel]) -> Schema:
+def structural(model: type[object]) -> Schema:
     """The structural schema of one model."""
-    schema = model.model_json_schema(by_alias=True, mode="validation")
+    schema = TypeAdapter(model).json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.pop("$defs", {}))
 
 
 def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     schema = _inlined(_without_null(_inlined(schema, definitions)), definitions)
     if "anyOf" in schema:
-        # The only union left is a quantity: 4 or "4Gi".
+        # The only union left is a quantity, such as 4 or "4Gi".
         return {"x-kubernetes-int-or-string": True}
     converted: Schema = {}
     for key, value in schema.items():
@@ -104,7 +105,7 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
             case "items":
                 converted[key] = _convert(value, definitions)
             case "additionalProperties":
-                # Pruning already drops unknown fields; only a map's value schema is allowed here.
+                # Pruning already drops unknown fields, so only the value schema of a map is allowed here.
                 if isinstance(value, dict):
                     converted[key] = _convert(value, definitions)
             case _:

@@ -1,4 +1,4 @@
-"""The TPUTrainingJob itself: metadata, spec, and the rules over the whole object."""
+"""The TPUTrainingJob itself: what its spec consists of, and the rules over the whole object."""
 
 import re
 from collections.abc import Mapping
@@ -7,35 +7,68 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.model import ApiModel, Rule
-from tpu_training_operator.api.output import Checkpoint, Report
+from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, Rule, StorageUri
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
-from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, hosts_per_slice_asked
-from tpu_training_operator.api.slice_ref import cel_list
+from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, cel_list, hosts_per_slice_asked
 from tpu_training_operator.api.trainer import Backend, Trainer
 
 
 class Data(ApiModel):
     uri: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
-        description="Where the training data is; handed to the task and as TPUJOB_DATA_URI."
+        description="Location of the training data. The task receives it; every worker has it as TPUJOB_DATA_URI."
+    )
+
+
+class Checkpoint(ApiModel):
+    """Its intervals are not scaled with the slice, because they bound the time that a restart loses."""
+
+    uri: StorageUri = Field(
+        description="Where checkpoints are kept, in a place that every worker reaches: gs://bucket/path, or an absolute"
+        " path on a shared volume. Several jobs may share it; each writes to NAMESPACE/NAME below it."
+    )
+    every_steps: LargeCount | None = Field(
+        None, description="Steps between checkpoints; if everyMinutes is set too, whichever is due first counts."
+    )
+    every_minutes: Count | None = Field(
+        None, description="Minutes between checkpoints; default 10 if everySteps is left out too."
+    )
+    keep: Count = Field(3, description="Number of newest checkpoints to keep.")
+    resume_from: StorageUri | None = Field(
+        None,
+        description="Where to start while this job has no checkpoint of its own: another job's folder, for its newest"
+        " checkpoint, or one checkpoint (.../step-...). Left out, the job starts at step 0.",
+    )
+
+
+class Report(ApiModel):
+    uri: StorageUri | None = Field(
+        None,
+        description="Directory for history.json, from which `tpujob report` makes the report page, and for TensorBoard"
+        " event files. Without it, a cluster keeps neither.",
+    )
+    tensor_board: Boolean = Field(False, description="Write TensorBoard event files to uri.")
+    gradient_noise_scale: Boolean = Field(
+        False,
+        description="Estimate the gradient noise scale: the batch size, in examples, above which a larger batch saves"
+        " little.",
     )
 
 
 def _immutable(field: str, *, optional: bool = False) -> Rule:
     same = f"self.{field} == oldSelf.{field}"
-    # A plain comparison would let an optional field be added or removed unseen.
+    # A plain comparison would not notice that an optional field was added or removed.
     now, before = _given("self", field), _given("oldSelf", field)
     return Rule(
         cel=f"({now}) == ({before}) && (!({now}) || {same})" if optional else same,
-        message=f"{field} cannot change once the job exists; delete the job and create it anew",
+        message=f"{field} cannot change once the job exists; delete the job and create it again",
         holds=None,
         field=field,
     )
 
 
-# Node labels that `slice` and `slice.provisioning` ask for: a nodeSelector with another value would be overridden.
+# Node labels that `slice` and `slice.provisioning` ask for, which would override a nodeSelector.
 _SLICE_LABELS = (constants.NODE_LABEL_ACCELERATOR, constants.NODE_LABEL_TOPOLOGY, constants.NODE_LABEL_CHIPS_PER_HOST)
 _CAPACITY_LABELS = (
     constants.NODE_LABEL_SPOT,
@@ -57,7 +90,7 @@ def _doubled_labels(spec: "Spec") -> list[str]:
 
 
 def _given(root: str, field: str) -> str:
-    """CEL: whether the field is there, and what it is in."""
+    """CEL: whether the field and all its parents are set."""
     parts = field.split(".")
     return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
 
@@ -67,8 +100,8 @@ class Spec(ApiModel):
         Rule(
             cel="self.trainer.backend != 'Torch' || (self.slice.hardware == 'TPU')"
             " == (has(self.trainer.torch) && self.trainer.torch.device == 'tpu')",
-            message="backend Torch runs on hardware TPU with torch.device tpu only, and on CPU with any other; the"
-            " usual backend on TPU is XLA",
+            message="backend Torch needs torch.device tpu on hardware TPU, and another device on CPU; the usual"
+            " backend on TPU is XLA",
             holds=lambda spec: (
                 spec.trainer.backend is not Backend.TORCH
                 or (spec.slice.hardware is Hardware.TPU)
@@ -78,7 +111,7 @@ class Spec(ApiModel):
         ),
         Rule(
             cel="!has(self.report) || has(self.trainer.entrypoint)",
-            message="report goes with trainer.entrypoint; a loop of your own writes what it likes where it likes",
+            message="report needs trainer.entrypoint; your own loop writes its own reports",
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
             field="report",
         ),
@@ -86,10 +119,12 @@ class Spec(ApiModel):
             cel="self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"
             f" || !self.trainer.nodeSelector.exists(key, key in {cel_list(_SLICE_LABELS)}"
             f" || (has(self.slice.provisioning) && key in {cel_list(_CAPACITY_LABELS)}))",
-            message="slice and slice.provisioning say which TPU nodes to take; leave their labels out of nodeSelector",
+            message="slice and slice.provisioning choose the TPU nodes; leave their labels out of nodeSelector",
             holds=lambda spec: not _doubled_labels(spec),
             field="trainer.nodeSelector",
-            explain=lambda spec: f"set by slice and slice.provisioning, leave out: {', '.join(_doubled_labels(spec))}",
+            explain=lambda spec: (
+                f"slice and slice.provisioning set these; leave them out: {', '.join(_doubled_labels(spec))}"
+            ),
         ),
         _immutable("slice"),
         _immutable("trainer"),
@@ -100,13 +135,20 @@ class Spec(ApiModel):
         _immutable("runPolicy.restart", optional=True),
     )
 
-    slice: Slice
-    trainer: Trainer
-    recipe: Recipe
-    data: Data | None = None
-    checkpoint: Checkpoint | None = None
-    report: Report | None = None
-    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
+    trainer: Trainer = Field(description="What runs in every worker: the container and the pod around it.")
+    recipe: Recipe = Field(
+        description="Hyperparameters as they were tuned on tunedOn. They are scaled to the job's slice;"
+        " status.resolved shows the result."
+    )
+    data: Data | None = Field(None, description="Where the training data is.")
+    checkpoint: Checkpoint | None = Field(
+        None, description="Where and how often to save checkpoints. Left out, every restart begins at step 0."
+    )
+    report: Report | None = Field(None, description="What the trainer reports besides the job's status.")
+    run_policy: RunPolicy = Field(
+        default_factory=RunPolicy, description="Suspension, deadlines, restarts and clean-up of the job."
+    )
 
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -116,39 +158,41 @@ def _name_fits(job: "TPUTrainingJob") -> bool:
     return len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None
 
 
-# TPU_WORKER_HOSTNAMES has "<attempt>-<host>.<job>," for every host of a slice: 5 and 4 digits at most.
+# TPU_WORKER_HOSTNAMES has "<attempt>-<host>.<job>," for every host of a slice, with at most 5 and 4 digits.
 _BESIDE_THE_NAME = len("99999-4999.,")
 
 
 def _host_names_fit(job: "TPUTrainingJob") -> bool:
-    return hosts_per_slice_asked(job.spec.slice) * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
+    hosts = hosts_per_slice_asked(job.spec.slice)
+    # No shorter name helps a slice that has too many hosts for any job; another rule says so.
+    return hosts > MAX_HOSTS or hosts * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
 
 
 def _explain_host_names(job: "TPUTrainingJob") -> str:
     hosts = hosts_per_slice_asked(job.spec.slice)
     return (
-        f"metadata.name has {len(job.name)} characters; with {hosts} hosts in a slice, at most"
-        f" {MAX_HOST_NAMES_LENGTH // hosts - _BESIDE_THE_NAME} fit: the names of all hosts are one environment variable"
-        " (TPU_WORKER_HOSTNAMES), and Linux allows 128 KiB"
+        f"metadata.name has {len(job.name)} characters; with {hosts} hosts in a slice at most"
+        f" {MAX_HOST_NAMES_LENGTH // hosts - _BESIDE_THE_NAME} fit: one environment variable (TPU_WORKER_HOSTNAMES)"
+        " holds the names of all hosts, and Linux allows 128 KiB"
     )
 
 
 class TPUTrainingJob(ApiModel):
-    """One training job. `metadata` and `status` are kept as they came."""
+    """One training job. `metadata` and `status` are kept as the API server gave them."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}"
             " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
-            " with a letter: it becomes the name of the Service and part of every worker's",
+            " with a letter: it becomes the Service's name and part of every worker's name",
             holds=_name_fits,
         ),
         Rule(
-            cel=f"{cel_hosts_per_slice('self.spec.slice')} * (self.metadata.name.size() + {_BESIDE_THE_NAME})"
-            f" <= {MAX_HOST_NAMES_LENGTH}",
-            message="metadata.name is too long for a slice of so many hosts: the names of all hosts are one environment"
-            " variable (TPU_WORKER_HOSTNAMES), and Linux allows 128 KiB; shorten the name",
+            cel=f"[{cel_hosts_per_slice('self.spec.slice')}].all(hosts, hosts > {MAX_HOSTS}"
+            f" || hosts * (self.metadata.name.size() + {_BESIDE_THE_NAME}) <= {MAX_HOST_NAMES_LENGTH})",
+            message="metadata.name is too long for a slice of so many hosts; shorten it: one environment variable"
+            " (TPU_WORKER_HOSTNAMES) holds the names of all hosts, and Linux allows 128 KiB",
             holds=_host_names_fit,
             explain=_explain_host_names,
         ),

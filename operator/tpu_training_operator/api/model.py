@@ -1,7 +1,7 @@
-"""What every API model shares: camelCase on the wire, nothing unknown, bounded types, rules between fields.
+"""What all API models share: camelCase on the wire, no unknown fields, bounded types, rules between fields.
 
-A `Rule` says one thing twice, in CEL for the API server and in Python for `tpujob` and the operator, side by side so
-that the two are read and changed together; the control plane tests hold them against each other.
+A `Rule` says one thing twice, in CEL for the API server and in Python for `tpujob` and the operator. The two stand side
+by side, so that they are read and changed together, and the control plane tests compare them.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ from pydantic_core import CoreSchema
 class Rule:
     """A condition between fields of one model.
 
-    `cel` and `holds` decide the same thing; `holds` is None for rules about a change (CEL's `oldSelf`), which only
-    the API server can judge. `message` is the API server's text. `explain`, where given, words it better by
-    looking at the value. `field` is the offending field below the model, empty for the model itself.
+    `cel` and `holds` decide the same thing. `holds` is None for rules about a change (CEL's `oldSelf`), which only
+    the API server can judge. The API server shows `message`; `explain`, if given, says it better by looking at the
+    value. `field` is the path of the offending field below the model, empty for the model itself.
     """
 
     cel: str
@@ -30,7 +30,7 @@ class Rule:
     explain: Callable[[Any], str] | None = None
 
     def is_broken_by(self, value: Any) -> bool:
-        """False also for a rule about a change, which one value cannot break."""
+        """Also False for a rule about a change, which a single value cannot break."""
         return self.holds is not None and not self.holds(value)
 
     def text(self, value: Any) -> str:
@@ -44,7 +44,7 @@ class Rule:
 
 
 class ApiModel(BaseModel):
-    """Base of the spec's models: immutable, strict about unknown fields."""
+    """Base of the spec's models: immutable, and strict about unknown fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -57,7 +57,7 @@ class ApiModel(BaseModel):
         return schema
 
 
-# An object whose fields are Kubernetes' own and are checked by the API server when the pod is created.
+# An object of Kubernetes' own. The API server checks its fields when the pod is created.
 Passthrough = Annotated[Mapping[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
 # Real numbers are strings (the API conventions forbid floats in a spec): "0.1", "3e-4".
@@ -76,7 +76,7 @@ NonNegativeDecimal = Annotated[str, Field(max_length=32, pattern=_NON_NEGATIVE)]
 # Momentum and the betas.
 FractionDecimal = Annotated[str, Field(max_length=32, pattern=_FRACTION)]
 
-# What a person is told instead of the pattern.
+# What an error message says instead of the pattern.
 PATTERN_MEANINGS = {
     _POSITIVE: 'a number above 0 such as "0.1" or "3e-4"',
     _NON_NEGATIVE: 'a number of 0 or more such as "0.01" or "1e-4"',
@@ -88,7 +88,7 @@ PATTERN_MEANINGS = {
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
 
-# Strict, as the API server is: "4" and true are no numbers, "yes" is no boolean.
+# Strict, like the API server: "4" and true are not numbers, and "yes" is not a boolean.
 Boolean = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
@@ -99,5 +99,5 @@ DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 SharedMemory = Annotated[str, Field(max_length=8, pattern=_BINARY_SIZE)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 LongText = Annotated[str, Field(max_length=4096)]
-# A directory that the trainer writes to.
+# A directory or a bucket's path that the trainer writes to.
 StorageUri = Annotated[str, Field(max_length=1024, pattern=STORAGE_PATTERN)]

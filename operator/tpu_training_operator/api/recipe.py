@@ -1,6 +1,6 @@
 """`spec.recipe`: the hyperparameters as they were tuned, and the slice they were tuned on.
 
-What the job trains with is derived from it by `domain.recipe.scale` and shown in `status.resolved`.
+`domain.recipe.scale` derives from it what the job trains with, which `status.resolved` shows.
 """
 
 from enum import StrEnum
@@ -19,7 +19,7 @@ from tpu_training_operator.api.model import (
     PositiveDecimal,
     Rule,
 )
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef
 
 
 class BatchScaling(StrEnum):
@@ -49,56 +49,76 @@ class OnNotFinite(StrEnum):
 
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
-        description="The trainer builds sgd, adam, adamw and rmsprop; for any other the task must build its own."
+        description="Name of the optimizer. The trainer builds sgd, adam, adamw and rmsprop; with any other name the"
+        " task must bring its own optimizer."
     )
-    learning_rate: PositiveDecimal
-    momentum: FractionDecimal | None = None
-    weight_decay: NonNegativeDecimal | None = None
-    beta1: FractionDecimal | None = None
-    beta2: FractionDecimal | None = None
-    epsilon: PositiveDecimal | None = None
+    learning_rate: PositiveDecimal = Field(
+        description='Learning rate at globalBatchSize, before scaling, as a string such as "0.1" or "3e-4".'
+    )
+    momentum: FractionDecimal | None = Field(
+        None, description='Momentum of sgd or rmsprop, for example "0.9"; default 0.'
+    )
+    weight_decay: NonNegativeDecimal | None = Field(
+        None, description='Weight decay, for example "0.0001"; default 0.01 for adamw, 0 for all others.'
+    )
+    beta1: FractionDecimal | None = Field(None, description="Decay per step of Adam's gradient average; default 0.9.")
+    beta2: FractionDecimal | None = Field(
+        None, description="Decay per step of Adam's average of squared gradients; default 0.999."
+    )
+    epsilon: PositiveDecimal | None = Field(
+        None, description="Term that keeps adam, adamw and rmsprop from dividing by zero; default 1e-8."
+    )
 
 
 class Schedule(ApiModel):
-    """The learning rate after warm-up: Linear and Cosine fall to `factor` of it by the end of the training, Step
-    multiplies it by `factor` at every milestone."""
-
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="has(self.milestones) == (self.name == 'Step')",
-            message="milestones go with name Step, and Step with milestones",
+            message="milestones and schedule Step need each other: give both or neither",
             holds=lambda schedule: (schedule.milestones is not None) == (schedule.name is ScheduleName.STEP),
             field="milestones",
         ),
     )
 
-    name: ScheduleName = ScheduleName.CONSTANT
-    milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
-        None, description="Steps on tunedOn at which Step multiplies the learning rate."
+    name: ScheduleName = Field(
+        ScheduleName.CONSTANT,
+        description="How the learning rate changes after warm-up. Constant: not at all. Linear and Cosine: it falls to"
+        " factor times its value by the end of the training. Step: it is multiplied by factor at each milestone.",
     )
-    factor: NonNegativeDecimal | None = Field(None, description="Default 0 for Linear and Cosine, 0.1 for Step.")
+    milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
+        None, description="Steps on tunedOn at which schedule Step multiplies the learning rate by factor."
+    )
+    factor: NonNegativeDecimal | None = Field(
+        None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step."
+    )
 
 
 class Scaling(ApiModel):
     batch: BatchScaling = Field(
         BatchScaling.PER_CORE_CONSTANT,
-        description="PerCoreConstant: every replica keeps its batch, the global batch grows with the slice."
-        " GlobalConstant: the global batch is kept, on a smaller slice by accumulating gradients.",
+        description="PerCoreConstant: every replica keeps its batch, so the global batch grows with the slice."
+        " GlobalConstant: the global batch is kept; a smaller slice accumulates gradients.",
     )
     learning_rate: LearningRateScaling = Field(
-        LearningRateScaling.AUTO, description="Auto picks Linear or SquareRoot by the optimizer's name."
+        LearningRateScaling.AUTO,
+        description="How the learning rate follows the global batch. Auto chooses by the optimizer's name: Linear for"
+        " sgd, SquareRoot for adam, adamw, rmsprop, adafactor and lion, None for others.",
     )
-    max_learning_rate: PositiveDecimal | None = None
+    max_learning_rate: PositiveDecimal | None = Field(
+        None, description="Upper bound for the scaled learning rate; unbounded by default."
+    )
     betas: Boolean = Field(
-        False, description="Raise beta1 and beta2 to the power of the factor (their memory in examples is kept)."
+        False,
+        description="Raise beta1 and beta2 to the power of the batch's scale factor, which keeps their memory in"
+        " examples.",
     )
-    weight_decay: Boolean = Field(False, description="Keep AdamW's time scale 1/(rate x decay), in epochs.")
-    ema: Boolean = Field(False, description="Raise emaDecay to the power of the factor.")
+    weight_decay: Boolean = Field(
+        False, description="Scale weightDecay so that AdamW keeps its time scale 1/(rate x decay) in epochs."
+    )
+    ema: Boolean = Field(False, description="Raise emaDecay to the power of the batch's scale factor.")
 
 
 class Recipe(ApiModel):
-    """Batch, steps and warm-up are those on `tunedOn`; without `tunedOn` the recipe is used as it stands."""
-
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="has(self.trainSteps) != has(self.epochs)",
@@ -107,45 +127,57 @@ class Recipe(ApiModel):
         ),
         Rule(
             cel="has(self.epochs) == has(self.datasetSize)",
-            message="epochs and datasetSize (training examples) go together",
+            message="epochs and datasetSize (training examples) need each other: give both or neither",
             holds=lambda recipe: (recipe.epochs is None) == (recipe.dataset_size is None),
             field="datasetSize",
         ),
     )
 
-    tuned_on: SliceRef | None = Field(None, description="The slice whose hyperparameters these are.")
-    global_batch_size: Count = Field(description="Examples per step over all replicas of tunedOn.")
-    train_steps: LargeCount | None = Field(None, description="Steps on tunedOn; or epochs and datasetSize.")
-    epochs: Count | None = None
-    dataset_size: LargeCount | None = Field(
-        None, description="Training examples. The trainer compares it with the data and refuses a difference above 1 %."
+    tuned_on: SliceRef | None = Field(
+        None, description="Slice that the recipe was tuned on. Left out, the recipe is used as it stands."
     )
-    optimizer: Optimizer
+    global_batch_size: Count = Field(description="Examples per optimizer step over all replicas of tunedOn.")
+    train_steps: LargeCount | None = Field(
+        None, description="Optimizer steps of the training on tunedOn; the alternative is epochs with datasetSize."
+    )
+    epochs: Count | None = Field(None, description="Passes over the training data; needs datasetSize.")
+    dataset_size: LargeCount | None = Field(
+        None,
+        description="Number of training examples. The trainer compares it with the data and fails if they differ by"
+        " more than 1 %.",
+    )
+    optimizer: Optimizer = Field(description="The optimizer and its hyperparameters, as tuned.")
     warmup_steps: CountOrZero | None = Field(
         None,
-        description="Steps on tunedOn over which the learning rate rises linearly. Left out, a larger batch gets one of"
-        " 5 % of the training, or of 5 epochs if that is less; 0 means none.",
+        description="Steps on tunedOn over which the learning rate rises linearly; 0 means none. Left out, a warm-up of"
+        " 5 % of the training, or of 5 epochs if that is less, is added when the batch grows.",
     )
-    schedule: Schedule = Field(default_factory=Schedule)
+    schedule: Schedule = Field(default_factory=Schedule, description="How the learning rate changes after warm-up.")
     evaluate_every_steps: LargeCount | None = Field(
-        None, description="Steps on tunedOn between evaluations; left out, there is one at the end."
+        None, description="Steps on tunedOn between evaluations. Left out, there is one at the end."
     )
     ema_decay: FractionDecimal | None = Field(
         None,
-        description="Decay per step of an exponential moving average of the weights, which the trainer keeps,"
-        " evaluates and saves in checkpoints.",
+        description="Decay per step of an exponential moving average of the weights. If set, the trainer keeps this"
+        " average, evaluates it and saves it in checkpoints.",
     )
     on_not_finite: OnNotFinite = Field(
         OnNotFinite.STOP,
-        description="What becomes of a step whose loss or gradients are NaN or infinite. Stop: the run ends there, as"
-        " failed, and leaves the checkpoints before it. Skip: the step changes nothing; 100 in a row end the run. Warn:"
-        " the step is made.",
+        description="What to do when the loss or gradients of a step are NaN or infinite. Stop: the job fails and keeps"
+        " its earlier checkpoints. Skip: the step changes nothing; 100 in a row fail the job. Warn: the step is applied"
+        " and a warning reported.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
-        None, description="Examples, as measured in an earlier run; a larger batch than this buys little."
+        None,
+        description="Gradient noise scale measured in an earlier run, in examples. A larger global batch gets a"
+        " warning, because it would save little time.",
     )
-    scaling: Scaling = Field(default_factory=Scaling)
-    seed: CountOrZero = Field(0, description="Seed of the initial weights and of the data order.")
+    scaling: Scaling = Field(
+        default_factory=Scaling, description="Rules for moving the recipe from tunedOn to the job's slice."
+    )
+    seed: CountOrZero = Field(0, description="Seed for the initial weights and the order of the data.")
     parameters: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=128)] | None = Field(
-        None, description="Free-form settings, handed to the entrypoint."
+        None,
+        description="Settings of your own, as strings. An entrypoint receives them; every worker has them as"
+        " TPUJOB_PARAMETER_NAME.",
     )

@@ -1,4 +1,4 @@
-"""`spec.runPolicy`: suspend, the deadlines, and how often which class of failure may restart the gang."""
+"""`spec.runPolicy`: suspension, deadlines, and how often each class of failure may restart the gang."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -9,18 +9,19 @@ from pydantic import Field
 from tpu_training_operator.api.model import ApiModel, Boolean, Count
 
 MOST_COUNTED_RESTARTS = 100
-"""The status keeps the time of every restart that counts: a class that may restart more often is one without limit."""
+"""The status keeps the time of every restart that counts, so a larger limit has to be unlimited."""
+UNLIMITED = -1
 
-_RestartLimit = Annotated[int, Field(strict=True, ge=-1, le=MOST_COUNTED_RESTARTS)]
+_RestartLimit = Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)]
 # Digits enough for two years in seconds.
 _Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-# As long as any job lives. In days the digits reach beyond the calendar, where no time can be computed.
+# Longer than any job lives. Eight digits of days would leave the calendar, where no time can be computed.
 _LONGEST_WINDOW = timedelta(days=36_500)
 
 
 class FailureClass(StrEnum):
-    """Why an attempt failed; the keys of `restart.limits` and of `status.restarts.byClass`."""
+    """Why an attempt failed. The keys of `restart.limits` and of `status.restarts.byClass`."""
 
     USER_ERROR = "UserError"
     INFRASTRUCTURE = "Infrastructure"
@@ -32,20 +33,29 @@ class FailureClass(StrEnum):
 
 
 class RestartLimits(ApiModel):
-    """Restarts allowed per failure class within `restart.window`; -1 is without limit."""
-
-    user_error: _RestartLimit = Field(0, alias="UserError")
-    infrastructure: _RestartLimit = Field(20, alias="Infrastructure")
-    preemption: _RestartLimit = Field(-1, alias="Preemption")
-    out_of_memory: _RestartLimit = Field(1, alias="OutOfMemory")
-    hang: _RestartLimit = Field(3, alias="Hang")
-    not_finite: _RestartLimit = Field(
-        0, alias="NotFinite", description="The loss became NaN or infinite; the same training would do so again."
+    user_error: _RestartLimit = Field(
+        0, alias="UserError", description="Restarts after errors in your code or job, which would fail again."
     )
-    unknown: _RestartLimit = Field(3, alias="Unknown")
+    infrastructure: _RestartLimit = Field(
+        20, alias="Infrastructure", description="Restarts after faults of nodes, network or storage."
+    )
+    preemption: _RestartLimit = Field(
+        -1, alias="Preemption", description="Restarts after nodes were taken away or drained for maintenance."
+    )
+    out_of_memory: _RestartLimit = Field(
+        1, alias="OutOfMemory", description="Restarts after a worker exceeded its memory limit on the host."
+    )
+    hang: _RestartLimit = Field(3, alias="Hang", description="Restarts after the training made no progress.")
+    not_finite: _RestartLimit = Field(
+        0,
+        alias="NotFinite",
+        description="Restarts after the loss became NaN or infinite, which the same training would repeat.",
+    )
+    unknown: _RestartLimit = Field(3, alias="Unknown", description="Restarts after failures of unknown cause.")
 
-    def of(self, failure_class: FailureClass) -> int:
-        return {
+    def of(self, failure_class: FailureClass) -> int | None:
+        """None: without limit."""
+        limit = {
             FailureClass.USER_ERROR: self.user_error,
             FailureClass.INFRASTRUCTURE: self.infrastructure,
             FailureClass.PREEMPTION: self.preemption,
@@ -54,25 +64,29 @@ class RestartLimits(ApiModel):
             FailureClass.NOT_FINITE: self.not_finite,
             FailureClass.UNKNOWN: self.unknown,
         }[failure_class]
+        return None if limit == UNLIMITED else limit
 
 
 class Backoff(ApiModel):
-    """Wait before a restart: none before the first since the training last got on (a checkpoint beyond all before),
-    then initialSeconds, doubled with every further one, at most maxSeconds, less a share of up to a half that differs
-    between jobs."""
-
-    initial_seconds: Count = 5
-    max_seconds: Count = 300
+    initial_seconds: Count = Field(5, description="Delay before the second counted restart, in seconds.")
+    max_seconds: Count = Field(300, description="Longest delay before a restart, in seconds.")
 
 
 class Restart(ApiModel):
-    limits: RestartLimits = Field(default_factory=RestartLimits)
+    limits: RestartLimits = Field(
+        default_factory=RestartLimits,
+        description="Restarts allowed for each failure class within restart.window; -1 is unlimited, 0 means none.",
+    )
     window: _Window = Field(
         "24h",
-        description="A restart counts against its limit for so long, or until a checkpoint is reported that goes beyond"
-        " all before: 90s, 30m, 24h or 7d. More than a hundred years count as a hundred.",
+        description="How long a restart counts against its limit, for example 90s, 30m, 24h or 7d; at most 100 years."
+        " A checkpoint at a new highest step clears all counts earlier.",
     )
-    backoff: Backoff = Field(default_factory=Backoff)
+    backoff: Backoff = Field(
+        default_factory=Backoff,
+        description="Delay before a restart. The first restart after progress is immediate; then initialSeconds,"
+        " doubling up to maxSeconds. Each delay is shortened by up to 50 %, differently for each job and attempt.",
+    )
 
     @property
     def window_length(self) -> timedelta:
@@ -80,25 +94,28 @@ class Restart(ApiModel):
 
 
 class RunPolicy(ApiModel):
-    suspend: Boolean = Field(False, description="True stops the gang; false starts a new attempt.")
+    suspend: Boolean = Field(
+        False, description="True stops the gang and frees its nodes; false again starts a new attempt."
+    )
     start_deadline_seconds: Count = Field(
         600,
-        description="A gang of which only a part has found nodes gives them back when no further worker has found"
-        " one for so long, and tries again later. One that has all its nodes restarts when not all of its containers"
-        " have started within 30 minutes, or within this time if it is longer.",
+        description="If only some workers have found nodes and no further one does for this long, the gang gives its"
+        " nodes back and tries again later. If all have nodes, the gang restarts when some container has not started"
+        " within 30 minutes, or within this time if it is longer.",
     )
     active_deadline_seconds: Count | None = Field(
         None,
-        description="The job fails when it has been active for so long. Time in which it waits for nodes or is"
-        " suspended does not count.",
+        description="Fail the job after it has been active for this long. Time spent waiting for nodes or suspended"
+        " does not count. Unlimited by default.",
     )
     progress_deadline_seconds: Count | None = Field(
         None,
-        description="A gang that runs and reports no further step for so long is taken for hung, and restarts. Goes for"
-        " a loop of your own too, which must then report its steps. A worker that runs on after its peers have"
-        " succeeded is taken for hung after 45 minutes, or after this time if it is longer.",
+        description="Restart the gang if no new step is reported for this long. Also applies to your own loop, which"
+        " must then report its steps. A worker that still runs 45 minutes after its peers succeeded, or this long if"
+        " that is longer, also counts as hung. By default the limit is 15 minutes (20 usual steps if longer) in"
+        " training and 45 minutes elsewhere, and applies only while worker 0 still reports.",
     )
     ttl_seconds_after_finished: Count | None = Field(
-        None, description="The job is deleted, with all that it owns, so long after it has finished."
+        None, description="Delete the job and all it owns this long after it finished. Kept by default."
     )
-    restart: Restart = Field(default_factory=Restart)
+    restart: Restart = Field(default_factory=Restart, description="Whether and when the gang restarts after a failure.")

@@ -1,4 +1,8 @@
-"""`spec.slice`: what the job runs on, and which of it a cluster can give."""
+"""`spec.slice` and `recipe.tunedOn`: which TPU slice, and the rules for what a cluster can provide.
+
+A slice is named by accelerator type or by generation and topology. The rules come from the catalogue, once as CEL for
+the API server and once in Python.
+"""
 
 import math
 import re
@@ -9,8 +13,177 @@ from pydantic import Field
 
 from tpu_training_operator.api import catalogue
 from tpu_training_operator.api.constants import MAX_HOSTS
-from tpu_training_operator.api.model import ApiModel, Boolean, Rule
-from tpu_training_operator.api.slice_ref import REF_RULES, SliceRef, cel_list, is_newer
+from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Boolean, Rule, ShortText
+
+AcceleratorType = Annotated[str, Field(max_length=32)]
+Topology = Annotated[str, Field(max_length=32, pattern=TOPOLOGY_PATTERN)]
+GenerationName = Annotated[str, Field(max_length=16)]
+
+_KNOWN = tuple(catalogue.generations())
+# Since tpu7x GKE's node label is the generation's own name, so a job can use a newer one before the catalogue has it.
+NEWER = re.compile(r"tpu[0-9]+[a-z]?")
+
+
+def cel_list(values: tuple[str, ...]) -> str:
+    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+def _one_form(value: "SliceRef") -> bool:
+    if value.accelerator_type is not None:
+        return value.generation is None and value.topology is None
+    return value.generation is not None and value.topology is not None
+
+
+def _explain_accelerator_type(value: "SliceRef") -> str:
+    nearest = ", ".join(catalogue.nearest_accelerator_types(value.accelerator_type or ""))
+    return f"there is no accelerator type {value.accelerator_type!r}; nearest: {nearest}"
+
+
+def _explain_topology(value: "SliceRef") -> str:
+    nearest = ", ".join(catalogue.nearest_topologies(value.generation or "", value.topology or ""))
+    return f"{value.generation} has no topology {value.topology!r}; nearest: {nearest}"
+
+
+_ONE_FORM = Rule(
+    cel="has(self.acceleratorType) ? !has(self.generation) && !has(self.topology)"
+    " : has(self.generation) && has(self.topology)",
+    message="give either acceleratorType (like v5litepod-16) or generation and topology (like v5e and 4x4)",
+    holds=_one_form,
+)
+
+
+def is_newer(value: "SliceRef") -> bool:
+    return value.generation not in _KNOWN and NEWER.fullmatch(value.generation or "") is not None
+
+
+_GENERATIONS_MESSAGE = f"known generations are {', '.join(_KNOWN)}; a newer one (like tpu8t) also needs chipsPerHost"
+
+_KNOWN_GENERATION = Rule(
+    cel=f"!has(self.generation) || self.generation in {cel_list(_KNOWN)}"
+    f" || (self.generation.matches('^{NEWER.pattern}$') && has(self.chipsPerHost))",
+    message=_GENERATIONS_MESSAGE,
+    holds=lambda value: (
+        value.generation is None or value.generation in _KNOWN or (is_newer(value) and value.chips_per_host is not None)
+    ),
+    field="generation",
+    explain=lambda value: f"{value.generation!r} is not known; {_GENERATIONS_MESSAGE}",
+)
+
+_CATALOGUE_KNOWS_CHIPS = Rule(
+    cel="(!has(self.chipsPerHost) && !has(self.devicesPerChip))"
+    f" || (has(self.generation) && !(self.generation in {cel_list(_KNOWN)}))",
+    message="chipsPerHost and devicesPerChip are only for generations that the catalogue lacks; leave them out",
+    holds=lambda value: (value.chips_per_host is None and value.devices_per_chip is None) or is_newer(value),
+    field="chipsPerHost",
+)
+
+
+def _accelerator_type_rule(generation: catalogue.Generation) -> Rule:
+    prefix = generation.name_prefix + "-"
+    return Rule(
+        cel=f"!has(self.acceleratorType) || !self.acceleratorType.startsWith('{prefix}')"
+        f" || self.acceleratorType in {cel_list(generation.accelerator_types)}",
+        message=f"unknown accelerator type; valid {prefix}N are N = "
+        + ", ".join(name.removeprefix(prefix) for name in generation.accelerator_types),
+        holds=lambda value: (
+            not (value.accelerator_type or "").startswith(prefix)
+            or value.accelerator_type in generation.accelerator_types
+        ),
+        field="acceleratorType",
+        explain=_explain_accelerator_type,
+    )
+
+
+def _cel_cube_rule(generation: catalogue.Generation) -> str:
+    """`catalogue.follows_cube_rule` in CEL, as one more alternative. A list of one stands in for a variable."""
+    if not generation.max_cubes:
+        return ""
+    side, longest = catalogue.CUBE_SIDE, catalogue.LONGEST_SIDE
+    chips = generation.max_cubes * side**3
+    return (
+        " || [self.topology.split('x').map(side, int(side))].exists(t, t.size() == 3"
+        f" && t.all(side, side % {side} == 0 && side <= {longest})"
+        f" && t[0] <= t[1] && t[1] <= t[2] && t[0] * t[1] * t[2] <= {chips})"
+    )
+
+
+def _topologies_message(generation: catalogue.Generation) -> str:
+    if not generation.max_cubes:
+        return f"unknown topology; valid for {generation.name}: " + ", ".join(generation.topologies)
+    small = [t for t in generation.topologies if not catalogue.follows_cube_rule(generation, t)]
+    return (
+        f"unknown topology; valid for {generation.name}: {', '.join(small)}, and AxBxC with A <= B <= C, all multiples"
+        f" of {catalogue.CUBE_SIDE}, with at most {generation.max_cubes} cubes of 64 chips"
+    )
+
+
+def _topology_rule(generation: catalogue.Generation) -> Rule:
+    return Rule(
+        cel=f"!has(self.topology) || !has(self.generation) || self.generation != '{generation.name}'"
+        f" || self.topology in {cel_list(generation.topologies)}{_cel_cube_rule(generation)}",
+        message=_topologies_message(generation),
+        holds=lambda value: (
+            value.topology is None
+            or value.generation != generation.name
+            or value.topology in generation.topologies
+            or catalogue.follows_cube_rule(generation, value.topology)
+        ),
+        field="topology",
+        explain=_explain_topology,
+    )
+
+
+_PREFIXES = tuple(g.name_prefix for g in catalogue.generations().values())
+
+_KNOWN_PREFIX = Rule(
+    cel="!has(self.acceleratorType) || "
+    + " || ".join(f"self.acceleratorType.startsWith('{prefix}-')" for prefix in _PREFIXES),
+    message="unknown accelerator type; names look like "
+    + ", ".join(g.accelerator_types[min(1, len(g.shapes) - 1)] for g in catalogue.generations().values()),
+    holds=lambda value: (
+        value.accelerator_type is None or any(value.accelerator_type.startswith(prefix + "-") for prefix in _PREFIXES)
+    ),
+    field="acceleratorType",
+    explain=_explain_accelerator_type,
+)
+
+REF_RULES = (
+    _ONE_FORM,
+    _KNOWN_GENERATION,
+    _CATALOGUE_KNOWS_CHIPS,
+    _KNOWN_PREFIX,
+    *(_accelerator_type_rule(g) for g in catalogue.generations().values()),
+    *(_topology_rule(g) for g in catalogue.generations().values()),
+)
+
+
+class SliceRef(ApiModel):
+    """A slice by name, as in `recipe.tunedOn`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = REF_RULES
+
+    accelerator_type: AcceleratorType | None = Field(
+        None,
+        description="Cloud TPU accelerator type, for example v5litepod-16. The alternative is generation with"
+        " topology.",
+    )
+    generation: GenerationName | None = Field(None, description="TPU generation, for example v5e; needs topology.")
+    topology: Topology | None = Field(
+        None, description="Chips along each axis of one slice, for example 4x4; needs generation."
+    )
+    chips_per_host: Annotated[int, Field(strict=True, ge=1, le=64)] | None = Field(
+        None, description="Chips of one host; only for a generation that the catalogue lacks."
+    )
+    devices_per_chip: Annotated[int, Field(strict=True, ge=1, le=8)] | None = Field(
+        None, description="XLA devices per chip, default 1; only together with chipsPerHost."
+    )
+    machine_type: ShortText | None = Field(
+        None, description="GKE machine type; needed only if a topology exists on several, such as 2x4 on v5e and v6e."
+    )
+    count: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
+        1,
+        description="Number of slices; several slices make a multislice job and meet over the data center network.",
+    )
 
 
 class Hardware(StrEnum):
@@ -35,7 +208,7 @@ def _is_generation(value: SliceRef, names: tuple[str, ...]) -> bool:
 
 V2_NEEDS_CPU = Rule(
     cel=f"self.hardware == 'CPU' || !{_generation_is(('v2',))}",
-    message="GKE has no v2 nodes: use v3, the nearest generation with two cores per chip, or hardware: CPU",
+    message="GKE has no v2 nodes; use v3, which also has two cores per chip, or hardware: CPU",
     holds=lambda value: value.hardware is Hardware.CPU or not _is_generation(value, ("v2",)),
     field="hardware",
 )
@@ -50,7 +223,7 @@ _RESERVATION = (
 
 
 class Reservation(NamedTuple):
-    """A specific reservation; a `project` where it is another one's than the cluster's."""
+    """A specific reservation. `project` is set if another project than the cluster's owns it."""
 
     name: str
     project: str | None
@@ -68,8 +241,6 @@ def _is_reservation(way: "Provisioning") -> bool:
 
 
 class Provisioning(ApiModel):
-    """How the chips are paid for; none of these is on demand."""
-
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="[has(self.spot) && self.spot, has(self.reservation), has(self.flexStart) && self.flexStart,"
@@ -79,32 +250,34 @@ class Provisioning(ApiModel):
         ),
         Rule(
             cel=f"!has(self.reservation) || self.reservation.matches('^{_RESERVATION}$')",
-            message="give the reservation's name, or projects/PROJECT/reservations/NAME for one that another project"
-            " shares; /reservationBlocks/BLOCK and /reservationSubBlocks/SUBBLOCK may follow. All names are of a-z,"
-            " 0-9 and '-'",
+            message="give the reservation's name, or projects/PROJECT/reservations/NAME if another project shares it;"
+            " /reservationBlocks/BLOCK and /reservationSubBlocks/SUBBLOCK may follow. Names consist of a-z, 0-9 and"
+            " '-'",
             holds=_is_reservation,
             field="reservation",
         ),
     )
 
-    spot: Boolean = Field(False, description="Spot VMs: cheap, may be taken back at any time with 30 s notice.")
+    spot: Boolean = Field(False, description="Use spot VMs: cheaper, but GKE may reclaim them with 30 s notice.")
     reservation: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         None,
-        description="The specific reservation to draw from: NAME, or projects/PROJECT/reservations/NAME where another"
-        " project shares it; /reservationBlocks/BLOCK may follow.",
+        description="Specific reservation to use: NAME, or projects/PROJECT/reservations/NAME if another project shares"
+        " it; /reservationBlocks/BLOCK may follow.",
     )
-    flex_start: Boolean = Field(False, description="Flex-start VMs: started when there is room, for 7 days at most.")
-    queued: Boolean = Field(False, description="Queued provisioning, through Kueue's ProvisioningRequest.")
+    flex_start: Boolean = Field(
+        False, description="Use flex-start VMs, which start when there is capacity and run for 7 days at most."
+    )
+    queued: Boolean = Field(False, description="Use queued provisioning, through the ProvisioningRequests of Kueue.")
 
 
-# GKE's autoscaler has flex-start disabled on these generations' machine types.
+# GKE's autoscaler disables flex-start for the machine types of these generations.
 _NO_FLEX_START = ("v3", "v4")
 
 
 _FLEX_START_EXISTS = Rule(
     cel="!has(self.provisioning) || !has(self.provisioning.flexStart) || !self.provisioning.flexStart"
     f" || !{_generation_is(_NO_FLEX_START)}",
-    message=f"{' and '.join(_NO_FLEX_START)} have no flex-start; use spot, a reservation or on demand",
+    message=f"{' and '.join(_NO_FLEX_START)} have no flex-start; use spot, a reservation or on-demand nodes",
     holds=lambda value: (
         value.provisioning is None or not value.provisioning.flex_start or not _is_generation(value, _NO_FLEX_START)
     ),
@@ -117,7 +290,7 @@ def _hosts_of_several(generation: catalogue.Generation) -> catalogue.Shape:
 
 
 def _multislice_rule(generation: catalogue.Generation) -> Rule:
-    """GKE joins slices only of node pools with several hosts."""
+    """GKE joins slices only if each has several hosts."""
     single = [shape for shape in generation.shapes if shape.hosts == 1]
     names = tuple(s.accelerator_type for s in single if s.default)
     topologies = tuple(s.topology for s in single if s.default)
@@ -132,7 +305,7 @@ def _multislice_rule(generation: catalogue.Generation) -> Rule:
         f" || !((has(self.acceleratorType) && self.acceleratorType in {cel_list(names)})"
         f" || (has(self.generation) && self.generation == '{generation.name}' && has(self.topology)"
         f" && self.topology in {cel_list(topologies)}){on_machine})",
-        message=f"several slices need slices of several hosts; the smallest of {generation.name} is"
+        message=f"count above 1 needs slices with several hosts; the smallest of {generation.name} is"
         f" {smallest.accelerator_type} ({smallest.topology})",
         holds=lambda value: (
             value.hardware is Hardware.CPU
@@ -157,7 +330,7 @@ _DECLARED_MULTISLICE = Rule(
     cel="self.hardware == 'CPU' || self.count == 1 || !has(self.chipsPerHost) || !has(self.topology)"
     " || [self.topology.split('x').map(side, int(side))].exists(t,"
     " t[0] * t[1] * (t.size() == 3 ? t[2] : 1) > self.chipsPerHost)",
-    message="several slices need slices of several hosts: more chips in topology than chipsPerHost",
+    message="count above 1 needs slices with several hosts: more chips in topology than chipsPerHost",
     holds=_declared_hosts_suffice,
     field="count",
 )
@@ -168,8 +341,8 @@ MULTISLICE_RULES = (
 )
 
 
-# Chips of every machine that slices of several hosts are made of. The one host of a small slice may have more or fewer,
-# which does not matter: 256 of those are far below the bound.
+# Chips per host in every slice of several hosts. The host of a smaller slice may have more or fewer, which does not
+# matter: 256 such hosts are far below the bound.
 _CHIPS_PER_HOST = 4
 
 
@@ -183,8 +356,10 @@ _SIZES_PER_HOST = {g.name_prefix: _size_per_host(g) for g in catalogue.generatio
 
 
 def hosts_asked(value: SliceRef) -> int:
-    """The hosts of all slices, as the API's bound counts them: rounded up, and for slices of one host per slice no
-    more than twice what `domain.topology` says. 0 for a reference that names no slice."""
+    """The hosts of all slices as the bound on hosts counts them, 0 if the reference names no slice.
+
+    Rounded up: for slices of one host at most twice what `domain.topology` says.
+    """
     return value.count * hosts_per_slice_asked(value)
 
 
@@ -198,8 +373,8 @@ def hosts_per_slice_asked(value: SliceRef) -> int:
 
 
 def cel_hosts_per_slice(ref: str) -> str:
-    """The same in CEL, for the slice reference at `ref`."""
-    # CEL has no division that rounds up, and no local variables: the list of one stands in for one.
+    """`hosts_per_slice_asked` in CEL, for the slice reference at `ref`."""
+    # CEL cannot divide rounding up, and has no local variables: a list of one stands in for a variable.
     per_host = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_HOST.items())
     chips = f"[{ref}.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
     return (
@@ -213,18 +388,16 @@ def cel_hosts_per_slice(ref: str) -> str:
 
 _HOSTS_ARE_BOUNDED = Rule(
     cel=f"self.count * {cel_hosts_per_slice('self')} <= {MAX_HOSTS}",
-    # Without the number of hosts: the API server budgets any text made of a number as if it had no end.
-    message=f"a job has at most {MAX_HOSTS} hosts over all of its slices; use fewer or smaller slices",
+    # Without the number of hosts: the API server's cost estimate treats text made of a number as unbounded.
+    message=f"a job can have at most {MAX_HOSTS} hosts over all slices; use fewer or smaller slices",
     holds=lambda value: hosts_asked(value) <= MAX_HOSTS,
     explain=lambda value: (
-        f"{hosts_asked(value)} hosts are too many: a job has at most {MAX_HOSTS}, over all of its slices"
+        f"{hosts_asked(value)} hosts are too many: a job can have at most {MAX_HOSTS} over all slices"
     ),
 )
 
 
 class Slice(SliceRef):
-    """`spec.slice`: what the job runs on."""
-
     rules: ClassVar[tuple[Rule, ...]] = (
         *REF_RULES,
         V2_NEEDS_CPU,
@@ -233,9 +406,9 @@ class Slice(SliceRef):
         _HOSTS_ARE_BOUNDED,
     )
 
-    provisioning: Provisioning | None = None
-
+    provisioning: Provisioning | None = Field(
+        None, description="How GKE provides and charges the chips; on demand by default."
+    )
     hardware: Hardware = Field(
-        Hardware.TPU,
-        description="TPU, or CPU: a rehearsal, the same gang of hosts without google.com/tpu.",
+        Hardware.TPU, description="TPU, or CPU to rehearse the job with the same number of hosts on ordinary nodes."
     )

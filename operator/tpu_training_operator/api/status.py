@@ -1,11 +1,12 @@
-"""`status` as the operator writes it; unknown fields of a newer operator are dropped, not refused."""
+"""`status` as the operator writes it. Fields and values of a newer operator are dropped, not refused."""
 
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, field_validator
+from pydantic.dataclasses import dataclass
 
-from tpu_training_operator.api.conditions import Condition, StatusModel
+from tpu_training_operator.api.conditions import WIRE, Condition, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 
 MOST_METRICS = 64
@@ -18,7 +19,7 @@ _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
 class ReportPhase(StrEnum):
-    """What the training is doing. The first steps count as starting: their programs are compiled."""
+    """What the training is doing. The first steps count as starting, because they compile."""
 
     STARTING = "Starting"
     TRAINING = "Training"
@@ -38,87 +39,115 @@ class State(StrEnum):
     INVALID = "Invalid"
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Resolved(StatusModel):
-    """Every number derived from the spec, and in `notes` the rule that gave it."""
+    """Every number derived from the spec; `notes` has the rule behind each."""
 
-    accelerator_type: str
-    generation: str
-    topology: str
-    machine_type: str | None = None
-    slices: int
-    hosts_per_slice: int
-    hosts: int
-    chips_per_host: int
-    chips: int
-    replicas: int
-    per_replica_batch_size: int
-    accumulation_steps: int = 1
-    global_batch_size: int
-    train_steps: int
-    warmup_steps: int
-    milestones: Annotated[list[int], Field(max_length=32)] | None = None
-    evaluate_every_steps: int | None = None
-    learning_rate: str
-    weight_decay: str | None = None
-    beta1: str | None = None
-    beta2: str | None = None
-    ema_decay: str | None = None
-    scale_factor: str = Field(description="Global batch over the recipe's global batch.")
-    notes: Annotated[list[_Text], Field(max_length=32)] = Field(default_factory=list)
+    accelerator_type: str = Field(description="Cloud TPU accelerator type, for example v5litepod-16.")
+    generation: str = Field(description="TPU generation, for example v5e.")
+    topology: str = Field(description="Chips along each axis of one slice, for example 4x4.")
+    machine_type: str | None = Field(
+        default=None, description="GKE machine type of the hosts; absent for a generation that GKE does not offer."
+    )
+    slices: int = Field(description="Number of slices in the job.")
+    hosts_per_slice: int = Field(description="Hosts, and so worker pods, in each slice.")
+    hosts: int = Field(description="Hosts over all slices; each runs one worker pod.")
+    chips_per_host: int = Field(description="TPU chips of one host.")
+    chips: int = Field(description="TPU chips over all slices.")
+    replicas: int = Field(description="Copies of the model over all slices: one per XLA device.")
+    per_replica_batch_size: int = Field(description="Examples that one replica computes at once.")
+    accumulation_steps: int = Field(default=1, description="Batches whose gradients are accumulated before one step.")
+    global_batch_size: int = Field(description="Examples per step over all replicas.")
+    train_steps: int = Field(description="Optimizer steps of the whole training.")
+    warmup_steps: int = Field(description="Steps over which the learning rate rises linearly.")
+    milestones: Annotated[list[int], Field(max_length=32)] | None = Field(
+        default=None, description="Steps at which schedule Step multiplies the learning rate."
+    )
+    evaluate_every_steps: int | None = Field(default=None, description="Steps between two evaluations.")
+    learning_rate: str = Field(description="Learning rate after warm-up, scaled to the global batch.")
+    weight_decay: str | None = Field(default=None, description="Weight decay, if the recipe sets one.")
+    beta1: str | None = Field(default=None, description="Decay per step of Adam's gradient average.")
+    beta2: str | None = Field(default=None, description="Decay per step of Adam's average of squared gradients.")
+    ema_decay: str | None = Field(default=None, description="Decay per step of the average of the weights.")
+    scale_factor: str = Field(description="Global batch divided by the recipe's global batch.")
+    notes: Annotated[list[_Text], Field(max_length=32)] = Field(
+        default_factory=list, description="The rule behind each number, and warnings."
+    )
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Failure(StatusModel):
-    """The first failed worker of an attempt; what the others did afterwards is its consequence."""
+    """The worker that failed first in an attempt. The failures of its peers are a consequence."""
 
-    attempt: int
-    pod: str
-    node: str | None = None
-    slice: int
-    host: int
-    exit_code: int | None = None
-    failure_class: FailureClass = Field(alias="class")
-    reason: str
-    message: _Text
-    time: _Time
-    step: int | None = Field(None, description="The training step at which it failed, where the worker told.")
+    attempt: int = Field(description="The attempt that failed; the first is 1.")
+    pod: str = Field(description="Name of the worker's pod.")
+    node: str | None = Field(default=None, description="Node that the worker ran on.")
+    slice: int = Field(description="Index of the worker's slice, from 0.")
+    host: int = Field(description="Index of the worker's host within its slice, from 0.")
+    exit_code: int | None = Field(default=None, description="Exit code of the worker's container, if it ran.")
+    failure_class: FailureClass = Field(
+        validation_alias="class",
+        serialization_alias="class",
+        description="Kind of failure, which decides the restart limit it counts against.",
+    )
+    reason: str = Field(description="What happened, in one word; docs/failures.md explains each.")
+    message: _Text = Field(description="What the worker said last, or what Kubernetes said about it.")
+    time: _Time = Field(description="When the worker began to fail.")
+    step: int | None = Field(default=None, description="Training step at which the worker failed, if it reported one.")
 
     @field_validator("failure_class", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        """A newer operator may know more classes than this one."""
+        """A newer operator may know more classes."""
         return value if value in list(FailureClass) else FailureClass.UNKNOWN
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Restarts(StatusModel):
-    """`charged` says what is left of the budgets, `by_class` what the whole job has cost."""
+    """`by_class` counts all restarts of the job, `charged` those that count against the restart limits."""
 
-    by_class: dict[str, int] = Field(default_factory=dict, description="Restarts over the job's life.")
+    by_class: dict[str, int] = Field(
+        default_factory=dict, description="Restarts over the job's life, by failure class."
+    )
     charged: dict[str, Annotated[list[_Time], Field(max_length=MOST_COUNTED_RESTARTS)]] = Field(
         default_factory=dict,
-        description="When the restarts were that still count: within restart.window, and since the last checkpoint that"
-        " went beyond all before.",
+        description="Times of the restarts that still count against the limits, by failure class: those within"
+        " runPolicy.restart.window and since the last new checkpoint.",
     )
-    next_attempt_time: _Time | None = Field(None, description="The next attempt starts no earlier than this.")
+    next_attempt_time: _Time | None = Field(default=None, description="Earliest time at which the next attempt starts.")
 
     @property
     def total(self) -> int:
         return sum(self.by_class.values())
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Progress(StatusModel):
-    """How far the training is, as worker 0 last reported it."""
+    """How far the training is, as worker 0 last reported."""
 
-    phase: ReportPhase | None = Field(None, description="What it was doing then; absent for loops that don't report.")
-    step: int
-    total_steps: int
-    examples_per_second: str | None = None
-    loss: str | None = None
-    metrics: Annotated[dict[str, str], Field(max_length=MOST_METRICS)] = Field(default_factory=dict)
-    checkpoint_step: int | None = Field(None, description="The newest step that is safe in a checkpoint.")
-    last_report_time: _Time | None = None
-    last_advance_time: _Time | None = Field(None, description="When a further step or another phase was reported.")
-    estimated_remaining_seconds: int | None = None
-    warnings: Annotated[list[_Text], Field(max_length=MOST_WARNINGS)] = Field(default_factory=list)
+    phase: ReportPhase | None = Field(
+        default=None,
+        description="What the training was doing at the last report; absent for a loop that does not report.",
+    )
+    step: int = Field(description="Last step that was reported.")
+    total_steps: int = Field(description="Steps of the whole training.")
+    examples_per_second: str | None = Field(default=None, description="Training speed over all replicas.")
+    loss: str | None = Field(default=None, description="Training loss at the last report.")
+    metrics: Annotated[dict[str, str], Field(max_length=MOST_METRICS)] = Field(
+        default_factory=dict,
+        description="Further numbers that worker 0 reported, by name, such as results of an evaluation.",
+    )
+    checkpoint_step: int | None = Field(default=None, description="Newest step that is saved in a checkpoint.")
+    last_report_time: _Time | None = Field(default=None, description="When worker 0 last reported.")
+    last_advance_time: _Time | None = Field(
+        default=None, description="When a new step or another phase was last reported."
+    )
+    estimated_remaining_seconds: int | None = Field(
+        default=None, description="Time to the end of the training at the present speed."
+    )
+    warnings: Annotated[list[_Text], Field(max_length=MOST_WARNINGS)] = Field(
+        default_factory=list, description="What the trainer finds unusual about the run."
+    )
 
     @field_validator("phase", mode="before")
     @classmethod
@@ -126,9 +155,10 @@ class Progress(StatusModel):
         return value if value in list(ReportPhase) else None
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class DeviceFault(StatusModel):
-    node: _Text
-    time: _Time
+    node: _Text = Field(description="Name of the node.")
+    time: _Time = Field(description="When the fault was seen.")
 
 
 class Activity(StrEnum):
@@ -142,20 +172,29 @@ class Activity(StrEnum):
     FINISHED = "Finished"
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Goodput(StatusModel):
-    """Where the time went. The six sums add up to `since` less the job's creation; from `since` on time goes to
-    `activity`, until the next thing happens. `ratio`: productive over all that was not suspended."""
+    """Where the time went. The six sums add up to the time from the job's creation to `since`; later time counts as
+    `activity`. `ratio`: productive time divided by all time that was not suspended."""
 
-    queue_seconds: int = Field(0, description="Waiting for nodes.")
-    start_seconds: int = Field(0, description="From nodes to the first step: images, imports, the first compilation.")
-    productive_seconds: int = Field(0, description="Training whose result was kept.")
-    wasted_seconds: int = Field(0, description="Training that was lost: done after the last checkpoint.")
-    recovery_seconds: int = Field(0, description="From a failure to the next step, without waiting for nodes.")
-    suspended_seconds: int = 0
-    unsaved_seconds: int = Field(0, description="The part of productiveSeconds that no checkpoint holds yet.")
-    activity: Activity = Activity.QUEUE
-    since: _Time
-    ratio: str | None = None
+    queue_seconds: int = Field(default=0, description="Time spent waiting for nodes.")
+    start_seconds: int = Field(
+        default=0, description="Time from having nodes to the first step: images, imports, first compilation."
+    )
+    productive_seconds: int = Field(default=0, description="Training time whose result was kept.")
+    wasted_seconds: int = Field(
+        default=0, description="Training time lost in failures, because it came after the last checkpoint."
+    )
+    recovery_seconds: int = Field(
+        default=0, description="Time from a failure to the next step, less the wait for nodes."
+    )
+    suspended_seconds: int = Field(default=0, description="Time during which the job was suspended.")
+    unsaved_seconds: int = Field(default=0, description="Part of productiveSeconds that no checkpoint holds yet.")
+    activity: Activity = Field(default=Activity.QUEUE, description="What the time after since counts as.")
+    since: _Time = Field(description="Up to when the six sums account for the job's life.")
+    ratio: str | None = Field(
+        default=None, description="Productive time divided by all time that was not suspended, from 0 to 1."
+    )
 
     @field_validator("activity", mode="before")
     @classmethod
@@ -163,40 +202,58 @@ class Goodput(StatusModel):
         return value if value in list(Activity) else Activity.TRAIN
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Status(StatusModel):
-    observed_generation: int | None = None
-    state: State | None = Field(None, description="One word for people; programs read the conditions.")
-    attempt: int = Field(0, ge=0, description="Attempts begun so far; 0 before the first.")
-    start_time: _Time | None = None
-    completion_time: _Time | None = None
+    observed_generation: int | None = Field(
+        default=None, description="Generation of the spec that this status describes."
+    )
+    state: State | None = Field(default=None, description="One word for people; programs should read the conditions.")
+    attempt: int = Field(default=0, ge=0, description="Attempts begun so far; 0 before the first.")
+    start_time: _Time | None = Field(default=None, description="When the first attempt began.")
+    completion_time: _Time | None = Field(default=None, description="When the job succeeded or failed.")
     conditions: Annotated[
         list[Condition],
         Field(
             max_length=16,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
-    ] = Field(default_factory=list)
-    resolved: Resolved | None = None
-    progress: Progress | None = None
-    restarts: Restarts = Field(default_factory=Restarts)
-    first_failure: Failure | None = None
-    last_failure: Failure | None = None
+    ] = Field(
+        default_factory=list,
+        description="Ready, Reconciling, Stalled, Suspended, GangReady, Succeeded and Failed, as far as they apply.",
+    )
+    resolved: Resolved | None = Field(
+        default=None, description="The slice and every number derived from the spec, with the rules in notes."
+    )
+    progress: Progress | None = Field(default=None, description="How far the training is, as worker 0 last reported.")
+    restarts: Restarts = Field(
+        default_factory=Restarts, description="How often the job restarted, and which restarts still count."
+    )
+    first_failure: Failure | None = Field(
+        default=None, description="The first failure of the job's life: the worker that failed first in its attempt."
+    )
+    last_failure: Failure | None = Field(
+        default=None, description="The latest failure: the worker that failed first in the last failed attempt."
+    )
     device_faults: Annotated[list[DeviceFault], Field(max_length=MOST_NODES)] = Field(
-        default_factory=list, description="The latest failures that point at the chips of a node."
+        default_factory=list, description="Latest failures that point at the chips of a node."
     )
     avoided_nodes: Annotated[list[_Text], Field(max_length=MOST_NODES)] = Field(
-        default_factory=list, description="Nodes that the present attempt does not use."
+        default_factory=list, description="Nodes that the current attempt does not use."
     )
-    goodput: Goodput | None = None
+    goodput: Goodput | None = Field(
+        default=None,
+        description="Where the job's time went, in whole seconds. The six sums add up to the time from the job's"
+        " creation to since; time after since counts as activity.",
+    )
 
     @field_validator("attempt", mode="before")
     @classmethod
     def _counted(cls, value: object) -> object:
-        """An older CRD lets people write less than none."""
+        """An older CRD accepts negative numbers from an edit."""
         return max(0, value) if isinstance(value, int) else value
 
     @field_validator("state", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
-        """A newer operator may know more states; what this one decides rests on the conditions."""
+        """A newer operator may know more states. Decisions depend on the conditions only."""
         return value if value in list(State) else None

@@ -1,31 +1,31 @@
 """Text from strangers, made safe to show: a worker's last words, a registry's error, a report's warnings.
 
-A terminal obeys what it is shown: an escape sequence can clear the screen, set the title or write to the clipboard, and
-a bidirectional control can make a line read as another one. So text loses them where it enters a status, and once more
-where `tpujob` reads a cluster, whose status may have been written by somebody else.
+A terminal obeys what it is shown. An escape sequence can clear the screen, set the title or write to the clipboard, and
+a bidirectional control can make a line read like another one. The operator removes them before it writes text into a
+status, and `tpujob` removes them again when it reads a cluster, because somebody else may have written the status.
 """
 
 import re
 from typing import Any
 
-# CSI; OSC, DCS and the like, which carry a text of their own up to BEL or ST; all other escapes. None looks beyond the
-# next control character, so that no text takes long.
+# CSI; OSC, DCS and the like, which carry text up to BEL or ST; all other escapes. None of them looks past the next
+# control character, which bounds the time for any text.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
-# C0 but tab and newline, DEL, C1, and the controls that embed, override or isolate a direction of writing.
+# C0 except tab and newline, DEL, C1, and the controls that embed, override or isolate a direction of writing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-# Halves of characters, which JSON can spell and UTF-8 cannot.
+# Halves of characters, which JSON can spell but UTF-8 cannot.
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    """The text without control characters other than tab and newline, and without what they control; never longer.
+    """The text with tab and newline as its only control characters; never longer than before.
 
-    A carriage return becomes the newline it stands for. Escape sequences go as a whole, so that what was coloured
-    stays readable. Half a character becomes a question mark.
+    Escape sequences are removed whole, so that coloured text stays readable. A carriage return becomes a newline, and
+    half a character a question mark.
     """
     if text.isprintable():
         return text
@@ -36,7 +36,7 @@ def plain(text: str) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """A JSON value with every text in it made plain, names included."""
+    """A JSON value with all its strings made plain, including names of fields."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):

@@ -1,5 +1,7 @@
-"""`spec.trainer`: what runs in every worker. A closed set of pod fields, not an embedded pod template: it keeps
-the CRD small, and a TPUTrainingJob can never ask for host paths, the host's processes or privilege.
+"""`spec.trainer`: what runs in every worker.
+
+A closed set of pod fields instead of an embedded pod template: it keeps the CRD small, and a TPUTrainingJob can never
+ask for host paths, the host's processes or privilege.
 """
 
 from enum import StrEnum
@@ -20,7 +22,6 @@ from tpu_training_operator.api.model import (
     SharedMemory,
     ShortText,
 )
-from tpu_training_operator.api.security_context import SecurityContext
 
 _DeviceName = Annotated[str, Field(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -32,25 +33,29 @@ class Backend(StrEnum):
 
 
 class TorchRuntime(ApiModel):
-    """What backend Torch runs on: cpu and gloo, cuda and nccl, or TorchTPU's tpu and tpu_dist."""
-
-    device: _DeviceName = "cpu"
-    collectives: _DeviceName = Field("gloo", description="Backend of torch.distributed for that device.")
+    device: _DeviceName = Field("cpu", description="Type of torch device: cpu, cuda, or tpu with TorchTPU.")
+    collectives: _DeviceName = Field(
+        "gloo", description="Backend of torch.distributed for the device: gloo, nccl, or TorchTPU's tpu_dist."
+    )
     processes_per_host: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        1, description="The replicas of a host are shared out evenly to them."
+        1, description="Processes that each host starts; they share its replicas evenly."
     )
 
 
 class EnvVar(ApiModel):
-    name: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
-    value: LongText | None = None
-    value_from: Passthrough | None = None
+    name: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")] = Field(
+        description="Name of the variable. TPUJOB_* and the variables of torch_xla and libtpu are reserved."
+    )
+    value: LongText | None = Field(None, description="The variable's value; $(NAME) refers to another variable.")
+    value_from: Passthrough | None = Field(
+        None, description="Source of the value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef or other."
+    )
 
 
 class EnvFromSource(ApiModel):
-    prefix: ShortText | None = None
-    config_map_ref: Passthrough | None = None
-    secret_ref: Passthrough | None = None
+    prefix: ShortText | None = Field(None, description="Text put before the name of each variable.")
+    config_map_ref: Passthrough | None = Field(None, description="ConfigMap whose keys become variables.")
+    secret_ref: Passthrough | None = Field(None, description="Secret whose keys become variables.")
 
 
 _Quantity = Annotated[Annotated[int, Field(strict=True)] | str, Field(union_mode="left_to_right")]
@@ -58,25 +63,39 @@ Quantities = Annotated[dict[str, _Quantity], Field(max_length=16)]
 
 
 class Resources(ApiModel):
-    """Compute resources of the worker container; google.com/tpu is added by the operator."""
-
-    requests: Quantities | None = None
-    limits: Quantities | None = None
+    requests: Quantities | None = Field(
+        None,
+        description="Amounts that the node must have free, by resource. On TPU, cpu and memory default to three"
+        " quarters of the machine.",
+    )
+    limits: Quantities | None = Field(
+        None, description="Amounts that the worker may not exceed, by resource; unlimited by default."
+    )
 
 
 class Toleration(ApiModel):
-    key: ShortText | None = None
-    operator: Annotated[str, Field(max_length=16)] | None = None
-    value: Annotated[str, Field(max_length=63)] | None = None
-    effect: Annotated[str, Field(max_length=32)] | None = None
-    toleration_seconds: CountOrZero | None = None
+    key: ShortText | None = Field(None, description="Key of the tolerated taint; left out, all keys match.")
+    operator: Annotated[str, Field(max_length=16)] | None = Field(
+        None, description="How key and value match the taint: Equal (default) or Exists."
+    )
+    value: Annotated[str, Field(max_length=63)] | None = Field(None, description="Value of the tolerated taint.")
+    effect: Annotated[str, Field(max_length=32)] | None = Field(
+        None, description="NoSchedule, PreferNoSchedule or NoExecute; left out, all effects match."
+    )
+    toleration_seconds: CountOrZero | None = Field(
+        None, description="How long to stay on a node with a NoExecute taint, in seconds; left out, without end."
+    )
 
 
 class VolumeMount(ApiModel):
-    name: DnsLabel
-    mount_path: Annotated[str, Field(min_length=1, max_length=1024)]
-    sub_path: Annotated[str, Field(max_length=1024)] | None = None
-    read_only: Boolean | None = None
+    name: DnsLabel = Field(description="Name of the volume to mount.")
+    mount_path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="Path in the container where the volume appears."
+    )
+    sub_path: Annotated[str, Field(max_length=1024)] | None = Field(
+        None, description="Path in the volume to mount; default its top."
+    )
+    read_only: Boolean | None = Field(None, description="Mount the volume without write access; default false.")
 
 
 _VOLUME_SOURCES = (
@@ -91,7 +110,7 @@ _VOLUME_SOURCES = (
 
 
 class Volume(ApiModel):
-    """A volume of one of the kinds that need no trust in the node (no hostPath)."""
+    """A volume of a kind that needs no trust in the node, so no hostPath."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -101,26 +120,32 @@ class Volume(ApiModel):
         ),
     )
 
-    name: DnsLabel
-    empty_dir: Passthrough | None = None
-    config_map: Passthrough | None = None
-    secret: Passthrough | None = None
-    persistent_volume_claim: Passthrough | None = None
-    projected: Passthrough | None = None
-    csi: Passthrough | None = None
-    ephemeral: Passthrough | None = None
+    name: DnsLabel = Field(description="Name that volumeMounts refer to.")
+    empty_dir: Passthrough | None = Field(None, description="Empty directory that lives as long as the pod.")
+    config_map: Passthrough | None = Field(None, description="Files from a ConfigMap.")
+    secret: Passthrough | None = Field(None, description="Files from a Secret.")
+    persistent_volume_claim: Passthrough | None = Field(
+        None, description="Storage of a PersistentVolumeClaim; all workers mount the same claim."
+    )
+    projected: Passthrough | None = Field(None, description="Files from several sources in one directory.")
+    csi: Passthrough | None = Field(
+        None, description="Storage from a CSI driver, for example gcsfuse.csi.storage.gke.io."
+    )
+    ephemeral: Passthrough | None = Field(
+        None, description="PersistentVolumeClaim that is created and deleted with each pod."
+    )
 
 
 class LocalObjectReference(ApiModel):
-    name: ShortText
+    name: ShortText = Field(description="Name of a Secret in the job's namespace.")
 
 
-# Where processes of one container share memory, such as the batches of PyTorch's loader processes.
+# Processes of one container share memory here, for example the batches of PyTorch's loader processes.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the container
 
 
 def mounts_shared_memory(trainer: "Trainer") -> bool:
-    """Whether a volume of the user's own is there."""
+    """Whether the user mounts a volume of their own there."""
     return any(mount.mount_path.rstrip("/") == SHARED_MEMORY for mount in trainer.volume_mounts or ())
 
 
@@ -132,10 +157,59 @@ _RESERVED_LIST = "[" + ", ".join(f"'{name}'" for name in RESERVED_ENV) + "]"
 
 StringMap = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=64)]
 
+_UserId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+
+
+class Capability(StrEnum):
+    DAC_OVERRIDE = "DAC_OVERRIDE"
+    """Read and write files whoever owns them."""
+    IPC_LOCK = "IPC_LOCK"
+    """Lock memory beyond the limit, as libtpu does for transfers."""
+    SYS_PTRACE = "SYS_PTRACE"
+    """Look into other processes of the worker, as profilers do."""
+    SYS_RESOURCE = "SYS_RESOURCE"
+    """Raise limits, such as the one on locked memory (ulimit -l)."""
+
+
+class Capabilities(ApiModel):
+    add: Annotated[list[Capability], Field(min_length=1, max_length=4)] = Field(
+        description="Linux capabilities to add; all others are dropped. Pod Security levels baseline and restricted"
+        " refuse IPC_LOCK, SYS_PTRACE and SYS_RESOURCE."
+    )
+
+
+class SecurityContext(ApiModel):
+    """The worker's user and the few capabilities that a TPU may need, never privilege or the host's processes.
+
+    The namespace's Pod Security level decides which of these it allows.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        # Linux gives capabilities to other users only through files, which no-new-privileges rules out.
+        Rule(
+            cel="!has(self.capabilities) || (has(self.runAsUser) && self.runAsUser == 0)",
+            message="only root can use added capabilities: set runAsUser: 0, or leave capabilities out",
+            holds=lambda context: context.capabilities is None or context.run_as_user == 0,
+            field="capabilities",
+        ),
+    )
+
+    run_as_user: _UserId | None = Field(
+        None,
+        description="User id of the worker; default the image's user, which must not be root. Pod Security level"
+        " restricted refuses 0 (root).",
+    )
+    run_as_group: _UserId | None = Field(None, description="Primary group id of the worker.")
+    fs_group: _UserId | None = Field(
+        None, description="Group id that may write to the volumes, for filesystems whose top directory belongs to root."
+    )
+    supplemental_groups: Annotated[list[_UserId], Field(max_length=16)] | None = Field(
+        None, description="Further group ids, for example the group of a shared filesystem or of a device."
+    )
+    capabilities: Capabilities | None = Field(None, description="Added Linux capabilities; needs runAsUser: 0.")
+
 
 class Trainer(ApiModel):
-    """The worker container and the pod around it."""
-
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="has(self.entrypoint) != has(self.command)",
@@ -144,13 +218,13 @@ class Trainer(ApiModel):
         ),
         Rule(
             cel="!has(self.args) || has(self.command)",
-            message="args go with command; an entrypoint takes its settings from recipe.parameters",
+            message="args need command; an entrypoint takes its settings from recipe.parameters",
             holds=lambda trainer: trainer.args is None or trainer.command is not None,
             field="args",
         ),
         Rule(
             cel="!has(self.torch) || self.backend == 'Torch'",
-            message="torch goes with backend: Torch only",
+            message="torch is only for backend: Torch",
             holds=lambda trainer: trainer.torch is None or trainer.backend is Backend.TORCH,
             field="torch",
         ),
@@ -168,28 +242,38 @@ class Trainer(ApiModel):
         Rule(
             cel="!has(self.sharedMemory) || !has(self.volumeMounts)"
             f" || !self.volumeMounts.exists(m, m.mountPath.matches('^{SHARED_MEMORY}/*$'))",
-            message=f"the volume that you mount at {SHARED_MEMORY} has a size of its own; leave sharedMemory out",
+            message=f"the volume mounted at {SHARED_MEMORY} has its own size; leave sharedMemory out",
             holds=lambda trainer: trainer.shared_memory is None or not mounts_shared_memory(trainer),
             field="sharedMemory",
         ),
     )
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
-        description="Worker image; local mode does not use it."
+        description="Container image of the workers. `tpujob run` does not use it."
     )
-    image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = None
-    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = None
+    image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = Field(
+        None, description="When to pull the image: Always, IfNotPresent or Never, with the defaults of Kubernetes."
+    )
+    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = Field(
+        None, description="Secrets with credentials for the image's registry."
+    )
     entrypoint: Annotated[str, Field(max_length=512, pattern=ENTRYPOINT_PATTERN)] | None = Field(
-        None, description="module:callable that returns the Task to train."
+        None, description="Callable that returns the Task to train, as module:callable. The alternative is command."
     )
     backend: Backend = Field(
         Backend.XLA,
-        description="XLA (torch_xla, one process per chip), XLASPMD (torch_xla, one process per host, the batch"
-        " shared out by the compiler), or Torch (torch.distributed).",
+        description="What runs the training. XLA: torch_xla, one process per chip. XLASPMD: torch_xla, one process per"
+        " host; the compiler divides the batch. Torch: torch.distributed.",
     )
-    torch: TorchRuntime | None = Field(None, description="What backend Torch runs on; left out, cpu and gloo.")
-    command: Annotated[list[LongText], Field(min_length=1, max_length=64)] | None = None
-    args: Annotated[list[LongText], Field(max_length=256)] | None = None
+    torch: TorchRuntime | None = Field(
+        None, description="What backend Torch runs on; default device cpu with gloo. Only for backend Torch."
+    )
+    command: Annotated[list[LongText], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Command of your own training loop, run once in every worker. The alternative is entrypoint."
+    )
+    args: Annotated[list[LongText], Field(max_length=256)] | None = Field(
+        None, description="Arguments added to the command."
+    )
     env: (
         Annotated[
             list[EnvVar],
@@ -199,34 +283,50 @@ class Trainer(ApiModel):
             ),
         ]
         | None
-    ) = None
-    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] | None = None
+    ) = Field(None, description="Environment variables of the worker container.")
+    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] | None = Field(
+        None, description="ConfigMaps and Secrets whose keys become environment variables."
+    )
     resources: Resources | None = Field(
-        None,
-        description="What is left out of cpu and memory is requested by the machine type, three quarters of it; there"
-        " are no limits by default.",
+        None, description="Compute resources of the worker container. The operator adds google.com/tpu."
     )
     shared_memory: SharedMemory | None = Field(
         None,
-        description=f"Size of {SHARED_MEMORY}, which counts as memory of the container: 512Mi, 16Gi. Left out, it may"
-        " grow to the container's memory limit, or to the node's memory.",
+        description=f"Size limit of {SHARED_MEMORY}, for example 512Mi or 16Gi; its content counts as the container's"
+        " memory. Left out, it may grow to the container's memory limit, or to the node's memory.",
     )
-    volumes: Annotated[list[Volume], Field(max_length=32)] | None = None
-    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] | None = None
-    service_account_name: ShortText | None = None
+    volumes: Annotated[list[Volume], Field(max_length=32)] | None = Field(
+        None, description="Volumes that each worker pod can mount."
+    )
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] | None = Field(
+        None, description="Where the worker container mounts the volumes."
+    )
+    service_account_name: ShortText | None = Field(
+        None, description="Kubernetes service account of the worker pods; default the namespace's default account."
+    )
     security_context: SecurityContext | None = Field(
-        None, description="User, groups and capabilities. Left out: the image's user, not root, without capabilities."
+        None,
+        description="User, groups and capabilities of the worker. By default it runs as the image's user, which must"
+        " not be root, without capabilities.",
     )
     host_network: Boolean = Field(
         False,
-        description="Run on the nodes' own network: more bandwidth between slices, but neither Workload Identity nor"
-        " network policies, and no namespace of Pod Security level baseline or restricted allows it.",
+        description="Run on the nodes' own network. This gives more bandwidth between slices, but no Workload Identity"
+        " and no network policies; Pod Security levels baseline and restricted refuse it.",
     )
-    node_selector: StringMap | None = None
-    tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = None
-    priority_class_name: ShortText | None = None
-    pod_labels: StringMap | None = None
-    pod_annotations: StringMap | None = None
+    node_selector: StringMap | None = Field(
+        None, description="Labels that a worker's node must have, besides those that slice asks for."
+    )
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = Field(
+        None, description="Node taints that the worker pods tolerate, besides those of TPU nodes."
+    )
+    priority_class_name: ShortText | None = Field(
+        None, description="PriorityClass of the worker pods, which decides who preempts whom."
+    )
+    pod_labels: StringMap | None = Field(None, description="Labels added to the worker pods.")
+    pod_annotations: StringMap | None = Field(None, description="Annotations added to the worker pods.")
     termination_grace_period_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = Field(
-        30, description="Time between SIGTERM and SIGKILL; 3600 s is the most that GKE maintenance grants."
+        30,
+        description="Seconds between SIGTERM and SIGKILL when a worker is stopped, for a last checkpoint. GKE"
+        " maintenance grants 3600 at most.",
     )

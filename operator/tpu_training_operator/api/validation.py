@@ -1,4 +1,4 @@
-"""A job from plain data, or a list of problems that a person can act on. Never a traceback."""
+"""Turns plain data into a job, or into a list of problems that say what to change. Never a traceback."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one field (a path like spec.slice.topology), and what would be right."""
+    """What is wrong with one field, given as a path like spec.slice.topology, and what would be right."""
 
     field: str
     message: str
@@ -24,7 +24,7 @@ class Problem:
 
 
 class InvalidJob(Exception):
-    """The object is no valid TPUTrainingJob; `problems` says why, at least one."""
+    """The object is not a valid TPUTrainingJob; `problems` has at least one reason."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -32,8 +32,10 @@ class InvalidJob(Exception):
 
 
 def parse_job(data: Mapping[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> TPUTrainingJob:
-    """The job described by `data`. Raises InvalidJob. `except_rules` are not applied: what `tpujob plan` can
-    compute although a cluster would refuse it."""
+    """The job described by `data`. Raises InvalidJob.
+
+    `except_rules` are not applied: `tpujob plan` can compute some jobs that a cluster would refuse.
+    """
     try:
         job = TPUTrainingJob.model_validate(data)
     except ValidationError as error:
@@ -67,14 +69,14 @@ def _schema_problems(error: ValidationError, data: Mapping[str, Any]) -> list[Pr
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"])
-        # A union (a number or a string) reports once per branch; the first says enough.
+        # A union (a number or a string) reports one error per branch; the first is enough.
         problems.setdefault(path, Problem(path, _message(detail)))
     return list(problems.values())
 
 
 def _path(location: tuple[int | str, ...]) -> str:
     text = ""
-    # A union adds the name of its branch: resources.limits.cpu.int.
+    # A union appends the name of its branch, as in resources.limits.cpu.int.
     for part in location[:-1] if location[-1] in ("int", "str") else location:
         if isinstance(part, int):
             text += f"[{part}]"
@@ -101,9 +103,9 @@ def _message(detail: ErrorDetails) -> str:
             meaning = PATTERN_MEANINGS.get(context["pattern"], f"of the form {context['pattern']}")
             return f"{value!r} is not {meaning}"
         case "greater_than_equal":
-            return f"{value} is too small; the least is {context['ge']}"
+            return f"{value} is too small; the minimum is {context['ge']}"
         case "less_than_equal":
-            return f"{value} is too large; the most is {context['le']}"
+            return f"{value} is too large; the maximum is {context['le']}"
         case "int_type" if detail["loc"][-1] == "int":
             return f'{value!r} is not a quantity such as 4 or "16Gi"'
         case "int_type" | "int_parsing" | "int_from_float":
@@ -119,7 +121,7 @@ def _message(detail: ErrorDetails) -> str:
 def _unknown_field(location: tuple[int | str, ...]) -> str:
     known = _fields_at(location[:-1])
     nearest = difflib.get_close_matches(str(location[-1]), known, n=3, cutoff=0.5)
-    return "is no field; " + (f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}")
+    return "unknown field; " + (f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}")
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:

@@ -82,9 +82,8 @@ def _while_it_lives(view: JobView) -> list[str]:
 def _waiting(view: JobView) -> list[str]:
     """A gang that waits for nodes: the scheduler knows why."""
     waits = view.goodput is not None and view.goodput.activity is Activity.QUEUE
-    no_node = [group for group in view.hosts.others if group.why.startswith("no node")] if view.hosts else []
-    if not waits or not no_node:
+    unscheduled = [group for group in view.hosts.others if group.is_unscheduled] if view.hosts else []
+    if not waits or not unscheduled:
         return []
-    slice_index, _, host = no_node[0].places[0].partition("/")
-    pod = f"{view.name}-{view.status.attempt}-{slice_index}-{host}"
+    pod = unscheduled[0].workers[0].pod_name(view.name)
     return [f"It waits for nodes; the scheduler's and the autoscaler's words: kubectl describe pod {pod}"]

@@ -12,17 +12,20 @@ from typing import Any
 import click
 
 from tpu_training_operator.api.constants import GROUP, PLURAL
+from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.cli.words import several
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Forbidden, NotFound, Object
-from tpu_training_operator.runtime.cluster_reader import ClusterReader, Selection, connect_reader
-from tpu_training_operator.runtime.credentials import NoCredentials, load_personal_credentials
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
+from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
+from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 
 _INTERRUPTED = 130
 _BAD_INPUT = 2
 _UNAUTHORIZED = 401
 _MOST_NAMES = 5
+# 128 connections: --follow holds one for each log. What a cluster's strangers wrote is shown on a terminal.
+OPTIONS = ClientOptions(agent="tpujob", clean=plain_json, patience=30.0, connections=128)
 _RIGHTS = f"get, list and watch {PLURAL}.{GROUP} and pods; get pods/log"
 
 
@@ -40,7 +43,7 @@ class ClusterProblem(click.ClickException):
 class Connection:
     """An open connection. `namespace`: the one asked for, or that of the kubeconfig's context."""
 
-    reader: ClusterReader
+    client: Client
     server: str
     namespace: str
 
@@ -67,9 +70,9 @@ class Target:
             hint = "" if self.kubeconfig or self.context else "; name a cluster with --kubeconfig or KUBECONFIG"
             raise ClusterProblem(f"{error}{hint}") from None
         try:
-            async with connect_reader(credentials) as reader:
+            async with connect(credentials, OPTIONS) as client:
                 namespace = self.namespace or credentials.namespace
-                return await work(Connection(reader, credentials.server, namespace))
+                return await work(Connection(client, credentials.server, namespace))
         except ApiError as error:
             raise ClusterProblem(_explained(error, credentials.server)) from None
 
@@ -96,7 +99,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 async def find_job(connection: Connection, name: str) -> Object:
     """The job. Raises ClusterProblem that names what there is instead."""
     try:
-        return await connection.reader.get(JOBS, connection.namespace, name)
+        return await connection.client.get(JOBS, connection.namespace, name)
     except NotFound as error:
         if not error.reason:
             raise
@@ -106,14 +109,18 @@ async def find_job(connection: Connection, name: str) -> Object:
 async def no_such_job(connection: Connection, name: str) -> ClusterProblem:
     names: list[str] = []
     try:
-        async for page in connection.reader.pages(Selection(JOBS, connection.namespace)):
-            names += (job["metadata"]["name"] for job in page.items)
+        async for page in connection.client.pages(Selection(JOBS, connection.namespace), _name):
+            names += page.kept
     except Forbidden:
         return ClusterProblem(f"there is no job {name!r} in namespace {connection.namespace!r}")
     near = difflib.get_close_matches(name, names, _MOST_NAMES, cutoff=0.5)
     offer = f"nearest: {', '.join(near)}" if near else f"it has {several(names, _MOST_NAMES)}" if names else ""
     offer = offer or "it has no jobs"
     return ClusterProblem(f"there is no job {name!r} in namespace {connection.namespace!r}; {offer}")
+
+
+def _name(job: Object) -> str:
+    return str(job["metadata"]["name"])
 
 
 def job_key(connection: Connection, name: str) -> JobKey:

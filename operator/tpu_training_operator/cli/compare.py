@@ -1,4 +1,4 @@
-"""The same recipe over several slices, side by side."""
+"""`tpujob plan --compare`: one recipe on several slices, side by side."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,12 +7,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.slice import Slice
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile
 from tpu_training_operator.domain.recipe.cost import Cost, cost_of
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.words import count
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Column:
 
 
 def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | None) -> list[Column]:
-    """The job on each of the slices. Raises BadInput for the ones that cannot be."""
+    """The job on each slice. Raises BadInput, with a problem for each slice on which the job cannot run."""
     found: list[Column] = []
     problems: list[Problem] = []
     for name in accelerator_types:
@@ -35,7 +37,7 @@ def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | N
             problems.append(Problem("--compare", broken[0]))
             continue
         try:
-            resolution = resolve(file.job.spec.model_copy(update={"slice": wanted}))
+            resolution = resolve(Spec.model_validate(dict(file.job.spec) | {"slice": wanted}))
         except InvalidJob as error:
             problems += [Problem(f"--compare {name}", str(problem)) for problem in error.problems]
         else:
@@ -48,7 +50,7 @@ def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | N
 def as_json(found: list[Column]) -> list[dict[str, Any]]:
     return [
         {
-            "resolved": column.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+            "resolved": column.resolution.resolved.as_json(),
             "warnings": list(column.resolution.warnings),
             "cost": column.cost.as_json(),
         }
@@ -57,7 +59,9 @@ def as_json(found: list[Column]) -> list[dict[str, Any]]:
 
 
 def print_comparison(file: JobFile, found: list[Column]) -> None:
-    table = Table(title=f"{file.job.name}: one recipe, {len(found)} slices", title_justify="left", title_style="bold")
+    table = Table(
+        title=f"{file.job.name}: one recipe on {count(len(found), 'slice')}", title_justify="left", title_style="bold"
+    )
     table.add_column("")
     for column in found:
         table.add_column(str(column.resolution.layout), justify="right")

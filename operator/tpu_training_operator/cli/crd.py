@@ -1,4 +1,4 @@
-"""`tpujob crd`: the CustomResourceDefinition, for `kubectl apply -f -` and for `crds/`."""
+"""`tpujob crd` prints the CustomResourceDefinition, for `kubectl apply -f -` and for `crds/`."""
 
 import click
 import yaml
@@ -13,5 +13,5 @@ def crd() -> None:
 
 
 def crd_text() -> str:
-    """The definition as it stands in `crds/`."""
+    """The definition as `crds/` has it."""
     return yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)

@@ -15,9 +15,10 @@ from tpu_training_operator.cli.job_rows import (
     warning_rows,
     why,
 )
-from tpu_training_operator.cli.job_view import Budget, JobView
+from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.words import ago, duration, several
 from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why
+from tpu_training_operator.domain.lifecycle.restart_budget import Budget
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.words import count
 
@@ -57,7 +58,7 @@ def as_json(view: JobView, raw_status: dict[str, Any], command: str) -> dict[str
             budget.failure_class: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
             for budget in view.budgets
         },
-        "goodputNow": goodput and goodput.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "goodputNow": goodput and goodput.as_json(),
         "toDo": advice(view, command),
     }
 

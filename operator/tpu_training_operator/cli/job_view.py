@@ -16,24 +16,9 @@ from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Failure, Goodput, Progress, Resolved, State, Status
 from tpu_training_operator.domain.hosts import Host, Hosts, summary
-from tpu_training_operator.domain.lifecycle import goodput as accounts
+from tpu_training_operator.domain.lifecycle.goodput import charge
+from tpu_training_operator.domain.lifecycle.restart_budget import Budget, budget
 from tpu_training_operator.domain.observed import parse_time
-
-_UNLIMITED = -1
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Restarts of one class: over the job's life, and those that count against its limit (None: without limit)."""
-
-    failure_class: str
-    total: int
-    counting: int
-    limit: int | None
-
-    @property
-    def left(self) -> int | None:
-        return None if self.limit is None else max(0, self.limit - self.counting)
 
 
 @dataclass(frozen=True)
@@ -108,7 +93,7 @@ class JobView:
 def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> JobView:
     """The job and its pods as they were read; `hosts` may hold pods of other owners and of earlier attempts."""
     metadata, spec = job["metadata"], job["spec"]
-    status = Status.model_validate(job.get("status") or {})
+    status = Status.read(job.get("status"))
     restart = _restart(spec)
     return JobView(
         name=metadata["name"],
@@ -123,7 +108,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         message=_message(status),
         hosts=_hosts(status, [host for host in hosts if host.owner == metadata["uid"]]),
         window=restart.window if restart else "",
-        budgets=_budgets(status, restart, now) if restart else (),
+        budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=_goodput(status, now),
     )
 
@@ -152,26 +137,9 @@ def _hosts(status: Status, hosts: list[Host]) -> Hosts | None:
     return summary(hosts, status.attempt, resolved.slices, resolved.hosts_per_slice)
 
 
-def _budgets(status: Status, restart: Restart, now: datetime) -> tuple[Budget, ...]:
-    restarts = status.restarts
-    oldest = now - restart.window_length
-
-    def budget(failure_class: FailureClass) -> Budget:
-        times = restarts.charged.get(failure_class, ())
-        limit = restart.limits.of(failure_class)
-        return Budget(
-            failure_class.value,
-            restarts.by_class.get(failure_class, 0),
-            sum(parse_time(time) > oldest for time in times),
-            None if limit == _UNLIMITED else limit,
-        )
-
-    return tuple(budget(failure_class) for failure_class in FailureClass)
-
-
 def _goodput(status: Status, now: datetime) -> Goodput | None:
     goodput = status.goodput
-    return goodput and accounts.charge(goodput, now, goodput.activity)
+    return goodput and charge(goodput, now, goodput.activity)
 
 
 def until(time: str | None, now: datetime) -> timedelta | None:

@@ -15,11 +15,11 @@ from tpu_training_operator.cli.cluster import (
     find_job,
     job_key,
 )
+from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog, Sink
 from tpu_training_operator.cli.log_sinks import OneLog, Out, SeveralLogs, Terminal
 from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.runtime.log_following import JobNow, LogReader, NoLog, Sink
 
 # Each log that is followed is a connection, here and from the API server to the node.
 MOST_FOLLOWED = 100
@@ -92,7 +92,7 @@ async def _print_logs(connection: Connection, name: str, choice: Choice | None, 
     out: Out = Terminal(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
     sink: Sink = OneLog(out) if len(workers) == 1 else SeveralLogs(out)
     key = job_key(connection, name)
-    reader = LogReader(connection.reader, key, job, sink, tail=manner.tail, show_times=manner.timestamps)
+    reader = LogReader(connection.client, key, job, sink, tail=manner.tail, show_times=manner.timestamps)
     if manner.follow:
         _check_number(workers)
         await reader.follow(workers, further_attempts=choice is not None and choice.attempt is None)

@@ -1,6 +1,6 @@
-"""`tpujob plan`: what a job would be on its slice: numbers, rules, warnings, objects; without a cluster.
+"""`tpujob plan` shows a job on its slice without a cluster: numbers, rules, warnings, objects.
 
-Tables are imported where one is printed: rich takes as long to import as half of the API.
+Tables are imported only where one is printed, because rich takes as long to import as half of the API.
 """
 
 import json
@@ -10,15 +10,16 @@ from typing import Any
 
 import click
 
+from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.domain.naming import workers
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe import checkpointing
 from tpu_training_operator.domain.recipe.cost import cost_of
+from tpu_training_operator.domain.recipe.warnings import checkpoint_warnings
 
-# The API server gives the real one.
+# The API server assigns the real one.
 _UID = "00000000-0000-0000-0000-000000000000"
 _FIRST_ATTEMPT = 1
 
@@ -26,8 +27,10 @@ _FIRST_ATTEMPT = 1
 @click.command()
 @filename_option
 @click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
-@click.option("--compare", metavar="TYPE,TYPE,...", help="The same recipe on these accelerator types, side by side.")
-@click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Measured step time, for chip-hours.")
+@click.option("--compare", metavar="TYPE,TYPE,...", help="Show the recipe on these accelerator types, side by side.")
+@click.option(
+    "--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Measured time of one step, to show chip-hours."
+)
 def plan(filename: Path, output: str, compare: str | None, step_seconds: float | None) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
     file = load(filename, except_rules=(V2_NEEDS_CPU,))
@@ -44,7 +47,7 @@ def plan(filename: Path, output: str, compare: str | None, step_seconds: float |
 
 
 def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
-    warnings = [*file.resolution.warnings, *checkpointing.warnings(file.job.spec)]
+    warnings = [*file.resolution.warnings, *checkpoint_warnings(file.job.spec)]
     on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
@@ -55,14 +58,14 @@ def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
         print_summary(file, warnings, cost)
         return
     document = {
-        "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "resolved": file.resolution.resolved.as_json(),
         "warnings": warnings,
         "cost": cost.as_json(),
     }
     objects = _objects(file) if on_gke else iter(())
     if output == "json":
-        # One object a line and one at a time: an indent would keep Python from using its fast encoder, and
-        # thousands of pods in memory keep the garbage collector busy.
+        # One object per line and one at a time: indentation would rule out Python's fast encoder, and thousands of pods
+        # in memory would keep the garbage collector busy.
         lines = ",\n".join(map(json.dumps, objects))
         click.echo(f'{json.dumps(document)[:-1]}, "objects": [\n{lines}\n]}}')
         return
@@ -71,7 +74,7 @@ def _plan(file: JobFile, output: str, step_seconds: float | None) -> None:
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """The objects of the first attempt."""
-    job = file.job.model_copy(update={"metadata": {**file.job.metadata, "uid": _UID}})
+    job = TPUTrainingJob.model_validate(dict(file.job) | {"metadata": {**file.job.metadata, "uid": _UID}})
     yield service(job)
     yield config_map(job, file.resolution, _FIRST_ATTEMPT)
     for worker in workers(file.resolution.layout, _FIRST_ATTEMPT):

@@ -133,7 +133,7 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "state": "Cancelled" if outcome.cancelled else status.state,
         "message": ready.message if ready else "",
         "attempts": status.attempt,
-        "resolved": file.resolution.resolved.model_dump(by_alias=True, exclude_none=True, mode="json"),
+        "resolved": file.resolution.resolved.as_json(),
         "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
         "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.losses.items()],
@@ -141,9 +141,7 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "warnings": list(outcome.warnings),
         "checkpointStep": outcome.checkpoint_step,
         "restarts": status.restarts.by_class,
-        "failure": status.last_failure.model_dump(by_alias=True, exclude_none=True, mode="json")
-        if status.last_failure
-        else None,
+        "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),
         "logs": str(outcome.pods_directory),
     }

@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.job_report import as_json, report_rows
 from tpu_training_operator.cli.job_rows import headline, state_style
 from tpu_training_operator.cli.job_table import HEADER, json_entry, table_row
-from tpu_training_operator.cli.job_view import job_view
+from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.domain.hosts import Host, host_of
-from tpu_training_operator.runtime.cluster import JOBS, PODS, Object
-from tpu_training_operator.runtime.cluster_reader import Selection
+from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.kube.client import Selection
+from tpu_training_operator.kube.cluster import JOBS, PODS
 
 
 @click.command()
@@ -48,17 +48,16 @@ async def _show(connection: Connection, name: str, output: str) -> int:
 
 async def _hosts(connection: Connection, name: str) -> list[Host]:
     hosts: list[Host] = []
-    async for page in connection.reader.pages(Selection(PODS, connection.namespace, {LABEL_JOB_NAME: name})):
-        hosts += (host for pod in page.items if (host := host_of(pod)) is not None)
+    async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
+        hosts += page.kept
     return hosts
 
 
 async def _list(connection: Connection, namespace: str | None, output: str) -> int:
     now = datetime.now(UTC)
-    jobs: list[Object] = []
-    async for page in connection.reader.pages(Selection(JOBS, namespace)):
-        jobs += page.items
-    views = [job_view(job, (), now) for job in jobs]
+    views: list[JobView] = []
+    async for page in connection.client.pages(Selection(JOBS, namespace), lambda job: job_view(job, (), now)):
+        views += page.kept
     if output != "text":
         _print([json_entry(view) for view in views], output)
         return 0

@@ -1,4 +1,4 @@
-"""`tpujob topologies`: the slices there are."""
+"""`tpujob topologies` lists the TPU slices that exist."""
 
 import json
 
@@ -10,7 +10,7 @@ _HEADER = ("ACCELERATOR TYPE", "TOPOLOGY", "CHIPS", "HOSTS", "REPLICAS", "CHIPS/
 
 
 @click.command()
-@click.option("--generation", type=click.Choice(list(generations())), help="Only this generation.")
+@click.option("--generation", type=click.Choice(list(generations())), help="List only this generation.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def topologies(generation: str | None, output: str) -> None:
     """List the TPU slices that a job can run on."""
@@ -41,13 +41,13 @@ def _row(shape: Shape) -> tuple[str, ...]:
 def _notes(shape: Shape) -> list[str]:
     notes = []
     if shape.machine_type is None:
-        notes.append("not on GKE: plan and rehearse only")
+        notes.append("not on GKE, only for tpujob plan and rehearsals")
     namesakes = shapes_of_type(shape.accelerator_type)
     if shape != namesakes[0]:
         also = " and machineType" if shape.topology == namesakes[0].topology else ""
-        notes.append("ask for it by topology" + also)
+        notes.append("select it by topology" + also)
     if not shape.verified:
-        notes.append("listed by one source only")
+        notes.append("listed by only one source")
     return notes
 
 

@@ -1,11 +1,12 @@
-"""`tpujob validate`: would a cluster accept this job? The words are those of the operator's status."""
+"""`tpujob validate` says whether a cluster would accept a job, in the words of the operator's status."""
 
 from pathlib import Path
 
 import click
 
 from tpu_training_operator.cli.job_file import filename_option, load
-from tpu_training_operator.domain.recipe import checkpointing
+from tpu_training_operator.domain.recipe.warnings import checkpoint_warnings
+from tpu_training_operator.domain.words import count
 
 
 @click.command()
@@ -13,6 +14,7 @@ from tpu_training_operator.domain.recipe import checkpointing
 def validate(filename: Path) -> None:
     """Check a job without a cluster."""
     file = load(filename)
-    for warning in (*file.resolution.warnings, *checkpointing.warnings(file.job.spec)):
+    layout = file.resolution.layout
+    for warning in (*file.resolution.warnings, *checkpoint_warnings(file.job.spec)):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{file.job.name} is valid: {file.resolution.layout.hosts} hosts of {file.resolution.layout}")
+    click.echo(f"{file.job.name} is valid: {count(layout.hosts, 'host')} of {layout}")

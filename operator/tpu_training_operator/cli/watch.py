@@ -19,9 +19,9 @@ from tpu_training_operator.cli.cluster import (
 )
 from tpu_training_operator.cli.job_rows import Row, headline, live_rows, plain_rows, state_style
 from tpu_training_operator.cli.job_view import JobView, job_view
+from tpu_training_operator.cli.job_watch import watch_job
 from tpu_training_operator.cli.screen import screen
 from tpu_training_operator.domain.hosts import host_of
-from tpu_training_operator.runtime.job_watch import watch_job
 
 _TICK_SECONDS = 1.0
 _FAILED = 1
@@ -98,7 +98,7 @@ async def _watch(connection: Connection, name: str) -> int:
 
 
 async def _until_over(connection: Connection, name: str, uid: str, shown: Display) -> JobView:
-    pictures = watch_job(connection.reader, job_key(connection, name), host_of, _TICK_SECONDS)
+    pictures = watch_job(connection.client, job_key(connection, name), host_of, _TICK_SECONDS)
     async with aclosing(pictures):
         async for seen in pictures:
             if seen.job is None or seen.job["metadata"]["uid"] != uid:

@@ -1,4 +1,4 @@
-"""Durations, counts and lists as people say them. Used by everything that shows a job of a cluster."""
+"""Durations and lists as people write them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,7 +7,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def duration(seconds: float) -> str:
-    """4s, 2m10s, 1h03m, 3d04h: two units at most."""
+    """4s, 2m10s, 1h03m, 3d04h: at most two units."""
     whole = max(0, round(seconds))
     if whole < _MINUTE:
         return f"{whole}s"
@@ -23,6 +23,6 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def several(names: Sequence[str], most: int) -> str:
-    """The first of them, and how many more there are."""
+    """At most `most` of the names, and how many more there are."""
     left = len(names) - most
     return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

@@ -1,19 +1,22 @@
-"""What a plan asks for: the only effects the operator ever has, apart from writing status. Carried out by
-`runtime.reconciler`, in the order of the plan."""
+"""What a plan asks for: the operator's only effects, apart from writing the status."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from tpu_training_operator.api.conditions import EventReason
 from tpu_training_operator.api.status import Status
+
+AT_ONCE = timedelta(0)
 
 
 @dataclass(frozen=True)
 class Create:
-    """Create `body`. Done already, if an object of that name exists and the job controls it.
+    """Create `body`. An object of that name which the job controls counts as created.
 
-    `optional`: where the cluster refuses it, the gang is made without it, and an event says so."""
+    `optional`: if the cluster refuses it, the gang starts without it, and an event says so.
+    """
 
     body: dict[str, Any]
     optional: bool = False
@@ -21,7 +24,7 @@ class Create:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete exactly this pod: the uid keeps a namesake safe. `force`: without waiting for a node that is dead."""
+    """Delete the pod with this uid, never another of the same name. `force`: without waiting for a dead node."""
 
     name: str
     uid: str
@@ -37,7 +40,7 @@ class DeleteConfigMap:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Delete the job itself, with all that it owns."""
+    """Delete the job itself, with everything it owns."""
 
     name: str
     uid: str
@@ -45,12 +48,12 @@ class DeleteJob:
 
 @dataclass(frozen=True)
 class AskForStacks:
-    """Have the reporting worker say where its threads stand, with its next report."""
+    """Ask the reporting worker to send the stacks of its threads with its next report."""
 
 
 @dataclass(frozen=True)
 class LookAtEvents:
-    """Note what the events of these pods say, by name and uid."""
+    """Note what the events of these pods say. `pods`: names and uids."""
 
     pods: tuple[tuple[str, str], ...]
 
@@ -62,19 +65,23 @@ Action = Create | DeletePod | DeleteConfigMap | DeleteJob | AskForStacks | LookA
 class Event:
     """A Kubernetes event about the job, sent once its status has been written. `warning`: something unwanted."""
 
-    reason: str
+    reason: EventReason
     message: str
     warning: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """First the stages, one after the other, the actions of a stage side by side; then the status, if it changed.
+    """The stages in order, the actions of one stage side by side; then the status, if it changed.
 
-    `again` asks for another pass after that time even if nothing is heard from the cluster.
+    `again`: when to reconcile the job again even if the cluster reports no change; None: only after a change.
     """
 
     stages: tuple[Sequence[Action], ...] = ()
     status: Status | None = None
     events: tuple[Event, ...] = ()
     again: timedelta | None = None
+
+    def within(self, *waits: timedelta | None) -> "Plan":
+        """The plan, with the next reconciliation after the shortest of these waits at the latest."""
+        return replace(self, again=min((wait for wait in (self.again, *waits) if wait is not None), default=None))

@@ -1,12 +1,10 @@
-"""How a job's hosts are: which are ready, and why the others are not. Pure. Used by the planner for the status, and
-by `tpujob status` and `watch`.
+"""The hosts of a job: which are ready, and why the others are not.
 
-Of a pod only a few words are kept: the largest slices have thousands.
+The largest slices have thousands of hosts, so only a few words are kept for each.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from tpu_training_operator.domain.naming import WorkerId
@@ -20,8 +18,8 @@ _NO_POD = "no pod yet"
 
 @dataclass(frozen=True)
 class Host:
-    """One worker's pod. `why`: what it lacks to be ready; None when it is, or has finished. `has_ended`: it has
-    finished or failed."""
+    """The pod of one worker. `why`: what keeps it from being ready; None if it is ready or has succeeded. `has_ended`:
+    it succeeded or failed. `is_unscheduled`: it waits for a node, and the scheduler knows why."""
 
     worker: WorkerId
     owner: str | None
@@ -29,25 +27,32 @@ class Host:
     why: str | None
     has_finished: bool = False
     has_ended: bool = False
+    is_unscheduled: bool = False
 
 
 @dataclass(frozen=True)
 class Group:
-    """Hosts that lack the same; at which `slice/host` places, in order."""
+    """Hosts that are not ready for the same reason."""
 
     why: str
-    places: tuple[str, ...]
+    workers: tuple[WorkerId, ...]
     nodes: tuple[str, ...]
+    is_unscheduled: bool = False
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """`slice/host` of each, in order."""
+        return tuple(f"{worker.slice}/{worker.host}" for worker in self.workers)
 
 
 def group_words(group: Group) -> str:
     """3 hosts: ImagePullBackOff: ..."""
-    return f"{count(len(group.places), 'host')}: {group.why}"
+    return f"{count(len(group.workers), 'host')}: {group.why}"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of one attempt; `earlier`: pods of attempts before it that still run."""
+    """The hosts of one attempt. `earlier`: pods of earlier attempts that still run."""
 
     total: int
     ready: int
@@ -57,39 +62,43 @@ class Hosts:
 
 
 def host_of(pod: Mapping[str, Any]) -> Host | None:
-    """None for a pod that only carries the job's name."""
+    """None for a pod that is not a worker of the job that controls it."""
     found, worker = WorkerPod(pod), worker_of(pod, str(controller(pod).get("name", "")))
     if worker is None:
         return None
     has_finished = found.phase == "Succeeded"
     why = None if found.is_ready or has_finished else waits_for(found)
-    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended)
+    is_unscheduled = found.node is None and not found.has_ended and not found.is_terminating
+    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended, is_unscheduled)
 
 
 def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
-    """The state of the attempt's workers; the largest group of those that are not ready comes first."""
+    """The hosts of the attempt. The largest group of hosts that are not ready comes first."""
     by_worker = {host.worker: host for host in found}
     ready = finished = 0
-    places: dict[str, list[str]] = {}
-    nodes: dict[str, dict[str, None]] = {}
-    for slice_index, index in product(range(slices), range(hosts_per_slice)):
-        host = by_worker.get(WorkerId(attempt, slice_index, index))
+    lacking: dict[str, dict[WorkerId, Host | None]] = {}
+    for index in range(slices * hosts_per_slice):
+        worker = WorkerId(attempt, *divmod(index, hosts_per_slice))
+        host = by_worker.get(worker)
         if host is not None and host.why is None:
             finished += host.has_finished
             ready += not host.has_finished
-            continue
-        why = _NO_POD if host is None or host.why is None else host.why
-        places.setdefault(why, []).append(f"{slice_index}/{index}")
-        if host is not None and host.node is not None:
-            nodes.setdefault(why, {})[host.node] = None
-    groups = [Group(why, tuple(names), tuple(nodes.get(why, ()))) for why, names in places.items()]
+        else:
+            lacking.setdefault(host.why if host and host.why else _NO_POD, {})[worker] = host
+    groups = [_group(why, members) for why, members in lacking.items()]
     return Hosts(
         total=slices * hosts_per_slice,
         ready=ready,
         finished=finished,
         earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
-        others=tuple(sorted(groups, key=lambda group: -len(group.places))),
+        others=tuple(sorted(groups, key=lambda group: -len(group.workers))),
     )
+
+
+def _group(why: str, members: Mapping[WorkerId, Host | None]) -> Group:
+    pods = [host for host in members.values() if host is not None]
+    nodes = dict.fromkeys(pod.node for pod in pods if pod.node)
+    return Group(why, tuple(members), tuple(nodes), any(pod.is_unscheduled for pod in pods))
 
 
 def waits_for(pod: WorkerPod) -> str:
@@ -101,23 +110,14 @@ def waits_for(pod: WorkerPod) -> str:
     if pod.is_terminating:
         return "stopping"
     if pod.node is None:
-        scheduled = pod.condition("PodScheduled")
-        message = str(scheduled.get("message") or "")
-        return _cut(f"no node: {message}" if message else "no node yet")
-    return _waiting(pod) or ("running, not ready" if pod.phase == "Running" else "starting")
+        message = str(pod.condition("PodScheduled").get("message") or "")
+        return _one_line(f"no node: {message}" if message else "no node yet")
+    reason, message = pod.waiting(sidecars=True)
+    if reason:
+        return _one_line(f"{reason}: {message}" if message else reason)
+    return "running, not ready" if pod.phase == "Running" else "starting"
 
 
-def _waiting(pod: WorkerPod) -> str | None:
-    """What its first container that cannot start waits for: ContainerCreating, ImagePullBackOff, ..."""
-    status = pod.raw.get("status", {})
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = container.get("state", {}).get("waiting")
-        if waiting:
-            reason, message = waiting.get("reason") or "waiting", waiting.get("message")
-            return _cut(f"{reason}: {message}" if message else str(reason))
-    return None
-
-
-def _cut(text: str) -> str:
+def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

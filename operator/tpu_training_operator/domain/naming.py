@@ -1,5 +1,6 @@
-"""Names and labels of everything a job owns. Deterministic: creating twice meets itself."""
+"""Names and labels of everything a job owns. They are deterministic, so creating an object twice finds the first."""
 
+import re
 from dataclasses import dataclass
 
 from tpu_training_operator.api import constants
@@ -8,7 +9,7 @@ from tpu_training_operator.domain.topology import SliceLayout
 
 @dataclass(frozen=True, order=True)
 class WorkerId:
-    """One worker: the attempt, its slice, and its host within the slice (GKE's TPU_WORKER_ID)."""
+    """One worker: its attempt, its slice, and its host within the slice (GKE's TPU_WORKER_ID)."""
 
     attempt: int
     slice: int
@@ -16,7 +17,7 @@ class WorkerId:
 
     @staticmethod
     def of_pod(name: str) -> "WorkerId | None":
-        """The inverse of `pod_name`; None for a name of another form."""
+        """The inverse of `pod_name`; None for a name of any other form."""
         indices = name.split("-")[-3:]
         if len(indices) < 3 or not all(index.isascii() and index.isdigit() for index in indices):
             return None
@@ -27,7 +28,7 @@ class WorkerId:
 
 
 def workers(layout: SliceLayout, attempt: int) -> list[WorkerId]:
-    """All workers of an attempt; the position in the list is the host's index in the whole job."""
+    """All workers of an attempt, ordered by `host_index`."""
     return [
         WorkerId(attempt, slice_index, host)
         for slice_index in range(layout.slices)
@@ -44,26 +45,39 @@ def config_map_name(job: str, attempt: int) -> str:
 
 
 def host_index(layout: SliceLayout, worker: WorkerId) -> int:
-    """The worker's place among all hosts of the job, over all slices."""
+    """The worker's index among the hosts of all slices."""
     return worker.slice * layout.hosts_per_slice + worker.host
 
 
 def hostname(layout: SliceLayout, worker: WorkerId) -> str:
-    """What the pod calls itself. Short, since TPU_WORKER_HOSTNAMES lists all of a slice; with the attempt, since an old
-    worker on a node that is lost may still be in DNS."""
+    """The pod's hostname. Short, because TPU_WORKER_HOSTNAMES lists a whole slice. It contains the attempt, because an
+    old worker on a lost node may still be in DNS."""
     return f"{worker.attempt}-{host_index(layout, worker)}"
 
 
 def host_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
-    """The worker's DNS name inside its namespace, through the headless Service."""
+    """The worker's DNS name in its namespace, through the headless Service."""
     return f"{hostname(layout, worker)}.{service_name(job)}"
+
+
+_NOT_IN_A_VARIABLE = re.compile("[^A-Z0-9]")
+
+
+def parameter_variable(parameter: str) -> str:
+    """The environment variable of a recipe's parameter: upper case, with _ for what a shell would not take."""
+    return "TPUJOB_PARAMETER_" + _NOT_IN_A_VARIABLE.sub("_", parameter.upper())
+
+
+def gang_selector(job: str) -> dict[str, str]:
+    """Selects the worker pods of a job."""
+    return {constants.LABEL_JOB_NAME: job}
 
 
 def job_labels(job: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/managed-by": constants.MANAGER,
         "app.kubernetes.io/component": "worker",
-        constants.LABEL_JOB_NAME: job,
+        **gang_selector(job),
     }
 
 
@@ -77,5 +91,5 @@ def worker_labels(job: str, uid: str, worker: WorkerId) -> dict[str, str]:
 
 
 def slice_id(uid: str, worker: WorkerId) -> str:
-    """One slice of one attempt, unique in the cluster (at most 63 characters: it is a label value)."""
+    """Identifies one slice of one attempt in the cluster. A label value: at most 63 characters."""
     return f"{uid.replace('-', '')}-{worker.attempt}-{worker.slice}"

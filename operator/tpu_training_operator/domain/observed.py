@@ -1,4 +1,4 @@
-"""What the cluster holds, as the planner reads it. Built by the reconciler from raw objects, never written back."""
+"""What the cluster holds, as the planner reads it. Built from raw objects, never written back."""
 
 import json
 import re
@@ -11,9 +11,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.notes import Notes
-from tpu_training_operator.domain.ownership import controller, is_ours, worker_of
-from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
+from tpu_training_operator.domain.ownership import controller, is_ours, job_of, worker_of
+from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Notes, Report
 from tpu_training_operator.domain.topology import SliceLayout
 
 Object = Mapping[str, Any]
@@ -21,14 +20,14 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WorkerPod:
-    """One worker's pod of the job; `raw` is the pod as the API server gave it."""
+    """The pod of one worker. `raw`: the pod as the API server returned it."""
 
     raw: Object
 
     @cached_property
     def worker(self) -> WorkerId:
         worker = WorkerId.of_pod(self.name)
-        assert worker is not None, f"{self.name} is no worker's name"
+        assert worker is not None, f"{self.name} is not the name of a worker"
         return worker
 
     @property
@@ -58,7 +57,7 @@ class WorkerPod:
 
     @property
     def placed(self) -> datetime | None:
-        """When the pod got its node; None before."""
+        """When the pod was assigned to a node; None before that."""
         scheduled = self.condition("PodScheduled")
         at = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
         return parse_time(at) if at else (self.created if self.node else None)
@@ -75,19 +74,38 @@ class WorkerPod:
         conditions: Sequence[Object] = self.raw.get("status", {}).get("conditions") or ()
         return next((condition for condition in conditions if condition["type"] == kind), {})
 
+    @property
+    def init_containers(self) -> Sequence[Object]:
+        """The statuses of the init containers."""
+        return self.raw.get("status", {}).get("initContainerStatuses") or ()
+
+    @property
+    def containers(self) -> Sequence[Object]:
+        """The statuses of the worker's container and of sidecars."""
+        return self.raw.get("status", {}).get("containerStatuses") or ()
+
+    @property
+    def container(self) -> Object:
+        """The status of the worker's container; empty before the kubelet writes one."""
+        return next((status for status in self.containers if status.get("name") == constants.CONTAINER_NAME), {})
+
+    def waiting(self, *, sidecars: bool = False) -> tuple[str, str]:
+        """Reason and message of the first container that waits to start; ("", "") if none does. An init container that
+        a webhook added comes before the worker's. `sidecars`: look at these, too; no worker waits for them."""
+        for container in (*self.init_containers, self.container, *(self.containers if sidecars else ())):
+            if found := (container.get("state") or {}).get("waiting"):
+                return str(found.get("reason") or ""), str(found.get("message") or "")
+        return "", ""
+
     @cached_property
     def termination(self) -> Object:
-        """`state.terminated` of the trainer container (exitCode, reason, message, finishedAt); empty before."""
-        statuses: Sequence[Object] = self.raw.get("status", {}).get("containerStatuses") or ()
-        for status in statuses:
-            if status["name"] == constants.CONTAINER_NAME:
-                terminated: Object = status.get("state", {}).get("terminated") or {}
-                return terminated
-        return {}
+        """`state.terminated` of the worker's container (exitCode, reason, message, finishedAt); else empty."""
+        terminated: Object = self.container.get("state", {}).get("terminated") or {}
+        return terminated
 
     @cached_property
     def trainer_message(self) -> Object | None:
-        """The termination message of the trainer; None where it is anything but a JSON object."""
+        """The trainer's termination message; None if it is anything but a JSON object."""
         try:
             parsed = json.loads(str(self.termination.get("message") or ""))
         except (ValueError, RecursionError):
@@ -96,14 +114,14 @@ class WorkerPod:
 
     @cached_property
     def last_words(self) -> str:
-        """The message in a trainer's termination message, or the message itself where it is plain text."""
+        """The message within the trainer's JSON, or the whole termination message if that is plain text."""
         if self.trainer_message is None:
             return plain(str(self.termination.get("message") or "").strip())
         return plain(str(self.trainer_message.get("message", "")))
 
     @property
     def runs_trainer(self) -> bool:
-        """It runs our trainer, and not a loop of the user's own."""
+        """Whether it runs our trainer rather than the user's own loop."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
         ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
         return any(container.get("command") == constants.TRAINER_COMMAND for container in ours)
@@ -115,8 +133,10 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class Observed:
-    """The job, its workers' pods (`domain.ownership` says which they are), what its workers have said, and what
-    this operator has noted of it; None for somebody who only looks."""
+    """A job, the pods of its workers, the reports it sent, and the operator's notes on it.
+
+    `notes`: None if the plan is only shown, not carried out.
+    """
 
     job: Object
     pods: tuple[WorkerPod, ...]
@@ -129,16 +149,18 @@ class Observed:
         workers = (pod for pod in pods if is_ours(pod, job) and worker_of(pod, name) is not None)
         return Observed(job, tuple(map(WorkerPod, workers)), inbox)
 
+    @property
+    def generation(self) -> int:
+        return int(self.job["metadata"].get("generation", 1))
+
     def within(self, layout: SliceLayout) -> "Observed":
-        """Without pods of slices and hosts that the job does not have."""
-        places = layout.slices, layout.hosts_per_slice
-        known = (pod for pod in self.pods if pod.worker.slice < places[0] and pod.worker.host < places[1])
-        return replace(self, pods=tuple(known))
+        """Without the pods whose slice or host the job does not have."""
+        return replace(self, pods=tuple(pod for pod in self.pods if layout.has(pod.worker.slice, pod.worker.host)))
 
     @property
     def report(self) -> Report | None:
-        """What a worker has said that is there still: an older job may have had the same name. Of a gang that is
-        suspended the last word counts, although its worker goes right after it."""
+        """The latest report, if its pod still exists: it may come from an older job of the same name. The last report
+        of a suspended gang counts although its pod is gone."""
         said = self.inbox.report
         if said is None or any(pod.uid == said.pod_uid for pod in self.pods):
             return said
@@ -156,11 +178,9 @@ class Observed:
         return sorted((p for p in self.pods if p.worker.attempt < attempt), key=lambda pod: pod.worker)
 
 
-# What the planner reads of a pod, and what tells a person which one it was. A pod has twice as much in its
-# managedFields alone, and the largest gang has five thousand pods.
-#
-# No field may be of a length that a user chooses: the owner references, finalizers and command of a pod, like its
-# environment, can fill it.
+# The fields that the planner or its messages use. A pod has twice as much in its managedFields alone, and the largest
+# gang has five thousand pods. No field may have a length that users choose: owner references, finalizers, command and
+# environment can fill a pod.
 _METADATA = ("name", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 _SPEC = ("nodeName", "terminationGracePeriodSeconds")
 _STATUS = ("phase", "reason", "message", "startTime", "conditions", "initContainerStatuses", "containerStatuses")
@@ -171,7 +191,7 @@ _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
 
 
 def slim(pod: Object) -> dict[str, Any]:
-    """The pod with the fields that the planner reads: every plan is the same as with all of them."""
+    """The pod with only those fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
@@ -187,23 +207,15 @@ def slim(pod: Object) -> dict[str, Any]:
 
 
 def slim_worker(pod: Object) -> dict[str, Any] | None:
-    """The pod, if a job controls it; of other pods nothing is read, whatever label they have."""
+    """The slim pod, if a job controls it; None for any other pod, whatever its labels."""
     return slim(pod) if job_of(pod) else None
-
-
-def job_of(raw: Object) -> str | None:
-    """The name of the job that controls the object, by its owner reference; None where no job does."""
-    owner = controller(raw)
-    group = str(owner.get("apiVersion", "")).partition("/")[0]
-    is_job = (group, owner.get("kind")) == (constants.GROUP, constants.KIND)
-    return str(owner.get("name", "")) if is_job else None
 
 
 def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
 
-# Room on both sides: a deadline is added to a time, and a grace period is subtracted.
+# Inside the calendar of datetime: deadlines are added to a time, and grace periods subtracted.
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 _SECONDS = re.compile(r"(\d{4})(-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)")
@@ -212,13 +224,13 @@ _SECONDS = re.compile(r"(\d{4})(-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)")
 def parse_time(text: str) -> datetime:
     """A Kubernetes timestamp (RFC 3339) in UTC, between EARLIEST and LATEST.
 
-    An API server accepts more than RFC 3339 as a `date-time`, and anybody may edit a status: a time without a zone is
-    taken for UTC, and where only the date and the time of day can be read, they count. ValueError for other texts.
+    The API server accepts more than RFC 3339 as a `date-time`, and users can edit a status. A time without a zone is in
+    UTC, and an unreadable fraction or zone is ignored. Raises ValueError for any other text.
     """
     moment = _read_time(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    # Compared first: at the ends of the calendar a time cannot be converted.
+    # Clamp before the conversion, which fails at the ends of the calendar.
     return min(max(moment, EARLIEST), LATEST).astimezone(UTC)
 
 
@@ -228,9 +240,9 @@ def _read_time(text: str) -> datetime:
     except ValueError:
         found = _SECONDS.match(text)
         if found is None:
-            raise ValueError(f"{text!r} is no time such as 2026-01-31T09:30:00Z") from None
+            raise ValueError(f"{text!r} is not a time such as 2026-01-31T09:30:00Z") from None
         year, date, time = found.groups()
-        # Go has a year 0, Python has none.
+        # Go has a year 0, Python does not.
         return datetime.fromisoformat(f"{max(int(year), 1):04}{date}T{time}+00:00")
 
 

@@ -1,7 +1,7 @@
-"""Whose an object is, and which worker a pod is. Used by the planner, the reconciler and the progress service.
+"""Which job an object belongs to, and which worker a pod is.
 
-Labels and owner references are what somebody wrote: whoever may create pods in the namespace can copy both, and labels
-change. A name is taken once and stays, so a pod is the worker whose name it has, which the operator gave it.
+Anybody who may create pods in the namespace can copy labels and owner references, and labels change. A name is unique
+and permanent, so the operator takes a pod for the worker whose name it has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ Object = Mapping[str, Any]
 
 
 class Claim(Enum):
-    """Whose the object is that has a name which the job needs."""
+    """Who owns an object whose name the job needs."""
 
     OURS = auto()
     GOING = auto()
-    """It is being deleted, or belongs to a deleted job of the same name and will be."""
+    """The object is being deleted, or its owner is a deleted job of the same name."""
     FOREIGN = auto()
 
 
@@ -28,31 +28,31 @@ def claim(existing: Object, job: Object) -> Claim:
         return Claim.GOING
     if is_ours(existing, job):
         return Claim.OURS
-    owner = controller(existing)
-    is_namesakes = _is_job(owner) and owner.get("name") == job["metadata"]["name"]
-    return Claim.GOING if is_namesakes else Claim.FOREIGN
+    return Claim.GOING if job_of(existing) == job["metadata"]["name"] else Claim.FOREIGN
 
 
 def is_ours(raw: Object, job: Object) -> bool:
     """Whether the job controls the object."""
+    return job_of(raw) is not None and controller(raw).get("uid") == job["metadata"]["uid"]
+
+
+def job_of(raw: Object) -> str | None:
+    """Name of the job that controls the object; None if no job does. Any version of the API counts: a worker keeps the
+    version it was created with."""
     owner = controller(raw)
-    return _is_job(owner) and owner.get("uid") == job["metadata"]["uid"]
+    group = str(owner.get("apiVersion", "")).partition("/")[0]
+    is_job = (group, owner.get("kind")) == (constants.GROUP, constants.KIND)
+    return str(owner.get("name", "")) if is_job else None
 
 
 def controller(raw: Object) -> Object:
-    """The owner reference of the object's controller; empty where it has none."""
+    """The owner reference to the object's controller; empty if it has none."""
     references: Sequence[Object] = raw["metadata"].get("ownerReferences") or ()
     return next((reference for reference in references if reference.get("controller")), {})
 
 
 def worker_of(pod: Object, job: str) -> WorkerId | None:
-    """The worker of the job of this name that the pod is; None where it has no such worker's name."""
+    """Which worker of the named job the pod is; None if its name is not one of a worker."""
     name = pod["metadata"]["name"]
     worker = WorkerId.of_pod(name)
     return worker if worker is not None and name == worker.pod_name(job) else None
-
-
-def _is_job(owner: Object) -> bool:
-    """Of any version of the API: a worker keeps the one that it was created with."""
-    group = str(owner.get("apiVersion", "")).partition("/")[0]
-    return (group, owner.get("kind")) == (constants.GROUP, constants.KIND)

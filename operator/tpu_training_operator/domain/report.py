@@ -1,7 +1,10 @@
-"""What a worker reports on the way, and where it reports to. Made by the progress service, read by the planner."""
+"""What the operator has heard about a job since it started: reports of its workers, and notes of its own.
+
+None of it is needed for a correct plan. An operator without notes writes a status or reads events once too often.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.status import ReportPhase
@@ -9,9 +12,9 @@ from tpu_training_operator.api.status import ReportPhase
 
 @dataclass(frozen=True)
 class Report:
-    """What the reporting worker of one attempt last said. `attempt` and `pod_uid` are those of the pod that the token
-    was made for, not what the worker says of itself. Numbers that are not counts are texts of six digits.
-    `exact`: the step is one that was counted, and not a part of the whole that moves every so many steps."""
+    """The latest report of an attempt. `attempt` and `pod_uid` belong to the pod whose token came with the report,
+    whatever the report itself says. Numbers other than counts are texts of six digits. `exact`: the step was counted,
+    not computed from a percentage, which changes only every so many steps."""
 
     attempt: int
     pod_uid: str
@@ -31,9 +34,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Inbox:
-    """All that this operator has heard of one job. `listening_since`: None where nobody listens; what was said before
-    it went to an operator that is no more. `unheard`: when a report for this job last failed through no fault of a
-    worker's. `between_writes`: how often the status is written for a report's sake."""
+    """Everything this operator has heard from one job. `listening_since`: None if nobody listens; earlier reports went
+    to an operator that has stopped since. `unheard`: when a report last failed through no fault of a worker.
+    `between_writes`: how often a report alone may cause a status write."""
 
     listening_since: datetime | None = None
     unheard: datetime | None = None
@@ -51,3 +54,19 @@ class Reporting:
 
     url: str
     ca_certificate: str
+
+
+@dataclass(frozen=True)
+class PodEvents:
+    """What the events of some pods said when they were `asked` for: one line by pod name."""
+
+    asked: datetime
+    lines: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What this operator remembers of a job between two passes. `written`: when it last wrote the job's status."""
+
+    written: datetime | None = None
+    events: PodEvents | None = None

@@ -1,16 +1,17 @@
-"""From a slice's name to its arithmetic: hosts, chips, replicas."""
+"""How many hosts, chips and replicas a named slice has."""
 
 import math
 from dataclasses import dataclass
 
 from tpu_training_operator.api.catalogue import MachineType, Shape, shapes_of_topology, shapes_of_type
-from tpu_training_operator.api.slice_ref import SliceRef
+from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain.words import count
 
 
 @dataclass(frozen=True)
 class SliceLayout:
-    """`slices` slices of one shape, as one world of hosts and replicas.
+    """The hosts and replicas of a job: `slices` slices of one shape.
 
     A replica is one XLA device: one per chip, but two per chip on v2, v3 and tpu7x.
     """
@@ -34,13 +35,16 @@ class SliceLayout:
     def replicas(self) -> int:
         return self.slices * self.shape.devices
 
+    def has(self, slice_index: int, host: int) -> bool:
+        return slice_index < self.slices and host < self.hosts_per_slice
+
     def __str__(self) -> str:
         times = f"{self.slices} x " if self.slices > 1 else ""
         return f"{times}{self.shape.accelerator_type}"
 
 
 def layout_of(ref: SliceRef, field: str) -> SliceLayout:
-    """The layout that `ref`, found at path `field`, names. Raises InvalidJob where the catalogue has none."""
+    """The layout that `ref` at path `field` names. Raises InvalidJob if the catalogue has none."""
     if ref.accelerator_type is not None:
         shapes = shapes_of_type(ref.accelerator_type)
     elif ref.chips_per_host is not None:
@@ -52,22 +56,22 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
         shapes = tuple(s for s in shapes if s.machine_type and s.machine_type.name == ref.machine_type)
         if not shapes:
             raise InvalidJob(
-                [Problem(f"{field}.machineType", f"{ref.machine_type!r} has no such slice; {_offer(offered)}")]
+                [Problem(f"{field}.machineType", f"{ref.machine_type!r} does not have this slice; {_offer(offered)}")]
             )
     return SliceLayout(shapes[0], ref.count)
 
 
 def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
-    """A shape of a generation newer than the catalogue, as the user describes it."""
+    """The shape that the user describes for a generation newer than the catalogue."""
     generation, topology = ref.generation or "", ref.topology or ""
     chips = math.prod(int(side) for side in topology.split("x"))
     if chips % chips_per_host and chips > chips_per_host:
-        message = f"{chips} chips ({topology}) do not make whole hosts of {chips_per_host}"
+        message = f"{count(chips, 'chip')} ({topology}) cannot be divided over hosts of {chips_per_host}"
         raise InvalidJob([Problem(f"{field}.chipsPerHost", message)])
     return Shape(
         generation=generation,
         topology=topology,
-        # Since tpu7x the node label is the generation's name.
+        # From tpu7x on, the node label is the generation's name.
         machine_type=MachineType("", chips_per_host, generation, multi_host=chips > chips_per_host),
         accelerator_type=f"{generation}-{topology}",
         chips=chips,

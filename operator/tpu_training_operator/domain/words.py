@@ -1,10 +1,26 @@
-"""Counts as people say them. Used in every message that counts something."""
+"""Counts and measured numbers as text."""
+
+import math
+from typing import Any
 
 
 def count(number: int, noun: str) -> str:
+    """1 worker, 4 workers"""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def every(number: int, noun: str) -> str:
     """ "the worker is", "all 4 workers are"."""
     return f"the {noun} is" if number == 1 else f"all {number} {noun}s are"
+
+
+def number_text(value: Any) -> str | None:
+    """A number to six digits, for a status, which cannot hold floats. "nan" and "inf" are kept: users must see them.
+    None for anything but a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
+    except OverflowError:
+        # An integer too large for a float.
+        return None

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.local.container_env import container_env
 from tpu_training_operator.local.references import expand
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
-from tpu_training_operator.runtime.cluster import CONFIG_MAPS, PODS, Object
 
 _NODE = "this-machine"
 # What containerd answers when the command does not exist.

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import Cluster
+from tpu_training_operator.kube.cluster import Cluster, JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.progress.certificates import new_authority
 from tpu_training_operator.runtime.progress.reviewer import Reviewer
 from tpu_training_operator.runtime.progress.server import ProgressService, serve

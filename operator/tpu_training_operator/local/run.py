@@ -16,15 +16,15 @@ from typing import Any
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Progress, Status
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object, resource_of
+from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.listening import listening
 from tpu_training_operator.local.progress import ProgressFollower, Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.report.history import HISTORY
-from tpu_training_operator.runtime.cluster import JOBS, Cluster, NotFound, Object, resource_of
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 _REPORT_FILES = ("report.html", HISTORY)
@@ -170,7 +170,7 @@ class _Watch:
 
     async def read_status(self) -> None:
         job = await self._store.get(JOBS, self._key.namespace, self._key.name)
-        self._status = Status.model_validate(job.get("status") or {})
+        self._status = Status.read(job.get("status"))
 
     def look(self) -> None:
         reports = self._new_reports()

@@ -1,6 +1,6 @@
 """The `Cluster` protocol in memory, with the API server's rules as far as the operator relies on them.
 
-Used by `local.run` and held to `runtime.kubernetes_cluster` by one set of contract tests: uids, resourceVersion
+Used by `local.run` and held to `kube.client` by one set of contract tests: uids, resourceVersion
 conflicts, the status subresource, generation, delete preconditions, graceful deletion of pods, tokens of pods and
 their review, and garbage collection of what an owner leaves behind.
 """
@@ -13,18 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tpu_training_operator.api.validation import InvalidJob, parse_job
-from tpu_training_operator.runtime.cluster import (
-    JOBS,
-    PODS,
-    TOKEN_REVIEWS,
-    AlreadyExists,
-    Conflict,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-    resource_of,
-)
+from tpu_training_operator.kube.cluster import JOBS, PODS, TOKEN_REVIEWS, Object, Resource, resource_of
+from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
 
 _Key = tuple[str, str, str]
 

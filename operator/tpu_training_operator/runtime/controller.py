@@ -9,11 +9,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from tpu_training_operator.runtime import pulse
-from tpu_training_operator.runtime.cluster import ApiError, Conflict
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.observers import SILENT_WORK, PassResult, WorkObserver
-from tpu_training_operator.runtime.pulse import Pulse
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.errors import ApiError, Conflict
+from tpu_training_operator.runtime.health import Pulse, pulse
+from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.work_queue import WorkQueue
 
@@ -31,14 +30,14 @@ class Controller:
         settle_seconds: float = 0.1,
         resync_seconds: float = 300.0,
         workers: int = 16,
-        observer: WorkObserver = SILENT_WORK,
+        metrics: Metrics | None = None,
     ) -> None:
         self._reconciler = reconciler
         self._list_keys = list_keys
         self._resync_seconds = resync_seconds
         self._workers = workers
-        self._observer = observer
-        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, observer)
+        self._metrics = metrics
+        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, metrics)
         self._pulses: dict[JobKey, Pulse] = {}
         self.is_running = False
 
@@ -93,9 +92,10 @@ class Controller:
             key = await self._queue.get()
             began = time.monotonic()
             try:
-                with pulse.taken() as self._pulses[key]:
+                with pulse() as self._pulses[key]:
                     result = await self._one_pass(key)
-                self._observer.passed(result, time.monotonic() - began)
+                if self._metrics:
+                    self._metrics.pass_ended(result, time.monotonic() - began)
             finally:
                 del self._pulses[key]
                 self._queue.done(key)

@@ -1,44 +1,76 @@
-"""Is this process still doing its work? Asked by the liveness probe through `main`.
+"""Is this process still doing its work? The answer behind /healthz, and the pulse of each pass that it rests on.
 
 A slow API server, or one that answers with errors, is no reason to restart: the next process would meet the same one.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
-# One request takes 30 s at most, and is made five times with pauses of 30 s where the API server is overloaded.
+# One request takes up to 30 s, and is tried five times with pauses of up to 30 s while the API server is overloaded.
 _LONGEST_STANDSTILL_SECONDS = 300.0
-# The resync reads the API every 300 s; three of them without one answer is not a hiccup.
+# The resync reads the API every 300 s. Three in a row without an answer are no hiccup.
 _LONGEST_SILENCE_SECONDS = 900.0
 
 
-class _Passes(Protocol):
-    is_running: bool
+class Pulse:
+    """`at`: when a pass last had an answer from the API server, in monotonic seconds. This tells a slow pass from a
+    stuck one."""
 
-    def longest_standstill_seconds(self) -> float: ...
+    def __init__(self) -> None:
+        self.at = time.monotonic()
 
 
-class _Answers(Protocol):
-    last_answer: float
+# A context variable, because the tasks that a pass starts inherit it.
+_current: ContextVar[Pulse | None] = ContextVar("pulse", default=None)
+
+
+@contextmanager
+def pulse() -> Iterator[Pulse]:
+    """The pulse of everything that runs in this context until the block ends."""
+    taken = Pulse()
+    token = _current.set(taken)
+    try:
+        yield taken
+    finally:
+        _current.reset(token)
+
+
+def beat() -> None:
+    """A request of this context was answered, or ran into its timeout: its pass makes progress."""
+    if current := _current.get():
+        current.at = time.monotonic()
 
 
 class Unhealthy(Exception):
     """The process should be restarted; the message says why."""
 
 
+class _Controller(Protocol):
+    is_running: bool
+
+    def longest_standstill_seconds(self) -> float: ...
+
+
+class _Cluster(Protocol):
+    last_answer: float
+
+
 class Health:
-    def __init__(self, controller: _Passes, cluster: _Answers) -> None:
+    def __init__(self, controller: _Controller, cluster: _Cluster) -> None:
         self._controller = controller
         self._cluster = cluster
 
     def check(self) -> dict[str, float]:
-        """The two ages in seconds. Raises Unhealthy when one of them shows that nothing moves any more."""
+        """Two ages in seconds. Raises Unhealthy if one of them shows that nothing moves any more."""
         if not self._controller.is_running:
             raise Unhealthy("the controller has stopped")
         standstill = self._controller.longest_standstill_seconds()
         silence = time.monotonic() - self._cluster.last_answer
         if standstill > _LONGEST_STANDSTILL_SECONDS:
-            raise Unhealthy(f"one pass has done nothing for {standstill:.0f} s")
+            raise Unhealthy(f"a pass has been stuck for {standstill:.0f} s")
         if silence > _LONGEST_SILENCE_SECONDS:
-            raise Unhealthy(f"no answer of the API server for {silence:.0f} s")
+            raise Unhealthy(f"the API server has not answered for {silence:.0f} s")
         return {"longestStandstillSeconds": round(standstill, 1), "secondsSinceLastAnswer": round(silence, 1)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JobKey
 
 _LEAST_PAUSE_SECONDS = 5.0
 _REQUESTS_PER_REPORT = 3

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tpu_training_operator.domain.lifecycle.pod_events import line_of
-from tpu_training_operator.domain.notes import Notes, PodEvents
-from tpu_training_operator.runtime.cluster import EVENTS, ApiError, Cluster
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.domain.lifecycle.waiting import line_of
+from tpu_training_operator.domain.report import Notes, PodEvents
+from tpu_training_operator.kube.cluster import EVENTS, Cluster, JobKey
+from tpu_training_operator.kube.errors import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""One pass over one job: read the truth, plan, act, write the status once.
+"""One pass over one job: read the cluster, plan, act, write the status once.
 
-The order matters. Actions come before the status, so that a status never claims what was not done; an attempt is raised
-in a pass without actions, so that nothing is done that the status does not know.
+The order matters. Actions come before the status, so the status never claims what was not done. A pass that raises the
+attempt has no actions, so nothing is done that the status does not know.
 """
 
 import logging
@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from pydantic import ValidationError
 
-from tpu_training_operator.api.conditions import ConditionType, Reason, find
-from tpu_training_operator.api.constants import LABEL_JOB_NAME, MAX_HOSTS
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
+from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.actions import (
+    AT_ONCE,
     Action,
     AskForStacks,
     Create,
@@ -27,49 +27,34 @@ from tpu_training_operator.domain.actions import (
     LookAtEvents,
     Plan,
 )
-from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked, name_taken
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked, name_taken, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.lifecycle.retrying import recovered, retrying
-from tpu_training_operator.domain.objects.network_policy import Isolation
+from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.runtime.cluster import (
-    CONFIG_MAPS,
-    JOBS,
-    PODS,
-    AlreadyExists,
-    ApiError,
-    Cluster,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Object,
-    Resource,
-    resource_of,
-)
+from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Cluster, JobKey, Object, Resource, resource_of
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
 from tpu_training_operator.runtime.events import event_body
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.notebook import Notebook
-from tpu_training_operator.runtime.observers import SILENT_JOBS, JobObserver
 from tpu_training_operator.runtime.stages import Refused, carry_out
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = timedelta(0)
-# Longer than an API server takes to be replaced by another, or a role to reach all of them.
+# Longer than replacing an API server takes, or a new role takes to reach all API servers.
 _DOUBT = timedelta(seconds=10)
 _FAILURES_BEFORE_TOLD = 3
-# Three seconds of retries. A job or a pod that has changed since it was read is read again long before.
+# Three seconds of retries. An object that simply changed since it was read needs fewer.
 _CONFLICTS_BEFORE_TOLD = 6
-# Five seconds for the largest gang, of which a restart takes minutes.
+# Five seconds for the largest gang, whose restart takes minutes.
 _SECONDS_PER_POD = 0.001
 
 
 class _Unconfirmed(Exception):
-    """A refusal of an object that may be missing; after `wait` it is known whether it lasts."""
+    """An optional object was refused; after `wait` it is known whether the refusal lasts."""
 
     def __init__(self, wait: timedelta) -> None:
         super().__init__()
@@ -77,8 +62,8 @@ class _Unconfirmed(Exception):
 
 
 class Reconciler:
-    """`inboxes` and `reporting`: what workers report, and where; both or neither. `isolation`: of a job's workers from
-    other pods; None where they are left open. `side_by_side`: how many requests of one stage may be under way at once.
+    """`inboxes` and `reporting`: what workers report, and where; both or neither. `network_policy`: keeps other
+    pods from a job's workers. `side_by_side`: how many requests of one stage may be under way at once.
     `max_hosts`: no larger job is begun."""
 
     def __init__(
@@ -88,8 +73,8 @@ class Reconciler:
         *,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
-        isolation: Isolation | None = None,
-        observer: JobObserver = SILENT_JOBS,
+        network_policy: WorkerNetworkPolicy | None = None,
+        metrics: Metrics | None = None,
         side_by_side: int = 32,
         max_hosts: int = MAX_HOSTS,
     ) -> None:
@@ -98,10 +83,10 @@ class Reconciler:
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
-        self._isolation = isolation
+        self._network_policy = network_policy
         # Jobs without an object that may be missing.
         self._told_optional: set[JobKey] = set()
-        self._observer = observer
+        self._metrics = metrics
         self._side_by_side = side_by_side
         self._max_hosts = max_hosts
         self._written: dict[JobKey, str] = {}
@@ -109,28 +94,28 @@ class Reconciler:
         self._failures: dict[JobKey, int] = {}
         # Pods of the job, when they were last listed.
         self._pods: dict[JobKey, int] = {}
-        # Jobs whose owners have an event about the passes that fail.
+        # Jobs that already have an event about failing passes.
         self._told_failing: set[JobKey] = set()
-        # Since when an object of a kind is refused that may be taken in a moment.
+        # Since when objects of a kind are refused; the refusal may pass.
         self._doubted: dict[JobKey, dict[str, datetime]] = {}
-        # The uids of what the last pass was to delete and the cluster did not find.
+        # The uids that the last pass wanted to delete and the cluster did not find.
         self._not_found: dict[JobKey, set[str]] = {}
 
     def wrote(self, key: JobKey, version: str) -> bool:
-        """Whether this resourceVersion of the job is of the status that was written here last."""
+        """Whether this resourceVersion of the job comes from the last status write here."""
         return self._written.get(key) == version
 
     def settle_seconds(self, key: JobKey) -> float:
-        """How long a hint about the job is worth waiting for others: every pass reads all of its pods, and the pods of
-        a large gang start one by one."""
+        """How long to wait for further hints about the job: every pass reads all of its pods, and the pods of a large
+        gang start one by one."""
         return self._pods.get(key, 0) * _SECONDS_PER_POD
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
-        """Bring the job one step closer to what was asked for.
+        """Bring the job one step closer to its spec.
 
-        Returns the time after which to look again even if nothing is heard. Raises ApiError where another try is
-        due: Conflict when something has changed since it was read, Unavailable when the cluster could not answer.
-        Passes that go on failing are told in the job's status, or in an event where the status cannot be written.
+        Returns when to reconcile again even if the cluster reports no change. Raises ApiError if the pass should be
+        retried: Conflict if something changed since it was read, Unavailable if the cluster could not answer. The job's
+        status tells when passes keep failing, or an event if the status cannot be written.
         """
         try:
             again = await self._pass(key)
@@ -151,22 +136,23 @@ class Reconciler:
                 told.discard(key)
             for known in (self._written, self._failures, self._doubted, self._pods, self._not_found):
                 known.pop(key, None)
-            self._observer.job_gone(key)
+            if self._metrics:
+                self._metrics.job_gone(key)
             return None
-        # After the job: pods read before it could lack the workers of an attempt that it has left behind.
-        pods = await self._cluster.list(PODS, key.namespace, {LABEL_JOB_NAME: key.name})
+        # Pods are read after the job: read before it, they could lack workers of an attempt that the job left behind.
+        pods = await self._cluster.list(PODS, key.namespace, gang_selector(key.name))
         self._pods[key] = len(pods)
-        before = Status.model_validate(job.get("status") or {})
-        # The planner decides as if no pass had failed.
+        before = Status.read(job.get("status"))
+        # The planner decides as if no earlier pass had failed.
         known_good = recovered(before)
-        seen = job if known_good is before else {**job, "status": status_body(known_good)}
+        seen = job if known_good is before else {**job, "status": known_good.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=self._notebook.of(key))
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
-        if self._isolation is not None:
-            decided = self._isolation.applied(decided, job)
+        if self._network_policy is not None:
+            decided = self._network_policy.added_to(decided, job)
         try:
             if not await self._carry_out(decided, job, key):
-                return _AT_ONCE
+                return AT_ONCE
         except _Unconfirmed as refusal:
             return refusal.wait
         except Refused as refused:
@@ -176,53 +162,54 @@ class Reconciler:
         else:
             self._doubted.pop(key, None)
         status = await self._write_status(decided, known_good, before, job, key)
-        self._observer.job_seen(key, status.state)
+        if self._metrics:
+            self._metrics.job_seen(key, status.state)
         if status.completion_time is not None:
             self._forget(key)
             self._notebook.forget(key)
         return decided.again
 
     def _doubt(self, refused: Refused, key: JobKey) -> timedelta | None:
-        """How long to wait until the refusal is believed; None where it is. An API server that is being replaced may
-        refuse what it takes a moment later."""
+        """How long to wait until the refusal counts; None if it counts now. An API server that is being replaced may
+        refuse what it accepts a moment later."""
         if refused.sure:
             return None
         now = self._clock()
         wait = self._doubted.setdefault(key, {}).setdefault(refused.kind, now) + _DOUBT - now
-        # A clock that was set back must not put it off.
-        if not _AT_ONCE < wait <= _DOUBT:
+        # A clock that was set back must not extend the wait.
+        if not AT_ONCE < wait <= _DOUBT:
             return None
         log.info("refused, to be confirmed: %s", refused, extra={"job": str(key)})
         return wait
 
     async def _failed(self, key: JobKey, error: Exception) -> None:
-        """One more pass that failed; after a few of them in a row the job says why."""
+        """Counts a failed pass. After a few in a row, the job's status says why."""
         self._failures[key] = failures = self._failures.get(key, 0) + 1
-        # What has changed since it was read is no failure, unless it never ends: an admission webhook may say 409, too.
+        # A conflict is normal unless it repeats: an admission webhook may answer 409, too.
         if failures < (_CONFLICTS_BEFORE_TOLD if isinstance(error, Conflict) else _FAILURES_BEFORE_TOLD):
             return
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except ApiError as failure:
-            log.warning("what is wrong cannot be told: %s", failure, extra={"job": str(key)})
+            log.warning("the job cannot be read to report the error: %s", failure, extra={"job": str(key)})
             return
         is_news = key not in self._told_failing
         try:
-            before = Status.model_validate(job.get("status") or {})
+            before = Status.read(job.get("status"))
             is_news = is_news and recovered(before) is before
-            # The status of a finished job says how it ended.
+            # The status of a finished job stays as it ended.
             if before.completion_time is None:
-                after = retrying(before, _words(error), job["metadata"].get("generation", 1), self._clock())
+                after = retrying(Observed.of(job, []), _words(error), self._clock())
                 if after != before:
                     await self._write(after, before, job, key, ())
         except (ApiError, ValidationError) as failure:
-            log.warning("what is wrong cannot be told in the job's status: %s", failure, extra={"job": str(key)})
-        event = Event("Retrying", _words(error), warning=True)
+            log.warning("the error cannot be written to the job's status: %s", failure, extra={"job": str(key)})
+        event = Event(EventReason.RETRYING, _words(error), warning=True)
         if is_news and await self._send((event,), job, key):
             self._told_failing.add(key)
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
-        """With what the job's own workers have said; of a namesake's, which is gone or going, nothing is kept."""
+        """With the reports of the job's own workers. Reports of a deleted job of the same name are dropped."""
         if self._inboxes is None:
             return observed
         observed = replace(observed, inbox=self._inboxes.of(key))
@@ -236,7 +223,7 @@ class Reconciler:
             self._inboxes.forget(key)
 
     async def _carry_out(self, decided: Plan, job: Object, key: JobKey) -> bool:
-        """False where the job has changed meanwhile, so that the rest of the plan is not what it wants."""
+        """False if the job changed meanwhile, so that the rest of the plan is out of date."""
         metadata = job["metadata"]
         not_found = self._not_found.pop(key, set())
 
@@ -263,7 +250,7 @@ class Reconciler:
         return True
 
     async def _act(self, action: Action, job: Object, key: JobKey, not_found: Set[str]) -> None:
-        """`not_found`: the uids that the last pass could not delete, for the cluster did not find them."""
+        """`not_found`: the uids that the last pass wanted to delete and the cluster did not find."""
         match action:
             case Create(body, optional=True):
                 await self._create_optional(body, job, key)
@@ -290,10 +277,10 @@ class Reconciler:
             if obstacle := name_taken(kind, existing, job):
                 raise Refused(obstacle, kind) from None
         except Forbidden as error:
-            obstacle = Obstacle(Reason.FORBIDDEN, f"{kind} {name} may not be created: {error}")
+            obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
             raise Refused(obstacle, kind, sure=False) from error
         except Invalid as error:
-            raise Refused(Obstacle(Reason.REJECTED, f"{kind} {name} was refused: {error}"), kind) from error
+            raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
         except NotFound as error:
             if not optional:
                 raise
@@ -301,8 +288,8 @@ class Reconciler:
             raise Refused(obstacle, kind, sure=False) from error
 
     async def _create_optional(self, body: Object, job: Object, key: JobKey) -> None:
-        """Without it the gang begins only where its refusal lasts: an attempt may take weeks, and gets no other
-        chance."""
+        """The gang starts without the object only if its refusal lasts: an attempt may run for weeks, and there is no
+        second chance."""
         try:
             await self._create(body, job, key, optional=True)
         except Refused as refused:
@@ -315,7 +302,7 @@ class Reconciler:
             self._told_optional.add(key)
             message = f"the gang runs without its {body['kind']}: {refused}"
             log.warning("%s", message, extra={"job": str(key)})
-            await self._send((Event(f"{body['kind']}Missing", message, warning=True),), job, key)
+            await self._send((Event(EventReason.NETWORK_POLICY_MISSING, message, warning=True),), job, key)
         else:
             self._told_optional.discard(key)
 
@@ -341,33 +328,34 @@ class Reconciler:
         except NotFound as error:
             self._not_found.setdefault(key, set()).add(uid)
             if uid in not_found:
-                message = f"{resource.kind} {name} is there when it is read, and not found when it is deleted: {error}"
+                message = f"{resource.kind} {name} exists when it is read, but is not found when it is deleted: {error}"
                 raise NotFound(error.status, error.reason, message) from error
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
 
     async def _write_status(
         self, decided: Plan, known_good: Status, before: Status, job: Object, key: JobKey
     ) -> Status:
-        """The status as it stands afterwards."""
+        """Writes the status if it changed, and returns it."""
         after = decided.status or known_good
         if after == before:
             return before
         await self._write(after, before, job, key, decided.events if after != known_good else ())
-        # A report alone is no decision.
+        # A progress report alone is not worth a line in the log.
         level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
         context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
         log.log(level, "job is %s", _without_words(before, after), extra=context)
         return after
 
     async def _write(self, after: Status, before: Status, job: Object, key: JobKey, events: tuple[Event, ...]) -> None:
-        written = await self._cluster.update_status({**job, "status": status_body(after)})
+        written = await self._cluster.update_status({**job, "status": after.as_json()})
         self._written[key] = written["metadata"]["resourceVersion"]
         self._notebook.wrote_status(key)
-        self._observer.status_written(before, after)
+        if self._metrics:
+            self._metrics.status_written(before, after)
         await self._send(events, job, key)
 
     async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> bool:
-        """False where one of them could not be sent."""
+        """False if one of them could not be sent."""
         sent = True
         for event in events:
             try:
@@ -378,22 +366,9 @@ class Reconciler:
         return sent
 
 
-def status_body(status: Status) -> Object:
-    """The status as it stands in the object: what is empty is absent."""
-    body: Object = _without_empty(status.model_dump(by_alias=True, exclude_none=True, mode="json"))
-    return body
-
-
-def _without_empty(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    kept = {key: _without_empty(part) for key, part in value.items()}
-    return {key: part for key, part in kept.items() if part not in ({}, [])}
-
-
 def _without_words(before: Status, after: Status) -> str:
-    """State and reason, and of a new failure its class and exit code. The messages end with the log of the user's
-    program, which is for those who may read the job, not for those who may read the operator's log."""
+    """State and reason, and the class and exit code of a new failure. Not the messages: they end with the log of the
+    user's program, and readers of the operator's log may not be allowed to read the job."""
     ready = find(after.conditions, ConditionType.READY)
     text = f"{after.state} ({ready.reason})" if ready else str(after.state)
     failure = after.last_failure
@@ -404,11 +379,11 @@ def _without_words(before: Status, after: Status) -> str:
 
 
 def _words(error: Exception) -> str:
-    """For the job's owner, who can do nothing about it but tell an administrator."""
+    """For the job's owner, who can only pass it on to an administrator."""
     match error:
         case ApiError(status=0):
             return f"the API server cannot be reached: {error}; retrying"
         case ApiError(status=status):
-            return f"the API server answers {status}: {error}; retrying"
+            return f"the API server answered {status}: {error}; retrying"
         case _:
-            return f"the operator fails: {type(error).__name__}: {error}; its log says more; retrying"
+            return f"the operator failed with {type(error).__name__}: {error}; its log has the details; retrying"

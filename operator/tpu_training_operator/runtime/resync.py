@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
-from tpu_training_operator.runtime.cluster import JOBS, ApiError, Cluster, Object
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.observers import JobObserver
+from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError
+from tpu_training_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _STATUS = ("state", "attempt", "completionTime")
 
 
 async def jobs_to_look_at(
-    cluster: Cluster, namespaces: Sequence[str], now: datetime, observer: JobObserver
+    cluster: Cluster, namespaces: Sequence[str], now: datetime, metrics: Metrics | None = None
 ) -> list[JobKey]:
     """Those that have not finished, and those whose time to live is over; in `namespaces`, or everywhere where that is
     empty. A namespace that cannot be listed keeps nothing from the others."""
@@ -32,8 +32,8 @@ async def jobs_to_look_at(
             complete = False
             where = "the cluster" if scope is None else f"namespace {scope}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
-    if complete:
-        observer.jobs_listed({_key(job): _state(job) for job in found})
+    if complete and metrics:
+        metrics.jobs_listed({_key(job): _state(job) for job in found})
     return [_key(job) for job in found if _may_need_a_pass(job, now)]
 
 
@@ -54,7 +54,7 @@ def _key(job: Object) -> JobKey:
 
 def _state(job: Object) -> State | None:
     try:
-        return Status.model_validate(job.get("status") or {}).state
+        return Status.read(job.get("status")).state
     except ValidationError:
         # Its own pass says what is wrong; the others' must not wait for it.
         return None

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
-from tpu_training_operator.runtime.observers import SILENT_WORK, WorkObserver
+from tpu_training_operator.runtime.metrics import Metrics
 
 Key = TypeVar("Key")
 
@@ -26,9 +26,9 @@ _TURNS = 8
 class WorkQueue(Generic[Key]):
     """`settle_seconds`: how long a hinted key waits for more hints; a starting gang sends hundreds."""
 
-    def __init__(self, settle_seconds: float, observer: WorkObserver = SILENT_WORK) -> None:
+    def __init__(self, settle_seconds: float, metrics: Metrics | None = None) -> None:
         self._settle_seconds = settle_seconds
-        self._observer = observer
+        self._metrics = metrics
         self._ready: deque[Key] = deque()
         # In their order; a dictionary, because a hint takes a key out of the middle.
         self._background: dict[Key, None] = {}
@@ -70,7 +70,8 @@ class WorkQueue(Generic[Key]):
         """The work failed: once more, later each time. `pause_seconds`: whatever is heard, not before."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        self._observer.retried()
+        if self._metrics:
+            self._metrics.key_retried()
         if pause_seconds:
             self._paused[key] = asyncio.get_running_loop().time() + pause_seconds
             if timer := self._timers.pop(key, None):
@@ -88,7 +89,8 @@ class WorkQueue(Generic[Key]):
             await self._available.wait()
         self._wanted.discard(key)
         self._in_work.add(key)
-        self._observer.taken(key)
+        if self._metrics:
+            self._metrics.key_taken(key)
         return key
 
     def _next(self) -> Key | None:
@@ -107,7 +109,8 @@ class WorkQueue(Generic[Key]):
     def done(self, key: Key) -> None:
         self._in_work.discard(key)
         self._background_in_work.discard(key)
-        self._observer.done(key)
+        if self._metrics:
+            self._metrics.key_done(key)
         if key in self._wanted and key not in self._paused:
             self._ready.append(key)
         # Also for those who wait for a turn of the background.
@@ -133,4 +136,5 @@ class WorkQueue(Generic[Key]):
     def _want(self, key: Key) -> None:
         if key not in self._wanted:
             self._wanted.add(key)
-            self._observer.added(key)
+            if self._metrics:
+                self._metrics.key_queued(key)

@@ -1,4 +1,4 @@
-"""What the loop needs from the machinery below it, and the two helpers all backends share."""
+"""The protocol between loop and backend, and what all backends do alike to tensors, models and buckets."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.bucket import as_complex, as_real, summed
-
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What the device's runtime has counted in this process since its start; all zero where nothing is compiled.
+    """What the device's runtime has counted since this process started; all zero if nothing is compiled.
 
-    compilations, compile_seconds: graphs compiled, and the time that took.
-    executions: graphs that the device has executed; the newest ones may not be among them yet.
+    compilations, compile_seconds: graphs compiled, and the time it took.
+    executions: graphs that the device has executed; the newest ones may not be counted yet.
     host_reads: transfers from the device that the backend did not make itself.
     fallbacks: operations that ran on the CPU because the device has none, by name ("aten::nonzero"); reading a
         number off the device is not one of them.
@@ -39,8 +37,8 @@ class Backend(Protocol):
 
     rank, world: this process among all; each holds an equal part of the global batch.
     local_rank: this process among those of its host.
-    drawing_rank: what random numbers on the device depend on besides the seed: the rank, or the same in all processes
-        where one program draws for the whole global batch.
+    drawing_rank: what random numbers on the device depend on besides the seed: the rank, or 0 in all processes if one
+        program draws for the whole global batch.
     device: where the model lives.
     reads_free: reading the signals of a reduced bucket costs no wait for the device.
     terms: how many processes' values a reduced bucket adds up; the mean is the sum over `terms`.
@@ -92,25 +90,25 @@ class Backend(Protocol):
         """
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Every process's row, in the order of ranks; a collective. Rows are equally long, values are float32."""
+        """Every process's row, in rank order; a collective. Rows are equally long, values are float32."""
 
     def compilations(self) -> int:
-        """`counters().compilations`, for less than a microsecond: asked after every step."""
+        """`counters().compilations` in less than a microsecond: asked after every step."""
 
     def counters(self) -> Counters:
-        """What has been counted up to now. Costs some 60 microseconds."""
+        """The counts up to now. Costs some 60 microseconds."""
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
         """A hash of the operations that are pending for `tensors`, equal where processes run the same program.
 
-        None where nothing is traced.
+        None if nothing is traced.
         """
 
     def sync(self) -> None:
-        """The end of a step: what has been traced so far is sent to the device."""
+        """Ends a step: sends to the device what has been traced so far."""
 
     def barrier(self) -> None:
-        """Returns when every process has come here, its device's work done."""
+        """Returns once every process has come here and its device has finished its work."""
 
     def close(self) -> None:
         """Leaves the gang."""
@@ -145,14 +143,46 @@ def move_model(model: nn.Module, device: torch.device) -> None:
 
 
 def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> None:
-    """A broadcast made of sums, for devices whose one collective is the all-reduce: all but rank 0 add zeros.
+    """A broadcast made of sums, for devices whose only collective is the all-reduce: all but rank 0 add zeros.
 
-    `rank` is data on the device, not a number: a number would be compiled in, and the processes would run
-    different programs. Zeros are chosen and not multiplied in, since a mask of -inf times 0 is NaN. Booleans
-    travel as integers, complex numbers as pairs of real ones.
+    `rank` is data on the device: a number would be compiled in, and the processes would run different programs. Zeros
+    are chosen, not multiplied in, since -inf times 0 is NaN. Booleans travel as integers, complex numbers as pairs of
+    real ones.
     """
     with torch.no_grad():
         carried = [tensor.to(torch.int32) if tensor.dtype == torch.bool else as_real(tensor) for tensor in tensors]
         firsts = summed(carried, lambda flat: all_reduce(torch.where(rank == 0, flat, torch.zeros_like(flat))))
         for tensor, first in zip(tensors, firsts, strict=True):
             tensor.copy_(as_complex(first, tensor).to(tensor.dtype))
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real numbers, any other as it is: devices do not sum complex numbers."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_complex(real: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `as_real` for a tensor like `like`."""
+    return torch.view_as_complex(real) if like.is_complex() else real
+
+
+def summed(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The sums of the tensors, by one flat collective per dtype; most models have a single one."""
+    sums = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        same = [tensors[place] for place in places]
+        for place, piece in zip(places, unflatten(all_reduce(flatten(same)), same), strict=True):
+            sums[place] = piece
+    return sums
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor with all elements, in order; all of one dtype."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of `flatten`: pieces of `flat` in the shapes of `like`."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]

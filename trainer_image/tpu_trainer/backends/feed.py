@@ -1,8 +1,7 @@
-"""Batches on their way to the device: one after the other, or prepared ahead while the device works.
+"""Batches on their way to the device: in turn, or prepared ahead while the device works.
 
-On XLA the loop only traces, and reading, collating and sending the next batch would delay that; so it is done by a
-thread. Not torch_xla's MpDeviceLoader: its reading thread does not hand on what a dataset
-raises, and its next() syncs on its own.
+On XLA the loop only traces, and reading, collating and sending the next batch would delay that, so a thread does it.
+Not torch_xla's MpDeviceLoader: it loses what a dataset raises in its reading thread, and its next() syncs on its own.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _LEAVE_SECONDS = 10.0
 
 @contextmanager
 def feed_ahead(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
-    """The batches, moved by `place`, in order; what `batches` raises is raised where its batch was due.
+    """The batches in order, moved by `place`; an error of `batches` is raised where its batch was due.
 
-    The thread is told to end when the context is left, and waited for: one that still used the device at the
-    interpreter's exit would crash. The wait is bounded, because a dataset may hang on its storage.
+    Leaving the context ends the thread and waits for it, because a thread that uses the device while the interpreter
+    exits crashes. The wait is bounded, because a dataset may hang on its storage.
     """
     ready: Queue[tuple[Any, Exception | None]] = Queue(AHEAD)
     closed = Event()

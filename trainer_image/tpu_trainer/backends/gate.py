@@ -1,12 +1,11 @@
-"""The gate in front of the gang's store: nobody gets to the store who does not know the gang's key.
+"""The gate in front of the gang's store: only those who know the gang's key reach the store.
 
-TCPStore has no authentication, and keeps whatever it is sent. So it listens on loopback only. The gate listens where
-the other hosts look for the store, and joins a connection to it once both sides have proved that they know the key
-(HMAC of fresh random numbers). TCPStore's client cannot do that, so on the other side stands a porter: a port on
-loopback whose connections it takes through the gate.
+TCPStore has no authentication and keeps whatever it is sent, so it listens on loopback only. The gate listens where the
+other hosts look for the store, and connects a peer to it once both sides have proved that they know the key (an HMAC
+over fresh random numbers from both). TCPStore's client cannot do that, so each client host runs a `Tunnel`: a port on
+loopback whose connections go through the gate. Before its proof a peer costs the gate one socket and 64 bytes.
 
-It keeps strangers out and does not encrypt: whoever can read or change packets between the hosts is not kept out.
-One thread with one event loop serves all connections of a process. Used by `rendezvous`.
+The gate keeps strangers out. It does not encrypt: whoever can read or change packets between the hosts gets past it.
 """
 
 from __future__ import annotations
@@ -24,159 +23,142 @@ from hashlib import sha256
 from typing import Any
 
 MOST_WAITING = 1024
-"""Connections that may be proving themselves at once. Beyond that the oldest goes, so that strangers who say nothing
-cannot keep the others out; a host that is sent away comes again."""
+"""Connections that may be proving themselves at once. Beyond that the oldest is dropped, so silent strangers cannot
+keep the others out; a host that is dropped tries again."""
 
 PROOF_SECONDS = 10.0
-"""How long that may take."""
+"""How long a proof may take."""
 
 _MAGIC = b"tpugang1"
 _NONCE = 32
 _PROOF = 32
 _BACKLOG = 4096
+_PIECE = 1 << 16
 
 
 class StrangerError(OSError):
-    """What answers is no gate of this gang."""
+    """The peer is not part of this gang."""
 
 
 def key_of(gang: str) -> bytes:
-    """`gang`: the job's uid, which nobody learns without rights in the job's namespace, and the attempt."""
+    """`gang`: the job's uid, which is readable only with rights in the job's namespace, and the attempt."""
     return sha256(f"tpu-trainer gang {gang}".encode()).digest()
 
 
-class _Keeper:
-    """A listening socket, served by a thread of its own until `close`."""
+class _Server:
+    """A listening socket, served by one thread with its own event loop until `close`."""
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._waiting: dict[asyncio.Task[None], None] = {}
-        self._ends: set[_End] = set()
-        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Cuts all connections. From another thread than the keeper's own."""
+        """Cuts all connections. Not from the server's own thread."""
+        # The loop is gone already if the store has ended.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
-    async def _welcome(self, guest: socket.socket) -> None:
-        """Joins the connection to what it came for, or raises OSError or TimeoutError."""
+    async def _admit(self, guest: socket.socket) -> socket.socket:
+        """The connection to splice `guest` to; raises OSError if it is not welcome."""
         raise NotImplementedError
 
     def _submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._accepting = self._loop.create_task(self._accept())
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._clear_up())
-            self._loop.close()
+        # Leaving the runner cancels all tasks; each closes its sockets.
+        with self._runner, self._listener:
+            self._runner.run(self._accept_until_closing())
 
-    async def _clear_up(self) -> None:
-        self._listener.close()
-        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for end in self._ends.copy():
-            end.cut()
-        # Cut transports close their sockets in the loop's next round.
-        await asyncio.sleep(0)
+    async def _accept_until_closing(self) -> None:
+        accepting = self._loop.create_task(self._accept())
+        await self._closing.wait()
+        accepting.cancel()
 
     async def _accept(self) -> None:
         while True:
             try:
                 guest, _ = await self._loop.sock_accept(self._listener)
             except OSError:
-                # Out of file descriptors, or a guest that has left already.
-                self._dismiss_oldest()
+                # Out of file descriptors, or the guest has left already.
+                self._drop_oldest()
                 await asyncio.sleep(0.05)
                 continue
             guest.setblocking(False)
             if len(self._waiting) >= MOST_WAITING:
-                self._dismiss_oldest()
-            task = self._loop.create_task(self._receive(guest))
+                self._drop_oldest()
+            task = self._loop.create_task(self._serve(guest))
             self._waiting[task] = None
-            task.add_done_callback(partial(self._received, guest))
+            # Here and not in the task: one that is dropped before its first line ran would leave its guest open.
+            task.add_done_callback(partial(self._leave, guest))
 
-    async def _receive(self, guest: socket.socket) -> None:
-        async with asyncio.timeout(PROOF_SECONDS):
-            await self._welcome(guest)
+    async def _serve(self, guest: socket.socket) -> None:
+        with suppress(OSError):
+            async with asyncio.timeout(PROOF_SECONDS):
+                onward = await self._admit(guest)
+            task = asyncio.current_task()
+            assert task is not None
+            self._waiting.pop(task, None)
+            with onward:
+                await _splice(guest, onward)
 
-    def _received(self, guest: socket.socket, task: asyncio.Task[None]) -> None:
+    def _leave(self, guest: socket.socket, task: asyncio.Task[None]) -> None:
         self._waiting.pop(task, None)
-        # One that was dismissed before its first line ran has no other place to be closed in.
-        if task.cancelled() or task.exception() is not None:
-            guest.close()
+        guest.close()
 
-    def _dismiss_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         oldest = next(iter(self._waiting), None)
         if oldest is not None:
             del self._waiting[oldest]
             oldest.cancel()
 
-    async def _splice(self, guest: socket.socket, onward: socket.socket) -> None:
-        one, other = _End(self._ends), _End(self._ends)
-        one.other, other.other = other, one
-        try:
-            await self._loop.create_connection(lambda: other, sock=onward)
-            await self._loop.create_connection(lambda: one, sock=guest)
-        except BaseException:
-            onward.close()
-            other.cut()
-            raise
 
-
-class Gate(_Keeper):
-    """Lets those who know `key` through to the store on loopback at `store_port`; ends when the store does."""
+class Gate(_Server):
+    """Connects peers who know `key` to the store on loopback at `store_port`; ends when the store does."""
 
     def __init__(self, listener: socket.socket, key: bytes, store_port: int) -> None:
         self._key, self._store_port = key, store_port
         super().__init__(listener)
         self._submit(self._end_with_store())
 
-    async def _welcome(self, guest: socket.socket) -> None:
+    async def _admit(self, guest: socket.socket) -> socket.socket:
         asked = os.urandom(_NONCE)
         await self._loop.sock_sendall(guest, _MAGIC + asked)
-        # Read by the byte: a stranger who sends megabytes gets no further than this.
+        # Exactly so many bytes: a stranger who sends megabytes gets no further.
         answer = await _exactly(guest, _NONCE + _PROOF)
         told, proof = answer[:_NONCE], answer[_NONCE:]
         if not hmac.compare_digest(proof, _proof(self._key, b"guest", asked, told)):
             raise StrangerError
         await self._loop.sock_sendall(guest, _proof(self._key, b"gate", asked, told))
-        await self._splice(guest, await self._to_store())
+        return await self._to_store()
 
     async def _to_store(self) -> socket.socket:
         return await _connected(socket.AF_INET, ("127.0.0.1", self._store_port))
 
     async def _end_with_store(self) -> None:
-        """The store never speaks first: what comes on a connection that asks nothing is its end."""
-        with suppress(OSError):
-            store = await self._to_store()
-            try:
-                await self._loop.sock_recv(store, 1)
-            finally:
-                store.close()
-        self._loop.stop()
+        """The store never speaks first, so an event on a connection that asks nothing is the store's end."""
+        with suppress(OSError), await self._to_store() as store:
+            await self._loop.sock_recv(store, 1)
+        self._closing.set()
 
 
-class Porter(_Keeper):
+class Tunnel(_Server):
     """Takes connections to its port on loopback through the gate at `address`."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
         super().__init__(socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG))
 
-    def knock(self, seconds: float) -> None:
-        """Goes through the gate once, for nothing.
+    def probe(self, seconds: float) -> None:
+        """Passes the gate once and leaves.
 
         Raises:
             StrangerError: something else answers there.
@@ -189,15 +171,15 @@ class Porter(_Keeper):
 
         self._submit(through()).result()
 
-    async def _welcome(self, guest: socket.socket) -> None:
-        await self._splice(guest, await self._through())
+    async def _admit(self, guest: socket.socket) -> socket.socket:
+        return await self._through()
 
     async def _through(self) -> socket.socket:
         onward = await self._connect()
         try:
             greeting = await _exactly(onward, len(_MAGIC) + _NONCE)
             if not greeting.startswith(_MAGIC):
-                raise StrangerError("what answers there is no gate")
+                raise StrangerError("what answers there is not a gate")
             asked, told = greeting[len(_MAGIC) :], os.urandom(_NONCE)
             await self._loop.sock_sendall(onward, told + _proof(self._key, b"guest", asked, told))
             try:
@@ -213,9 +195,8 @@ class Porter(_Keeper):
 
     async def _connect(self) -> socket.socket:
         host, port = self._address
-        places = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         refused = OSError(f"{host} has no address")
-        for family, _, _, _, place in places:
+        for family, _, _, _, place in await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             try:
                 return await _connected(family, place)
             except OSError as error:
@@ -223,40 +204,21 @@ class Porter(_Keeper):
         raise refused
 
 
-class _End(asyncio.Protocol):
-    """One of two joined connections: what comes in goes out at the other, no faster than that one takes it."""
+async def _splice(one: socket.socket, other: socket.socket) -> None:
+    """Carries bytes both ways, no faster than they are taken, until either side ends."""
+    pumps = {asyncio.ensure_future(_pump(one, other)), asyncio.ensure_future(_pump(other, one))}
+    try:
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
 
-    other: _End
 
-    def __init__(self, all_ends: set[_End]) -> None:
-        self._all_ends = all_ends
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._all_ends.add(self)
-
-    def cut(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if self.other.transport is not None:
-            self.other.transport.write(data)
-
-    def pause_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._all_ends.discard(self)
-        if self.other.transport is not None:
-            self.other.transport.close()
+async def _pump(source: socket.socket, sink: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(source, _PIECE):
+        await loop.sock_sendall(sink, data)
 
 
 def _proof(key: bytes, side: bytes, asked: bytes, told: bytes) -> bytes:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpu_trainer.bucket import as_complex, as_real, summed
+from tpu_trainer.backends.base import as_complex, as_real, summed
 from tpu_trainer.errors import PeerLostError
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class Group:
         if self.size > 1:
             with torch.no_grad():
                 for tensor in tensors:
-                    # A collective needs the values in a row; a parameter may be a transposed view.
+                    # A collective needs contiguous values; a parameter may be a transposed view.
                     row = as_real(tensor.detach()).contiguous()
                     self._together(dist.broadcast, row, src=0)
                     tensor.copy_(as_complex(row, tensor))
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Every process's row of float32 values, in the order of ranks."""
+        """Every process's row of float32 values, in rank order."""
         if self.size == 1:
             return [list(row)]
         own = torch.tensor(row, dtype=torch.float32, device=self._device)
@@ -56,7 +56,7 @@ class Group:
 
     def barrier(self) -> None:
         if self.size > 1:
-            # Read, because a device's collective is only queued when the call returns.
+            # Read it: when the call returns, a device's collective is only queued.
             zero = torch.zeros(1, device=self._device)
             self._together(dist.all_reduce, zero)
             zero.tolist()

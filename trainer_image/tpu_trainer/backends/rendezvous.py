@@ -1,8 +1,8 @@
 """How the processes of one attempt find each other: a key-value store on host 0, then the process group.
 
-Pods of a gang start minutes apart, so each step of the meeting is a short wait in a loop that ends at one
-deadline and lets a stop request through, and a gang that never forms is named host by host. Strangers are kept out by
-`gate`: only it listens on the host's address.
+Pods of a gang start minutes apart. So each step of the meeting is a short wait in a loop with one deadline for all,
+which a stop request ends early, and a gang that never forms is reported host by host. `gate` keeps strangers out: only
+the gate listens on the host's address.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from tpu_trainer.backends.gate import MOST_WAITING, Gate, Porter, key_of
+from tpu_trainer.backends.gate import MOST_WAITING, Gate, Tunnel, key_of
 from tpu_trainer.backends.group import Group
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError
@@ -26,11 +26,11 @@ from tpu_trainer.stop import StopFlag
 
 RENDEZVOUS_SECONDS = 300.0
 COLLECTIVE_SECONDS = 2400.0
-"""A peer that closed its connection is noticed at once; this is for one whose machine fell silent."""
+"""For a peer whose machine fell silent; one that closed its connection is noticed at once."""
 
 _POLL_SECONDS = 0.2
 _MOST_POLLS = 2000
-"""Questions a second, of all processes together, whether all have come."""
+"""How often per second all processes together ask the store whether all have come."""
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
@@ -39,10 +39,9 @@ _OTHER_FILES = 1024
 
 @dataclass(frozen=True)
 class Seat:
-    """A process's place in the meeting: `number` of `count`, host by host, `per_host` to each.
+    """A process's place in the meeting: `number` of `count`, host by host, `per_host` on each.
 
-    `serves`: this process keeps the store. Otherwise it is kept by process 0, or by the supervisor of host 0's
-    processes.
+    `serves`: this process keeps the store. Process 0 does, or else the supervisor of host 0's processes.
     """
 
     number: int
@@ -52,12 +51,12 @@ class Seat:
 
     @staticmethod
     def of_host(environment: WorkerEnvironment) -> Seat:
-        """The place of a host that is one process."""
+        """For a host that is one process."""
         return Seat(environment.host_index, environment.num_hosts, 1, serves=environment.host_index == 0)
 
     @staticmethod
     def of_local(environment: WorkerEnvironment, local_rank: int, per_host: int) -> Seat:
-        """The place of one of a host's processes, whose supervisor keeps the store."""
+        """For one of a host's processes, whose supervisor keeps the store."""
         number = environment.host_index * per_host + local_rank
         return Seat(number, environment.num_hosts * per_host, per_host, serves=False)
 
@@ -71,9 +70,7 @@ def join(
     device: str = "cpu",
     collectives: str = "gloo",
 ) -> Group:
-    """Meets the other processes and forms the process group of `collectives` on `device`; left out, gloo between hosts.
-
-    A process alone has nobody to meet.
+    """Meets the other processes and forms their process group; a process alone gets a group of one.
 
     Raises:
         PeerLostError: not all came within `seconds`, or one left again.
@@ -96,9 +93,9 @@ def join(
 def meet(
     environment: WorkerEnvironment, gang: str, stop: StopFlag, seat: Seat, seconds: float = RENDEZVOUS_SECONDS
 ) -> Store | None:
-    """Meets the other processes at MASTER_ADDR:MASTER_PORT; None for a process alone.
+    """Meets the other processes at MASTER_ADDR:MASTER_PORT; returns their store, None for a process alone.
 
-    `gang` names job and attempt, so that a late host of an earlier attempt cannot take a place in this one.
+    `gang` names job and attempt, so a late host of an earlier attempt cannot take a seat in this one.
 
     Raises:
         PeerLostError: not all came within `seconds`.
@@ -107,10 +104,18 @@ def meet(
     if seat.count == 1:
         return None
     deadline = time.monotonic() + seconds
-    _stay_on_loopback(environment.master_addr)
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if loopback and _on_loopback(environment):
+        # gloo would otherwise listen on the address of the machine's own name: visible to the network, and often not
+        # reachable on a laptop between two networks.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
     try:
-        store = PrefixStore(gang, _open_store(environment, gang, seat, deadline, stop))
-        _gather(store, seat, deadline, stop)
+        if seat.serves:
+            open_store = serve(environment, gang, seat.count, seconds).store
+        else:
+            open_store = _reach(environment, gang, deadline, stop)
+        store = PrefixStore(gang, open_store)
+        _await_all(store, seat, deadline, stop)
     except (RuntimeError, OSError) as error:
         raise _failed(environment, error) from error
     return store
@@ -118,14 +123,14 @@ def meet(
 
 @dataclass(frozen=True)
 class Kept:
-    """A store that is kept for others; it and its gate end with the last reference. `port`: the gate's."""
+    """A store kept for others; it and its gate end with the last reference. `port`: the gate's."""
 
     store: TCPStore
     port: int
 
 
 def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float = RENDEZVOUS_SECONDS) -> Kept:
-    """The store alone, for `count` processes of which none keeps it.
+    """Opens the store for `count` processes, behind its gate at MASTER_PORT.
 
     Raises:
         PeerLostError: the port is taken.
@@ -148,63 +153,38 @@ def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float 
         raise _failed(environment, error) from error
 
 
-def _open_store(environment: WorkerEnvironment, gang: str, seat: Seat, deadline: float, stop: StopFlag) -> TCPStore:
-    seconds = max(1.0, deadline - time.monotonic())
-    if seat.serves:
-        return serve(environment, gang, seat.count, seconds).store
-    porter = Porter((environment.master_addr, environment.master_port), key_of(gang))
+def _reach(environment: WorkerEnvironment, gang: str, deadline: float, stop: StopFlag) -> TCPStore:
+    """The store on host 0, through its gate. Before the gate is open its name may not resolve, or may still belong to
+    another pod."""
+    tunnel = Tunnel((environment.master_addr, environment.master_port), key_of(gang))
     try:
-        _wait_for_master(environment, porter, deadline, stop)
+        while True:
+            try:
+                tunnel.probe(seconds=2.0)
+                break
+            except OSError as error:
+                reason = error.strerror or str(error) or "it does not say a word"
+            if stop():
+                raise PreemptedError("stopped before host 0 could be reached")
+            if time.monotonic() > deadline:
+                raise PeerLostError(f"rendezvous: host 0 did not answer at {_place(environment)}: {reason}")
+            time.sleep(_POLL_SECONDS)
     except BaseException:
-        porter.close()
+        tunnel.close()
         raise
     limit = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    return TCPStore(_LOOPBACK, porter.port, is_master=False, wait_for_workers=False, timeout=limit)
+    return TCPStore(_LOOPBACK, tunnel.port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-def _listen(environment: WorkerEnvironment) -> socket.socket:
-    """On all addresses, since a pod's own name may not resolve before it is ready; among hosts that are processes of
-    one machine on loopback alone."""
-    port, address = environment.master_port, environment.master_addr
-    if address == "localhost" or _is_loopback(address):
-        return socket.create_server((_LOOPBACK if address == "localhost" else address, port), backlog=_BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _allow_connections(count: int) -> None:
-    """A process that comes through the gate takes two descriptors of the gate and one of the store."""
-    wanted = 3 * count + MOST_WAITING + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else hard, hard))
-
-
-def _wait_for_master(environment: WorkerEnvironment, porter: Porter, deadline: float, stop: StopFlag) -> None:
-    """Until the gate lets us through: before it is there the name may not resolve, or still be another pod's."""
-    while True:
-        try:
-            porter.knock(seconds=2.0)
-            return
-        except OSError as error:
-            reason = error.strerror or str(error) or "it does not say a word"
-        if stop():
-            raise PreemptedError("stopped before host 0 could be reached")
-        if time.monotonic() > deadline:
-            raise PeerLostError(f"rendezvous: host 0 did not answer at {_place(environment)}: {reason}")
-        time.sleep(_POLL_SECONDS)
-
-
-def _gather(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> None:
-    """Returns once all processes have come; the count is one small value, whatever the size of the gang."""
+def _await_all(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> None:
+    """Returns once all processes have come. They count up one small value, whatever the size of the gang."""
     store.set(f"seat/{seat.number}", "taken")
     present = store.add("present", 1)
     pause = max(_POLL_SECONDS, seat.count / _MOST_POLLS)
     while present < seat.count:
         if stop():
-            # Taking oneself off the count fails if the last process has come meanwhile: then the gang has
-            # formed, the others rely on it, and the stop travels with the first step instead.
+            # If the last process has come meanwhile, the gang has formed and the others rely on it: then this process
+            # counts itself again, and the stop travels with the first step instead.
             if store.add("present", -1) + 1 < seat.count:
                 raise PreemptedError("stopped before all hosts had come")
             store.add("present", 1)
@@ -223,22 +203,28 @@ def _absent(store: Store, seat: Seat) -> str:
     return f"{len(hosts)} of {seat.count // seat.per_host} hosts did not come{whole}: host {named}"
 
 
-def _stay_on_loopback(master_addr: str) -> None:
-    """Hosts that are processes of one machine meet on its loopback interface.
-
-    gloo would otherwise listen on whatever address the machine's own name resolves to: visible to the
-    network, and on a laptop between two networks often not reachable at all.
-    """
-    if master_addr != "localhost" and not _is_loopback(master_addr):
-        return
-    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    if names:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+def _listen(environment: WorkerEnvironment) -> socket.socket:
+    """On all addresses, since a pod's own name may not resolve before it is ready; on loopback alone if the hosts are
+    processes of one machine."""
+    port, address = environment.master_port, environment.master_addr
+    if _on_loopback(environment):
+        return socket.create_server((_LOOPBACK if address == "localhost" else address, port), backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def _is_loopback(address: str) -> bool:
+def _allow_connections(count: int) -> None:
+    """Raises the limit of open files: each process behind the gate takes two of the gate and one of the store."""
+    wanted = 3 * count + MOST_WAITING + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+def _on_loopback(environment: WorkerEnvironment) -> bool:
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return environment.master_addr == "localhost" or ipaddress.ip_address(environment.master_addr).is_loopback
     except ValueError:
         return False
 

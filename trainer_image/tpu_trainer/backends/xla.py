@@ -1,33 +1,73 @@
-"""torch_xla: a process per chip on TPU, and the rehearsal of the same loop on CPU hosts.
+"""torch_xla's three ways to run: a process per TPU chip, one process per host with SPMD, and a rehearsal on CPU hosts.
 
-They differ in how the bucket is summed: chips by the compiled all-reduce; CPU hosts through host memory and gloo,
-because XLA's CPU client has no collectives between processes.
+They differ in how the bucket is summed. Chips use the compiled all-reduce. CPU hosts go through host memory and gloo,
+because XLA's CPU client has no collectives between processes. In SPMD mode one program runs over all devices: the model
+is replicated and the batch is cut along its first dimension, so XLA's partitioner inserts the all-reduce, and loss,
+gradients and batch statistics are the global batch's already.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import fill_from_rank_zero, move_model
+from tpu_trainer.backends.base import fill_from_rank_zero, move_model, summed
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.xla_device import XlaDevice
-from tpu_trainer.backends.xla_hosts import XlaHosts
-from tpu_trainer.bucket import summed
-from tpu_trainer.errors import BadSpecError
+from tpu_trainer.errors import BadSpecError, UserCodeError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 
-class XlaHost(XlaHosts):
-    """One process per host on XLA's CPU device; the hosts sum their buckets over `group`."""
+class _XlaHosts(XlaDevice):
+    """One process per host; the hosts meet in host memory, over `group`."""
+
+    local_rank = 0
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+        self.rank = group.rank
+        self.world = group.size
+        self.store = group.store
+
+    def place(self, model: nn.Module) -> None:
+        # While the model is still in host memory, where gloo works.
+        self._group.broadcast([*model.parameters(), *model.buffers()])
+        move_model(model, self.device)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        if self.world == 1:
+            return
+        hosts = self.to_host(tensors)
+        self._group.broadcast(hosts)
+        with torch.no_grad():
+            for tensor, host in zip(tensors, hosts, strict=True):
+                tensor.copy_(host)
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        return self._group.gather(row)
+
+    def barrier(self) -> None:
+        torch_xla.sync(wait=True)
+        self._group.barrier()
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class XlaHost(_XlaHosts):
+    """A host on XLA's CPU device."""
 
     one_program = False
 
@@ -49,14 +89,65 @@ class XlaHost(XlaHosts):
         return [self.send(piece) for piece in sums], total
 
 
+class XlaSpmd(_XlaHosts):
+    """A host of an SPMD program; each holds an equal part of the batch and of the devices."""
+
+    reads_free = False
+    terms = 1
+    one_program = True
+
+    def __init__(self, group: Group, expected_replicas: int) -> None:
+        super().__init__(group)
+        # One program draws the numbers of the whole batch, and a device takes its part.
+        self.drawing_rank = 0
+        devices = xr.global_runtime_device_count()
+        _check_replicas(expected_replicas, devices)
+        self._local_devices = devices // group.size
+        self._mesh = xs.Mesh(np.arange(devices), (devices,), ("data",))
+
+    @staticmethod
+    def start(virtual_devices: int | None) -> None:
+        """Before torch_xla starts its client, which reads both settings once. `virtual_devices`: on hardware CPU."""
+        if virtual_devices is not None:
+            os.environ["CPU_NUM_DEVICES"] = str(virtual_devices)
+        xr.use_spmd()
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Divides rows among the devices; a tensor without rows, or with too few, goes to all of them.
+
+        Raises:
+            UserCodeError: with several hosts, rows that cannot be divided: each host has different ones.
+        """
+        rows = tensor.shape[0] if tensor.dim() else 0
+        shared = rows > 0 and rows % self._local_devices == 0
+        if rows and not shared and self.world > 1:
+            raise UserCodeError(
+                f"a batch has a tensor of shape {list(tensor.shape)}; with backend xla-spmd on {self.world} hosts "
+                f"its first dimension must be a multiple of the host's {self._local_devices} devices"
+            )
+        split = ("data" if shared else None, *[None] * (tensor.dim() - 1)) if tensor.dim() else ()
+        sharding = xs.ShardingSpec(self._mesh, split, minibatch=shared) if split else None
+        (sent,) = xm.send_cpu_data_to_device([tensor], self.device, sharding)
+        result: Tensor = sent
+        return result
+
+    def flag(self, up: bool) -> Tensor:
+        """One element per device, so that each host brings its own and their sum is the same everywhere."""
+        return self.send(torch.full([self._local_devices], float(up)))
+
+    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What comes in covers the global batch already."""
+        return list(gradients), signals
+
+
 class XlaChip(XlaDevice):
-    """One replica per TPU device, in a process that `chips` has started."""
+    """One replica per TPU device, in a process of its own (`host`)."""
 
     reads_free = False
     one_program = True
 
     store: Store | None = None
-    """Set by `open_backend`, which can meet the others only when this process knows its place among them."""
+    """Set by `open_backend`, which can meet the others only once this process knows its place among them."""
 
     def __init__(self, expected_replicas: int) -> None:
         super().__init__(replicas=xr.addressable_device_count())
@@ -65,11 +156,7 @@ class XlaChip(XlaDevice):
         self.world: int = xr.world_size()
         self.local_rank: int = xr.local_ordinal()
         self.terms = self.world
-        if self.world != expected_replicas:
-            raise BadSpecError(
-                f"slice.replicas: the run spec says {expected_replicas} replicas, PJRT sees {self.world}: accelerator "
-                "type and topology of the job do not match the slice that the pods run on"
-            )
+        _check_replicas(expected_replicas, self.world)
         self._rank_on_device = self.send(torch.tensor(self.rank))
 
     def place(self, model: nn.Module) -> None:
@@ -106,3 +193,11 @@ class XlaChip(XlaDevice):
     def _all_reduce(self, flat: Tensor) -> Tensor:
         total: Tensor = xm.all_reduce(xm.REDUCE_SUM, flat)
         return total
+
+
+def _check_replicas(expected: int, found: int) -> None:
+    if found != expected:
+        raise BadSpecError(
+            f"slice.replicas: the run spec says {expected} replicas, PJRT sees {found}: accelerator type and topology "
+            "of the job do not match the slice that the pods run on"
+        )

@@ -11,7 +11,7 @@ from itertools import count
 
 from tpu_trainer.doctor.findings import Check, Voice
 from tpu_trainer.errors import NotFiniteError
-from tpu_trainer.signals import Reading
+from tpu_trainer.exchange import Reading
 from tpu_trainer.spec import OnNotFinite
 
 MOST_SKIPPED = 100

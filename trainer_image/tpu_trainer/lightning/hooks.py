@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.exchange import wide
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning.optimizers import Schedules, configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
-from tpu_trainer.losses import wide
 from tpu_trainer.optimizers import closure_repeated, takes_closure
 from tpu_trainer.task import Batch, Hyperparameters
 

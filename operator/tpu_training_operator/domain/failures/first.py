@@ -8,11 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.failures.last_words import step_reached, with_ending
 from tpu_training_operator.domain.failures.pod_signs import deletion_asked, disruption, ended_at, has_started
-from tpu_training_operator.domain.failures.table import DEVICE_FAULTS, Doubt, Row, classify, with_started_peers
+from tpu_training_operator.domain.failures.table import (
+    DELETED_WHILE_RUNNING,
+    DEVICE_FAULTS,
+    Doubt,
+    Row,
+    classify,
+    with_started_peers,
+)
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
 
 # A worker that lost its peer may be reported before the peer that caused it. An end that lies in the future, by a
@@ -61,13 +69,15 @@ def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now
         slice=slice_index,
         host=host,
         failure_class=FailureClass.INFRASTRUCTURE,
-        reason="PodDeleted",
-        message="the pod was deleted while the gang was running",
+        reason=FailureReason.POD_DELETED,
+        message=DELETED_WHILE_RUNNING,
         time=format_time(now),
     )
 
 
-def hang(pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: str = "NoProgress") -> Failure:
+def hang(
+    pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: FailureReason = FailureReason.NO_PROGRESS
+) -> Failure:
     """A gang that runs and gets nowhere. Of a message with stacks below it, the first line and the end are kept."""
     what, _, stacks = message.partition("\n")
     return Failure(

@@ -13,6 +13,10 @@ from tpu_training_operator.api import constants
 from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
 
+# Reasons of the condition DisruptionTarget when the control plane has given up on a node.
+TAINT_EVICTION = "DeletionByTaintManager"
+NODE_GONE = "DeletionByPodGC"
+
 Sign = Callable[[WorkerPod], bool]
 
 # Two clocks write the end of a container and the condition that announces it.
@@ -95,9 +99,7 @@ def ended_by(pod: WorkerPod) -> datetime | None:
 
 def has_started(pod: WorkerPod) -> bool:
     """The worker's container runs or has run. Of one that could not be started, the start is in 1970."""
-    beside = pod.raw.get("status", {}).get("containerStatuses") or ()
-    worker = (container for container in beside if container.get("name") == constants.CONTAINER_NAME)
-    runs = any((container.get("state") or {}).get("running") is not None for container in worker)
+    runs = (pod.container.get("state") or {}).get("running") is not None
     return runs or _known(pod, pod.termination.get("startedAt")) is not None
 
 
@@ -132,28 +134,13 @@ def disruption(pod: WorkerPod) -> Object:
     return {} if came_late else condition
 
 
-def waiting(pod: WorkerPod) -> tuple[str, str]:
-    """Reason and message of the container that keeps the worker from starting, ("", "") where none does.
-
-    It may be one that a webhook has put before the worker's, which then waits for its turn.
-    """
-    status = pod.raw.get("status", {})
-    beside = status.get("containerStatuses") or ()
-    worker = (container for container in beside if container.get("name") == constants.CONTAINER_NAME)
-    for container in (*(status.get("initContainerStatuses") or ()), *worker):
-        if found := (container.get("state") or {}).get("waiting"):
-            return str(found.get("reason") or ""), str(found.get("message") or "")
-    return "", ""
-
-
 def is_held_up(pod: WorkerPod) -> bool:
-    return bool(waiting(pod)[0])
+    return bool(pod.waiting()[0])
 
 
 def failed_sidecar(pod: WorkerPod) -> str:
-    """What became of a failed container that is not ours; empty where there is none."""
-    status = pod.raw.get("status", {})
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+    """How a container other than the worker's failed; empty where none did."""
+    for container in (*pod.init_containers, *pod.containers):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
             said = str(ended.get("message") or "").strip()
@@ -179,7 +166,7 @@ def terminated_as(*reasons: str) -> Sign:
 
 
 def waits_as(*reasons: str) -> Sign:
-    return lambda pod: waiting(pod)[0] in reasons
+    return lambda pod: pod.waiting()[0] in reasons
 
 
 def exited_with(*codes: int) -> Sign:
@@ -190,7 +177,7 @@ def mentions(text: re.Pattern[str]) -> Sign:
     """In what the pod says, the container that waits, or the one that ended."""
 
     def found(pod: WorkerPod) -> bool:
-        return any(_is_in(_ends(said), text) for said in (status_message(pod), waiting(pod)[1], last_words(pod)))
+        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], last_words(pod)))
 
     return found
 

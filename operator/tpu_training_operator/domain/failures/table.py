@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 
+from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.failures import error_texts as texts
 from tpu_training_operator.domain.failures.last_words import cut, last_words, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
+    NODE_GONE,
+    TAINT_EVICTION,
     Sign,
     both,
     deleted_first,
@@ -31,29 +34,26 @@ from tpu_training_operator.domain.failures.pod_signs import (
     status_message,
     status_reason,
     terminated_as,
-    waiting,
     waits_as,
 )
 from tpu_training_operator.domain.observed import WorkerPod
 
-# The trainer's exit codes (`tpu_trainer.contract.ExitCode`); a contract test compares the two tables.
 EXIT_CODE_CLASSES = {
-    1: (FailureClass.USER_ERROR, "UserError"),
-    65: (FailureClass.NOT_FINITE, "NotFinite"),
-    69: (FailureClass.INFRASTRUCTURE, "PeerLost"),
-    70: (FailureClass.UNKNOWN, "InternalError"),
-    71: (FailureClass.HANG, "Hung"),
-    74: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
-    75: (FailureClass.PREEMPTION, "Preempted"),
+    ExitCode.USER_ERROR: (FailureClass.USER_ERROR, "UserError"),
+    ExitCode.NOT_FINITE: (FailureClass.NOT_FINITE, "NotFinite"),
+    ExitCode.PEER_LOST: (FailureClass.INFRASTRUCTURE, "PeerLost"),
+    ExitCode.INTERNAL_ERROR: (FailureClass.UNKNOWN, "InternalError"),
+    ExitCode.HUNG: (FailureClass.HANG, "Hung"),
+    ExitCode.STORAGE_FAILED: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
+    ExitCode.PREEMPTED: (FailureClass.PREEMPTION, "Preempted"),
     # The same program on the same data once more: a chip that computes wrongly is a matter of the node it was on.
-    76: (FailureClass.UNKNOWN, "Diverged"),
-    77: (FailureClass.USER_ERROR, "StorageDenied"),
-    78: (FailureClass.USER_ERROR, "BadSpec"),
+    ExitCode.DIVERGED: (FailureClass.UNKNOWN, FailureReason.DIVERGED),
+    ExitCode.STORAGE_DENIED: (FailureClass.USER_ERROR, FailureReason.STORAGE_DENIED),
+    ExitCode.BAD_SPEC: (FailureClass.USER_ERROR, "BadSpec"),
 }
-_PEER_LOST = 69
 
 # The reasons that speak against a node's chips rather than against the node or the network.
-DEVICE_FAULTS = frozenset({"DeviceBusy", "DeviceFailed", "DevicesUnhealthy"})
+DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
 
 # 128 and the signal that ends a program which did something wrong itself.
 _SIGNALS = {
@@ -141,7 +141,7 @@ def _kubelet_said(pod: WorkerPod) -> str:
 
 
 def _container_waits(pod: WorkerPod) -> str:
-    reason, message = waiting(pod)
+    reason, message = pod.waiting()
     return message or f"the container waits in {reason}"
 
 
@@ -166,7 +166,7 @@ def _always(_: WorkerPod) -> bool:
     return True
 
 
-_DELETED = "the pod was deleted while the gang was running"
+DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost sight of the container, as after a restart"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
 _EXITED_EARLY = (
@@ -202,7 +202,7 @@ _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
 )
 
 _DISRUPTED = (
-    Row("NodeLost", _INFRASTRUCTURE, disrupted_by("DeletionByTaintManager", "DeletionByPodGC"), _announced),
+    Row("NodeLost", _INFRASTRUCTURE, disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
     # The kubelet gives one reason to all that it ends, in the condition; which it was stands in the pod's.
     Row("NodeShutdown", _PREEMPTION, kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
     # The pod's own limit: the next node would do the same.
@@ -220,14 +220,14 @@ _DISRUPTED = (
 _ENDED_FROM_OUTSIDE = (
     Row("OOMKilled", FailureClass.OUT_OF_MEMORY, terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
     Row(
-        "DevicesUnhealthy",
+        FailureReason.DEVICES_UNHEALTHY,
         _INFRASTRUCTURE,
         both(kubelet_says("UnexpectedAdmissionError"), mentions(texts.UNHEALTHY_CHIPS)),
         _kubelet_said,
     ),
     # OutOfcpu, NodeAffinity, TopologyAffinityError and whatever else a kubelet refuses a pod for: a matter of the node.
     Row(status_reason, _INFRASTRUCTURE, ended_by_kubelet, _kubelet_said),
-    Row("PodDeleted", _INFRASTRUCTURE, deleted_first, _then_last_words(_DELETED)),
+    Row(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
     # The node has restarted: containerd knows nothing of the end (code 255), or the kubelet finds no container.
     Row(
         "ContainerStatusUnknown",
@@ -241,8 +241,8 @@ _NEVER_RAN = (
     Row("PodFailed", _INFRASTRUCTURE, never_ran, lambda pod: status_message(pod) or "the pod failed"),
 )
 _LAST_WORDS = (
-    Row("DeviceBusy", _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
-    Row("DeviceFailed", _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
+    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
+    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
     Row("DeviceDenied", _USER, mentions(texts.CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
     Row("SharedMemoryFull", _USER, mentions(texts.SHARED_MEMORY_FULL), _then_last_words(_SHARED_MEMORY_FULL)),
     Row("LoaderLost", _USER, mentions(texts.LOADER_LOST), _then_last_words(_LOADER_LOST)),
@@ -264,7 +264,7 @@ _EXIT_CODES = (
             failure_class,
             exited_with(code),
             _said_or_code,
-            doubt=Doubt.LOST_PEER if code == _PEER_LOST else Doubt.IN_OWN_LOOP,
+            doubt=Doubt.LOST_PEER if code is ExitCode.PEER_LOST else Doubt.IN_OWN_LOOP,
         )
         for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
     ),
@@ -286,7 +286,13 @@ _NEVER_STARTS = (
     ),
     Row("ImageNotFound", _USER, both(_PULLS, mentions(texts.NO_IMAGE)), _container_waits, _MOMENT),
     Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
-    Row("DeviceFailed", _INFRASTRUCTURE, both(_CREATES, mentions(texts.CHIP_BROKEN)), _container_waits, _MOMENT),
+    Row(
+        FailureReason.DEVICE_FAILED,
+        _INFRASTRUCTURE,
+        both(_CREATES, mentions(texts.CHIP_BROKEN)),
+        _container_waits,
+        _MOMENT,
+    ),
     Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(texts.MAY_HEAL)), _container_waits, _RETRIES),
     Row("CannotStart", _USER, both(_CREATES, mentions(texts.NO_PROGRAM)), _container_waits, _MOMENT),
     Row(
@@ -297,7 +303,7 @@ _NEVER_STARTS = (
         _AT_ONCE,
     ),
     Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
-    Row(lambda pod: waiting(pod)[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
+    Row(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )
 _DOES_NOT_START = (*_START_ERRORS, *_NEVER_STARTS)
 _ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_START_ERRORS, *_EXIT_CODES)

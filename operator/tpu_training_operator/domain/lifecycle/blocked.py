@@ -1,25 +1,33 @@
-"""What a job shows when the cluster refuses what the plan needs."""
+"""What a job shows when its plan cannot be carried out: the cluster refuses something, or passes keep failing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.conditions import Reason
+from tpu_training_operator.api.conditions import (
+    ConditionType,
+    EventReason,
+    Reason,
+    find,
+    is_true,
+    with_condition,
+    without_condition,
+)
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import Event, Plan
-from tpu_training_operator.domain.lifecycle.conditions import Kind, Picture, present
+from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import Claim, Object, claim
 
-# A quota may be raised and a name freed at any time, and nothing tells us.
+# A quota may be raised or a name freed at any time, and nothing tells the operator.
 _LOOK_AGAIN = timedelta(seconds=30)
-# Old workers go within their grace period. Their Service and ConfigMap go without a word.
+# Old workers go within their grace period. Nothing tells when their Service and ConfigMap are gone.
 _SOON = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A refusal. It stays until somebody changes something, unless it `passes` by itself."""
+    """A refusal. It lasts until somebody changes something, unless it `passes` by itself."""
 
     reason: Reason
     message: str
@@ -27,19 +35,18 @@ class Obstacle:
 
 
 def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
-    """Why the job cannot have the name of an object that exists; None where the object is the job's own."""
+    """Why the job cannot use the name of an existing object; None if the object is the job's own."""
     name = existing["metadata"]["name"]
     match claim(existing, job):
         case Claim.OURS:
             labels = existing["metadata"].get("labels") or {}
             if kind == "Pod" and labels.get(LABEL_JOB_NAME) != job["metadata"]["name"]:
-                message = f"Pod {name} is this job's worker and has lost its label {LABEL_JOB_NAME}; delete the pod"
+                message = f"Pod {name} is a worker of this job but has lost its label {LABEL_JOB_NAME}; delete the pod"
                 return Obstacle(Reason.NAME_CONFLICT, message)
             return None
         case Claim.GOING:
-            what = "the workers" if kind == "Pod" else f"the {kind}"
-            end = "stop" if kind == "Pod" else "go"
-            message = f"waiting for {what} of the deleted job {job['metadata']['name']} to {end}"
+            what = "workers" if kind == "Pod" else kind
+            message = f"waiting for the deleted job {job['metadata']['name']} to release its {what}"
             return Obstacle(Reason.WAITING_FOR_DELETED_JOB, message, passes=True)
         case Claim.FOREIGN:
             message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
@@ -47,16 +54,37 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
 
 
 def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
-    """Stalled with the cluster's own words, instead of trying for ever in silence; in progress while it passes."""
-    status = Status.model_validate(observed.job.get("status") or {})
-    generation = observed.job["metadata"].get("generation", 1)
+    """In progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
+    look = Snapshot(observed, Status.read(observed.job.get("status")), now)
     if obstacle.passes:
-        state = State.RESTARTING if status.state is State.RESTARTING else State.STARTING
-        waits = Picture(state, Kind.IN_PROGRESS, obstacle.reason, obstacle.message)
-        return Plan(status=present(status, waits, generation, now), again=_SOON)
-    picture = Picture(State.BLOCKED, Kind.STUCK, obstacle.reason, obstacle.message)
+        state = State.RESTARTING if look.status.state is State.RESTARTING else State.STARTING
+        waits = ReadyState(state, Kind.IN_PROGRESS, obstacle.reason, obstacle.message)
+        return Plan(status=look.present(look.status, waits), again=_SOON)
+    stalled = ReadyState(State.BLOCKED, Kind.STUCK, obstacle.reason, obstacle.message)
     return Plan(
-        status=present(status, picture, generation, now),
-        events=(Event("Blocked", obstacle.message, warning=True),),
+        status=look.present(look.status, stalled),
+        events=(Event(EventReason.BLOCKED, obstacle.message, warning=True),),
         again=_LOOK_AGAIN,
     )
+
+
+def retrying(observed: Observed, message: str, now: datetime) -> Status:
+    """The status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
+
+    Nothing else changes. As Ready holds the last decision, any operator whose pass succeeds can restore Reconciling
+    from it (`recovered`).
+    """
+    look = Snapshot(observed, Status.read(observed.job.get("status")), now)
+    return look.with_condition(look.status, ConditionType.RECONCILING, True, Reason.PROGRESSING_WITH_RETRY, message)
+
+
+def recovered(status: Status) -> Status:
+    """The status as it was before passes failed; the same object if none did."""
+    reconciling = find(status.conditions, ConditionType.RECONCILING)
+    if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
+        return status
+    ready = find(status.conditions, ConditionType.READY)
+    if ready is None or ready.is_true or is_true(status.conditions, ConditionType.STALLED):
+        return replace(status, conditions=without_condition(status.conditions, ConditionType.RECONCILING))
+    restored = replace(ready, type=ConditionType.RECONCILING, status="True")
+    return replace(status, conditions=with_condition(status.conditions, restored))

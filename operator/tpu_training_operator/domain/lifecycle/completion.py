@@ -1,72 +1,80 @@
-"""How a job ends: all workers succeeded, or a deadline is over."""
+"""How a job ends: all workers succeeded, or its time is up. And what happens to a job that has finished.
+
+The user's own loop may write anything as its termination message, and nothing in it may keep a job from succeeding.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
 
-from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
-from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.actions import DeleteJob, Event, Plan
-from tpu_training_operator.domain.lifecycle.conditions import Kind, Picture
-from tpu_training_operator.domain.lifecycle.context import Situation
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.status import MOST_METRICS, Goodput, Progress, ReportPhase, State, Status
+from tpu_training_operator.api.text import plain
+from tpu_training_operator.domain.actions import AT_ONCE, DeleteJob, Event, Plan
+from tpu_training_operator.domain.failures.last_words import step_reached
+from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.goodput import active_seconds
-from tpu_training_operator.domain.lifecycle.outcome import final_progress, final_words
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, next_force
 from tpu_training_operator.domain.observed import Object, Observed, WorkerPod, parse_time
+from tpu_training_operator.domain.words import number_text
 
-_AT_ONCE = timedelta(0)
-# A century; more could not be added to a date.
+# A century; a longer time could not be added to a date.
 _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
+_LONGEST_WORDS = 500
 
 
-def succeed(here: Situation) -> Plan:
-    message = words_of_success(here.pods)
-    picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
-    progress = final_progress(here.pods[0], here.resolution.recipe.train_steps, here.status.progress)
-    update = {"progress": progress or here.status.progress, "goodput": here.goodput_at_end(here.now)}
-    status = here.status.model_copy(update=update)
-    if is_true(status.conditions, ConditionType.SUSPENDED):
-        status = here.mark(status, ConditionType.SUSPENDED, False, picture.reason, message)
-    status = here.mark(status, ConditionType.SUCCEEDED, True, picture.reason, message)
-    return Plan(status=here.finish(status, picture), events=(Event("Succeeded", message),), again=_AT_ONCE)
-
-
-def words_of_success(gang: Sequence[WorkerPod]) -> str:
+def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, train_steps: int) -> Plan:
+    """`gang`: all workers of the attempt; the first one leads. `goodput`: up to now. `train_steps`: of the recipe."""
     finished = "the worker has finished" if len(gang) == 1 else f"all {len(gang)} workers have finished"
-    return f"{finished}{final_words(gang[0])}"
+    message = f"{finished}{_final_words(gang[0])}"
+    ready = ReadyState(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
+    progress = final_progress(gang[0], train_steps, look.status.progress) or look.status.progress
+    status = replace(look.status, progress=progress, goodput=goodput)
+    if look.is_suspended:
+        status = look.with_condition(status, ConditionType.SUSPENDED, False, ready.reason, message)
+    status = look.with_condition(status, ConditionType.SUCCEEDED, True, ready.reason, message)
+    return Plan(status=look.finish(status, ready), events=(Event(EventReason.SUCCEEDED, message),), again=AT_ONCE)
 
 
-def active_time_left(here: Situation) -> timedelta | None:
-    """Until `activeDeadlineSeconds` is over, if the job is active all the time; None without that deadline."""
-    limit = here.job.spec.run_policy.active_deadline_seconds
-    return None if limit is None else timedelta(seconds=limit - active_seconds(here.goodput()))
+def fail(ctx: Context, status: Status, reason: Reason, message: str) -> Plan:
+    ready = ReadyState(State.FAILED, Kind.STUCK, reason, message)
+    status = ctx.with_condition(status, ConditionType.FAILED, True, reason, message)
+    event = Event(EventReason.FAILED, message, warning=True)
+    return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE)
 
 
-def exceed_deadline(here: Situation) -> Plan:
-    limit = here.job.spec.run_policy.active_deadline_seconds
-    message = f"active for {limit} s, which is all that spec.runPolicy.activeDeadlineSeconds allows"
-    picture = Picture(State.FAILED, Kind.STUCK, Reason.DEADLINE_EXCEEDED, message)
-    status = here.status.model_copy(update={"goodput": here.goodput_at_end(here.now)})
-    status = here.mark(status, ConditionType.FAILED, True, picture.reason, message)
-    return Plan(status=here.finish(status, picture), events=(Event("Failed", message, warning=True),), again=_AT_ONCE)
+def active_time_left(ctx: Context) -> timedelta | None:
+    """Time until `activeDeadlineSeconds` if the job stays active; None without that deadline."""
+    limit = ctx.job.spec.run_policy.active_deadline_seconds
+    return None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
+
+
+def exceed_deadline(ctx: Context) -> Plan:
+    limit = ctx.job.spec.run_policy.active_deadline_seconds
+    message = f"the job has been active for {limit} s, the limit in spec.runPolicy.activeDeadlineSeconds"
+    status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
+    return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
 
 
 def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
-    """A finished job stops what still runs, and goes itself when its time is over."""
+    """Stops what still runs, and deletes the job when its time to live is over."""
     running = [pod for pod in observed.pods if not pod.has_ended]
     ttl = _time_to_live(observed.job)
     left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
-    if left is not None and left <= _AT_ONCE:
+    if left is not None and left <= AT_ONCE:
         metadata = observed.job["metadata"]
-        # With the status that it has: nothing can be noted in a job that is gone.
+        # With the status as it is: the operator cannot write one into a job that is gone.
         return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),), status=status)
-    waits = [wait for wait in (left, next_force(running, now)) if wait is not None]
-    return Plan(stages=deletions(running, now), again=min(waits, default=None))
+    return Plan(stages=deletions(running, now)).within(left, next_force(running, now))
 
 
 def may_need_a_pass(job: Object, now: datetime) -> bool:
-    """Whether there may be anything to do about the job. Not about one that has finished: its last pass said when its
-    time is over, and only if that was lost the time is over already."""
-    status = Status.model_validate(job.get("status") or {})
+    """Whether the resync should enqueue the job. The last pass over a finished job has asked to be called when its time
+    to live is over; only if that time has passed, the request may be lost."""
+    status = Status.read(job.get("status"))
     if status.completion_time is None:
         return True
     ttl = _time_to_live(job)
@@ -74,7 +82,44 @@ def may_need_a_pass(job: Object, now: datetime) -> bool:
 
 
 def _time_to_live(job: Object) -> timedelta | None:
-    """From the spec as it stands: a finished job's spec may be one that this operator would refuse."""
+    """From the raw spec: this operator might refuse the spec of a finished job."""
     policy = job.get("spec", {}).get("runPolicy") or {}
     given = policy.get("ttlSecondsAfterFinished")
     return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None
+
+
+def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
+    """Step, speed and metrics from worker 0's termination message, on top of what it `reported` before; None if the
+    message has no step, as with the user's own loop."""
+    message, step = leader.trainer_message, step_reached(leader)
+    if message is None or step is None:
+        return None
+    metrics = _metrics(message.get("metrics"))
+    before = reported or Progress(step=0, total_steps=total_steps)
+    # An attempt that finds all steps done has no loss of its own.
+    known = before.loss if step == before.step else None
+    return replace(
+        before,
+        step=step,
+        examples_per_second=number_text(message.get("examplesPerSecond")),
+        loss=metrics.get("loss", known),
+        metrics=metrics,
+        phase=before.phase and ReportPhase.DONE,
+        estimated_remaining_seconds=None,
+    )
+
+
+def _final_words(leader: WorkerPod) -> str:
+    """The trainer's own summary in one line, such as ": trained 300 steps, loss 0.1"; empty if it left none."""
+    message = leader.trainer_message or {}
+    words = message.get("message") if message.get("outcome") == "Succeeded" else None
+    line = next(iter(plain(words).strip().splitlines()), "") if isinstance(words, str) else ""
+    return f": {line[:_LONGEST_WORDS]}" if line else ""
+
+
+def _metrics(given: Any) -> dict[str, str]:
+    """Those values that are numbers, as many as the status has room for."""
+    if not isinstance(given, dict):
+        return {}
+    texts = ((plain(name), number_text(value)) for name, value in given.items())
+    return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))

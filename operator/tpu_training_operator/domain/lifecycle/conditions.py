@@ -1,12 +1,12 @@
-"""How a job presents itself: the state word and the three conditions that kstatus reads.
+"""How a job presents itself: the state word, and the conditions that kstatus reads.
 
-picture       Ready    Reconciling   Stalled    kstatus, kubectl wait, Flux, Argo CD
+              Ready    Reconciling   Stalled    kstatus, kubectl wait, Flux, Argo CD
 in progress   False    True          -          InProgress
-settled       True     -             -          Current  (running, suspended and succeeded are all as asked for)
+settled       True     -             -          Current  (running, suspended and succeeded are what was asked for)
 stuck         False    -             True       Failed
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
@@ -15,11 +15,13 @@ from tpu_training_operator.api.conditions import (
     Condition,
     ConditionType,
     Reason,
+    is_true,
     with_condition,
     without_condition,
 )
-from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.api.status import Activity, State, Status
+from tpu_training_operator.domain.lifecycle.goodput import charge
+from tpu_training_operator.domain.observed import Observed, format_time
 
 
 class Kind(Enum):
@@ -29,56 +31,61 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReadyState:
+    """What the job shows: its state, and why it is or is not ready."""
+
     state: State
     kind: Kind
     reason: Reason
     message: str
 
 
-def present(status: Status, picture: Picture, generation: int, now: datetime) -> Status:
-    """The status showing `picture`, as observed at `generation`."""
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at a job, whether or not its spec is valid, and how its next status is written."""
 
-    def write(conditions: list[Condition], kind: ConditionType, value: bool) -> list[Condition]:
-        return with_condition(conditions, condition(kind, value, picture.reason, picture.message, generation, now))
+    observed: Observed
+    status: Status
+    now: datetime
 
-    conditions = write(status.conditions, ConditionType.READY, picture.kind is Kind.SETTLED)
-    for kind, present_while in (
-        (ConditionType.RECONCILING, Kind.IN_PROGRESS),
-        (ConditionType.STALLED, Kind.STUCK),
-    ):
-        if picture.kind is present_while:
-            conditions = write(conditions, kind, True)
-        else:
-            conditions = without_condition(conditions, kind)
-    return status.model_copy(
-        update={"observed_generation": generation, "state": picture.state, "conditions": conditions}
-    )
+    @property
+    def attempt(self) -> int:
+        return self.status.attempt
 
+    @property
+    def is_suspended(self) -> bool:
+        return is_true(self.status.conditions, ConditionType.SUSPENDED)
 
-def condition(
-    kind: ConditionType, value: bool, reason: Reason, message: str, generation: int, now: datetime
-) -> Condition:
-    return Condition(
-        type=kind,
-        status="True" if value else "False",
-        observed_generation=generation,
-        last_transition_time=format_time(now),
-        reason=reason,
-        # The API server's refusals can be as long as the object that it refuses.
-        message=message[:LONGEST_MESSAGE],
-    )
+    def with_condition(self, status: Status, kind: ConditionType, value: bool, reason: Reason, message: str) -> Status:
+        condition = Condition(
+            type=kind,
+            status="True" if value else "False",
+            observed_generation=self.observed.generation,
+            last_transition_time=format_time(self.now),
+            reason=reason,
+            # The API server's refusal can be as long as the object that it refuses.
+            message=message[:LONGEST_MESSAGE],
+        )
+        return replace(status, conditions=with_condition(status.conditions, condition))
 
+    def present(self, status: Status, ready: ReadyState) -> Status:
+        """The status that shows `ready`, as observed now."""
+        shown = {
+            ConditionType.READY: ready.kind is Kind.SETTLED,
+            ConditionType.RECONCILING: ready.kind is Kind.IN_PROGRESS,
+            ConditionType.STALLED: ready.kind is Kind.STUCK,
+        }
+        for kind, value in shown.items():
+            if value or kind is ConditionType.READY:
+                status = self.with_condition(status, kind, value, ready.reason, ready.message)
+            else:
+                status = replace(status, conditions=without_condition(status.conditions, kind))
+        return replace(status, observed_generation=self.observed.generation, state=ready.state)
 
-def mark(
-    status: Status,
-    kind: ConditionType,
-    value: bool,
-    reason: Reason,
-    message: str,
-    generation: int,
-    now: datetime,
-) -> Status:
-    """The status with one more condition set."""
-    new = condition(kind, value, reason, message, generation, now)
-    return status.model_copy(update={"conditions": with_condition(status.conditions, new)})
+    def finish(self, status: Status, ready: ReadyState) -> Status:
+        """The last status of the job. The job ends when its goodput does: if the clock was set back, that is later than
+        now."""
+        status = self.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
+        goodput = status.goodput and charge(status.goodput, self.now, Activity.FINISHED)
+        ended = goodput.since if goodput else format_time(self.now)
+        return self.present(replace(status, completion_time=ended, goodput=goodput, avoided_nodes=[]), ready)

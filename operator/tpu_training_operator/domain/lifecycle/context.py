@@ -1,56 +1,49 @@
-"""One look at a valid, unfinished job, and how its status is written down.."""
+"""One look at a job that is valid and has not finished: everything its planner decides by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import count
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.status import Activity, Goodput, Status
-from tpu_training_operator.domain.lifecycle import goodput as accounts
-from tpu_training_operator.domain.lifecycle.conditions import Picture, mark, present
+from tpu_training_operator.api.status import Activity, Goodput
+from tpu_training_operator.domain.lifecycle.conditions import Snapshot
+from tpu_training_operator.domain.lifecycle.goodput import charge, new_goodput, settle
 from tpu_training_operator.domain.naming import WorkerId, workers
-from tpu_training_operator.domain.observed import Observed, WorkerPod, format_time
+from tpu_training_operator.domain.observed import WorkerPod, format_time
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
 
 
 @dataclass(frozen=True)
-class Situation:
-    """`status`: what stands in the job, with what its workers have reported since."""
+class Context(Snapshot):
+    """`status`: the stored status, with what the workers have reported since."""
 
     job: TPUTrainingJob
     resolution: Resolution
-    status: Status
-    observed: Observed
-    now: datetime
     reporting: Reporting | None
-
-    @property
-    def attempt(self) -> int:
-        return self.status.attempt
 
     @cached_property
     def next_attempt(self) -> int:
-        """The first number that no pod has: workers are created after their attempt's number is in the status, so one
-        that is there already is nobody's."""
+        """The next number that no pod has. Workers are created after their attempt is in the status, so a pod with a
+        later number is not the operator's."""
         taken = {pod.worker.attempt for pod in self.observed.pods}
         return next(number for number in count(self.attempt + 1) if number not in taken)
 
     @cached_property
     def pods(self) -> list[WorkerPod]:
-        """The workers of the present attempt."""
+        """The workers of the current attempt."""
         return self.observed.of_attempt(self.attempt)
 
     @cached_property
     def leftovers(self) -> list[WorkerPod]:
-        """The workers of earlier attempts, but for the one whose log is kept."""
+        """The workers of earlier attempts, except the one whose log is kept."""
         return [pod for pod in self.observed.before_attempt(self.attempt) if not self._is_kept(pod)]
 
     def _is_kept(self, pod: WorkerPod) -> bool:
-        """Whether it is the worker that failed last. What has ended holds no chips, and its log says why it failed. A
-        quota may count it all the same, so it goes where a quota refuses a worker."""
+        """Whether it is the worker that failed last: its log says why, and a pod that has ended holds no chips. But a
+        quota may count it, so it is deleted if a quota refuses a worker."""
         failure = self.status.last_failure
         if failure is None or pod.name != failure.pod or not pod.has_ended or pod.is_terminating:
             return False
@@ -59,8 +52,9 @@ class Situation:
 
     @cached_property
     def missing(self) -> list[WorkerId]:
-        present_workers = {pod.worker for pod in self.pods}
-        return [w for w in workers(self.resolution.layout, self.attempt) if w not in present_workers]
+        """The workers of the current attempt that have no pod."""
+        there = {pod.worker for pod in self.pods}
+        return [worker for worker in workers(self.resolution.layout, self.attempt) if worker not in there]
 
     @property
     def is_running(self) -> bool:
@@ -68,39 +62,29 @@ class Situation:
 
     @property
     def is_refused(self) -> bool:
-        """What the last pass wanted to create was refused."""
+        """Whether the cluster refused what the last pass wanted to create."""
         ready = find(self.status.conditions, ConditionType.READY)
         waits = ready is not None and ready.reason == Reason.WAITING_FOR_DELETED_JOB
         return waits or is_true(self.status.conditions, ConditionType.STALLED)
 
     @property
     def reports(self) -> bool:
-        """Whether the gang will say when it trains: it runs our trainer, and somebody listens."""
+        """Whether the gang will report its progress: it runs our trainer, and the operator listens."""
         return self.reporting is not None and self.job.spec.trainer.entrypoint is not None
 
-    def goodput(self, until: datetime | None = None) -> Goodput:
-        """Settled up to then, or up to now."""
-        given = self.status.goodput or accounts.born(self.job.metadata.get("creationTimestamp", format_time(self.now)))
-        return accounts.settle(given, [] if self.missing else self.pods, until or self.now)
+    @property
+    def was_heard(self) -> bool:
+        """Whether a worker of the current attempt has reported."""
+        return self.status.progress is not None and self.status.progress.phase is not None
+
+    def settled_goodput(self, until: datetime | None = None) -> Goodput:
+        """The goodput up to `until`, by default up to now."""
+        created = self.job.metadata.get("creationTimestamp", format_time(self.now))
+        return settle(self.status.goodput or new_goodput(created), [] if self.missing else self.pods, until or self.now)
 
     def goodput_at_end(self, until: datetime) -> Goodput:
-        """Of an attempt that ends: what ran without a word has trained."""
-        heard = self.status.progress is not None and self.status.progress.phase is not None
+        """The goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
         given = self.status.goodput
-        if given is None or not self.is_running or heard:
-            return self.goodput(until)
-        return accounts.charge(given.model_copy(update={"activity": Activity.TRAIN}), until, Activity.TRAIN)
-
-    def present(self, status: Status, picture: Picture) -> Status:
-        return present(status, picture, self.job.generation, self.now)
-
-    def mark(self, status: Status, kind: ConditionType, value: bool, reason: Reason, message: str) -> Status:
-        return mark(status, kind, value, reason, message, self.job.generation, self.now)
-
-    def finish(self, status: Status, picture: Picture) -> Status:
-        """The status of a job that will not change any more. It ends when its account does: a clock that was set back
-        ends nothing before what has been."""
-        status = self.mark(status, ConditionType.GANG_READY, False, picture.reason, picture.message)
-        goodput = accounts.charge(status.goodput or self.goodput(), self.now, Activity.FINISHED)
-        update = {"completion_time": goodput.since, "goodput": goodput, "avoided_nodes": []}
-        return self.present(status.model_copy(update=update), picture)
+        if given is None or not self.is_running or self.was_heard:
+            return self.settled_goodput(until)
+        return charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)

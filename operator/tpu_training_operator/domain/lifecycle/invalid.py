@@ -1,55 +1,50 @@
 """What to do about a job whose spec this operator cannot use.
 
-Such a job is not begun. One that has begun became invalid under another version of the operator, and its gang trains
-on: what can be said without the spec is whether all workers have succeeded, and whether they are to be suspended.
+Such a job is not started. If it has started, it became invalid under another version of the operator, and its gang
+keeps training. Two decisions are possible without the spec: whether all workers have succeeded, and whether the user
+wants the job suspended.
 """
 
-from datetime import datetime, timedelta
-from typing import Any
+from dataclasses import replace
 
-from tpu_training_operator.api.conditions import ConditionType, Reason, is_true
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain.actions import Event, Plan
+from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
-from tpu_training_operator.domain.lifecycle import goodput as accounts
-from tpu_training_operator.domain.lifecycle.completion import words_of_success
-from tpu_training_operator.domain.lifecycle.conditions import Kind, Picture, mark, present
-from tpu_training_operator.domain.lifecycle.outcome import final_progress
+from tpu_training_operator.domain.lifecycle.completion import succeed
+from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.lifecycle.goodput import charge
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, look_again
-from tpu_training_operator.domain.observed import Observed, WorkerPod, format_time
-
-_AT_ONCE = timedelta(0)
+from tpu_training_operator.domain.observed import Observed, WorkerPod
 
 
-def invalid(observed: Observed, status: Status, error: InvalidJob, now: datetime) -> Plan:
-    generation = observed.job["metadata"].get("generation", 1)
-    shown = present(status, Picture(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, str(error)), generation, now)
+def invalid(look: Snapshot, error: InvalidJob) -> Plan:
+    observed, status = look.observed, look.status
+    shown = look.present(status, ReadyState(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, str(error)))
     if status.attempt == 0:
         return Plan(status=shown)
     gang = _gang(observed, status)
-    if gang and all(map(has_succeeded, gang)):
-        return _succeed(gang, status, generation, now)
-    message = f"the spec is not valid for this operator, which only watches attempt {status.attempt}: {error}"
+    if status.resolved and gang and all(map(has_succeeded, gang)):
+        return succeed(look, gang, status.goodput, status.resolved.train_steps)
+    message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {error}"
     is_news = status.state is not State.INVALID
-    events = (Event("InvalidSpec", message, warning=True),) if is_news else ()
+    events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
     if not _is_to_be_suspended(observed):
         return Plan(status=shown, events=events)
-    if not is_true(status.conditions, ConditionType.SUSPENDED):
+    if not look.is_suspended:
         # Before any worker is stopped, as with a valid spec.
         for kind, value in ((ConditionType.SUSPENDED, True), (ConditionType.GANG_READY, False)):
-            shown = mark(shown, kind, value, Reason.SUSPENDED, "suspend is on", generation, now)
-        if status.goodput:
-            charged = accounts.charge(status.goodput, now, Activity.SUSPENDED)
-            shown = shown.model_copy(update={"goodput": charged})
-        suspended = Event("Suspended", "the workers are told to stop")
-        return Plan(status=shown, events=(*events, suspended), again=_AT_ONCE)
+            shown = look.with_condition(shown, kind, value, Reason.SUSPENDED, "spec.runPolicy.suspend is true")
+        goodput = status.goodput and charge(status.goodput, look.now, Activity.SUSPENDED)
+        suspended = Event(EventReason.SUSPENDED, "stopping the workers: spec.runPolicy.suspend is true")
+        return Plan(status=replace(shown, goodput=goodput), events=(*events, suspended), again=AT_ONCE)
     pods = [*observed.before_attempt(status.attempt), *observed.of_attempt(status.attempt)]
-    return Plan(stages=deletions(pods, now), status=shown, events=events, again=look_again(pods, now))
+    return Plan(stages=deletions(pods, look.now), status=shown, events=events, again=look_again(pods, look.now))
 
 
 def _gang(observed: Observed, status: Status) -> list[WorkerPod]:
-    """All workers of the attempt; none where not all of them are there. The numbers are those it began with."""
+    """All workers of the attempt, or none if any is missing. The attempt began with the numbers in the status."""
     if (layout := status.resolved) is None:
         return []
     found = [
@@ -64,23 +59,3 @@ def _is_to_be_suspended(observed: Observed) -> bool:
     spec = observed.job.get("spec")
     policy = spec.get("runPolicy") if isinstance(spec, dict) else None
     return isinstance(policy, dict) and policy.get("suspend") is True
-
-
-def _succeed(gang: list[WorkerPod], status: Status, generation: int, now: datetime) -> Plan:
-    message = words_of_success(gang)
-    picture = Picture(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
-    total = status.resolved.train_steps if status.resolved else 0
-    goodput = accounts.charge(status.goodput, now, Activity.FINISHED) if status.goodput else None
-    update: dict[str, Any] = {
-        "progress": final_progress(gang[0], total, status.progress) or status.progress,
-        "goodput": goodput,
-        "completion_time": goodput.since if goodput else format_time(now),
-        "avoided_nodes": [],
-    }
-    status = status.model_copy(update=update)
-    if is_true(status.conditions, ConditionType.SUSPENDED):
-        status = mark(status, ConditionType.SUSPENDED, False, picture.reason, message, generation, now)
-    for kind, value in ((ConditionType.GANG_READY, False), (ConditionType.SUCCEEDED, True)):
-        status = mark(status, kind, value, picture.reason, message, generation, now)
-    status = present(status, picture, generation, now)
-    return Plan(status=status, events=(Event("Succeeded", message),), again=_AT_ONCE)

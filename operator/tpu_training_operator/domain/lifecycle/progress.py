@@ -1,12 +1,14 @@
 """What the workers report, as the status shows it.
 
-A status is written for a report's sake now and then only: the newest report tells all that the earlier ones told.
+A report causes a status write only now and then: the newest report says everything that the earlier ones said.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Activity, Goodput, Progress, ReportPhase, Status
+from tpu_training_operator.domain.actions import AT_ONCE
 from tpu_training_operator.domain.lifecycle.goodput import charge, saved
 from tpu_training_operator.domain.lifecycle.restart_budget import refill
 from tpu_training_operator.domain.observed import format_time, parse_time
@@ -14,10 +16,10 @@ from tpu_training_operator.domain.report import Inbox, Report
 
 
 def heard(status: Status, report: Report | None, total_steps: int, now: datetime) -> Status:
-    """The status after the report; as it was where the report is of another attempt, or known already.
+    """The status after the report; unchanged if the report is old or of another attempt.
 
-    A step is never taken back within an attempt, the newest checkpoint never at all. Times that lie after `now` come
-    from a clock that was set back since, and count for nothing.
+    The step never decreases within an attempt, the newest checkpoint never at all. Times later than `now` were written
+    before the clock was set back, and are ignored.
     """
     if report is None or report.attempt != status.attempt:
         return status
@@ -25,7 +27,7 @@ def heard(status: Status, report: Report | None, total_steps: int, now: datetime
     received = format_time(report.received)
     if before.last_report_time is not None and parse_time(received) < parse_time(before.last_report_time) <= now:
         return status
-    # No phase: nothing was heard in this attempt, which may begin with an earlier step than the last one ended with.
+    # Without a phase, nothing was heard in this attempt yet. It may begin at an earlier step than the last one reached.
     step = report.step if before.phase is None else max(report.step, before.step)
     advanced = before.phase is not report.phase or step > before.step
     advance = before.last_advance_time
@@ -45,31 +47,31 @@ def heard(status: Status, report: Report | None, total_steps: int, now: datetime
         estimated_remaining_seconds=report.estimated_remaining_seconds,
         warnings=list(report.warnings),
     )
-    status = _accounted(status, report)
-    if checkpoint is not None and checkpoint > (before.checkpoint_step or 0):
-        unsaved = max(0, step - checkpoint) / max(1, step - (before.checkpoint_step or 0))
-        update = {"restarts": refill(status.restarts), "goodput": _saved(status.goodput, report, unsaved)}
-        status = status.model_copy(update=update)
-    return status.model_copy(update={"progress": progress})
+    status = replace(status, progress=progress, goodput=_trains(status, report))
+    saved_before = before.checkpoint_step or 0
+    if checkpoint is None or checkpoint <= saved_before:
+        return status
+    unsaved = max(0, step - checkpoint) / max(1, step - saved_before)
+    return replace(status, restarts=refill(status.restarts), goodput=_saved(status.goodput, report, unsaved))
 
 
-def _accounted(status: Status, report: Report) -> Status:
-    """From its first step on the gang trains. Not before the gang is seen to be ready: until then its pods have yet to
-    tell how long it waited for nodes."""
+def _trains(status: Status, report: Report) -> Goodput | None:
+    """From its first step on, the gang trains. Not before it is ready: until then, its pods have yet to show how long
+    it waited for nodes."""
     goodput = status.goodput
     begins = report.phase is not ReportPhase.STARTING and report.step > 0
     if goodput is None or not begins or not is_true(status.conditions, ConditionType.GANG_READY):
-        return status
+        return goodput
     if goodput.activity not in (Activity.START, Activity.RECOVERY):
-        return status
-    return status.model_copy(update={"goodput": charge(goodput, report.received, Activity.TRAIN)})
+        return goodput
+    return charge(goodput, report.received, Activity.TRAIN)
 
 
 def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput | None:
-    """What was trained up to the report is in a checkpoint, but for the steps after it: that share of those since the
-    checkpoint before."""
+    """All training up to the report is in a checkpoint, except `unsaved`: the steps since the new checkpoint, as a
+    share of those since the one before."""
     if goodput is not None and goodput.activity is Activity.SUSPENDED:
-        # Saved while it stops; all that it trained is accounted for.
+        # Saved while the gang stops; its training is already accounted for.
         return saved(goodput, but=unsaved)
     if goodput is None or goodput.activity is not Activity.TRAIN:
         return goodput
@@ -77,7 +79,7 @@ def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput |
 
 
 def new_attempt(progress: Progress | None) -> Progress | None:
-    """What is still true when the next attempt begins: how far the last one came, and what is safe."""
+    """What stays true when the next attempt begins: how far the last one came, and what is saved."""
     if progress is None:
         return None
     return Progress(
@@ -90,8 +92,8 @@ def new_attempt(progress: Progress | None) -> Progress | None:
 
 
 def write_due(stored: Status, inbox: Inbox, now: datetime) -> timedelta:
-    """How long a report waits until the status is written for its sake."""
+    """How long a report waits until it is worth a status write."""
     last = stored.progress.last_report_time if stored.progress else None
-    wait = parse_time(last) + inbox.between_writes - now if last else timedelta(0)
-    # A longer wait comes from a clock that was set back.
-    return max(timedelta(0), wait) if wait <= inbox.between_writes else timedelta(0)
+    wait = parse_time(last) + inbox.between_writes - now if last else AT_ONCE
+    # A longer wait means that the clock was set back.
+    return max(AT_ONCE, wait) if wait <= inbox.between_writes else AT_ONCE

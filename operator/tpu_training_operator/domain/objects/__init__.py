@@ -1,1 +1,1 @@
-"""The Kubernetes objects of one gang: what the job asks for, as manifests."""
+"""The Kubernetes objects that a gang consists of."""

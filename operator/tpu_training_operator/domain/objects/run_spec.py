@@ -1,14 +1,13 @@
-"""The run spec, `runspec/v1`: what the trainer reads. Its written form is the JSON schema in `tpu_trainer`.
+"""The run spec, `runspec/v1`, which the trainer reads. A JSON schema in `tpu_trainer` describes it.
 
-A loop of the user's own finds the same file, without an entrypoint.
+A loop of the user's own has the same file, without an entrypoint.
 """
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.output import Checkpoint
+from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval
@@ -22,7 +21,7 @@ _BACKENDS = {Backend.XLA: "xla", Backend.XLA_SPMD: "xla-spmd", Backend.TORCH: "t
 
 
 def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
-    """The run spec of one attempt, equal for all of its workers."""
+    """The run spec of one attempt, the same for all its workers."""
     layout, recipe, spec = resolution.layout, resolution.recipe, job.spec
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -56,7 +55,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
-    # An image of an earlier version knows no such field, and stops at nothing.
+    # Left out if it is the default, because an older image refuses unknown fields.
     if spec.recipe.on_not_finite is not OnNotFinite.STOP:
         document["onNotFinite"] = spec.recipe.on_not_finite.value
     if spec.recipe.dataset_size is not None:
@@ -79,13 +78,13 @@ def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
     return document
 
 
-# They change nothing about the weights, or stand in the run spec as they are: the parameters may be half a megabyte.
+# They do not affect the weights, or are in the run spec already; the parameters may take half a megabyte.
 _NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale"}
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What the user wrote, by field path. Without defaults, so that a field that is new in a later version does not
-    make the same recipe look like another one."""
+    """The user's recipe by field path, without defaults: a field that a later version adds must not make the same
+    recipe look different."""
     given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=_NOT_COMPARED, mode="json")
     return _leaves("recipe", given)
 

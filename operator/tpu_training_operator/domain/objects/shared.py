@@ -1,17 +1,21 @@
-"""The Service and the ConfigMap that one gang of workers shares.
+"""What the workers of a gang share: the Service, the ConfigMap and the NetworkPolicy.
 
-The host list stands once, in the ConfigMap, and each pod refers to it: with the list in every pod the bytes written
-would grow with the square of the hosts.
+The ConfigMap holds the list of hosts once, and each pod refers to it. A list in every pod would make the bytes written
+grow with the square of the hosts.
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain.actions import Action, Create, Plan
 from tpu_training_operator.domain.naming import (
     config_map_name,
+    gang_selector,
     host_name,
     job_labels,
     service_name,
@@ -20,6 +24,7 @@ from tpu_training_operator.domain.naming import (
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.words import count
 
 Object = dict[str, Any]
 
@@ -45,7 +50,7 @@ def metadata(job: TPUTrainingJob, name: str, labels: dict[str, str]) -> Object:
 
 
 def service(job: TPUTrainingJob) -> Object:
-    """Headless, so that every worker has a DNS name; before it is ready, since workers meet in order to become so."""
+    """A headless Service, which gives every worker a DNS name. Workers have to meet before they can be ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -53,32 +58,32 @@ def service(job: TPUTrainingJob) -> Object:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {constants.LABEL_JOB_NAME: job.name},
+            "selector": gang_selector(job.name),
         },
     }
 
 
 def hosts_key(slice_index: int) -> str:
-    """The ConfigMap's key for the host names of one slice, comma-separated, in the order of TPU_WORKER_ID."""
+    """The ConfigMap's key for the host names of one slice: separated by commas, in the order of TPU_WORKER_ID."""
     return f"hosts-{slice_index}"
 
 
-# What the API server takes of one ConfigMap's data.
+# The API server's limit for the data of a ConfigMap.
 _LARGEST_CONFIG_MAP = 2**20
-# The certificate that workers trust, with room to spare.
+# Room for the certificate that workers trust, and more.
 _CERTIFICATE = 16_384
 _LAST_ATTEMPT = 99_999
 
 
 def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
-    """Raises InvalidJob where the run spec and the host list are more than a ConfigMap holds."""
+    """Raises InvalidJob if a ConfigMap cannot hold the run spec and the host list."""
     data = config_map(job, resolution, _LAST_ATTEMPT)["data"]
     size = sum(len(key) + len(value.encode()) for key, value in data.items())
     if size > _LARGEST_CONFIG_MAP - _CERTIFICATE:
         parameters = len(json.dumps(dict(job.spec.recipe.parameters or {})))
         message = (
-            f"the run spec and the names of {resolution.layout.hosts} hosts take {size} bytes, {parameters} of them for"
-            f" the parameters as JSON; a ConfigMap holds {_LARGEST_CONFIG_MAP}: put large values into a file"
+            f"the run spec and the names of {count(resolution.layout.hosts, 'host')} take {size} bytes, {parameters} of"
+            f" them for the parameters as JSON; a ConfigMap holds {_LARGEST_CONFIG_MAP}: put large values into a file"
         )
         raise InvalidJob([Problem("spec.recipe.parameters", message)])
 
@@ -86,7 +91,7 @@ def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
 def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, reporting: Reporting | None = None) -> Object:
     layout = resolution.layout
     hosts: dict[str, list[str]] = {}
-    # A host alone in its slice is localhost to itself.
+    # The only host of a slice calls itself localhost.
     for worker in workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
         hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, layout, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
@@ -100,3 +105,38 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
         "immutable": True,
         "data": data,
     }
+
+
+@dataclass(frozen=True)
+class WorkerNetworkPolicy:
+    """Lets the workers of a job reach each other, and nobody else reach them.
+
+    What workers send to each other is not encrypted and, except for the rendezvous, not authenticated.
+    `extra_ingress`: further ingress rules, for example for a Prometheus that reads libtpu's metrics.
+    """
+
+    extra_ingress: tuple[Mapping[str, Any], ...] = ()
+
+    def added_to(self, decided: Plan, job: Mapping[str, Any]) -> Plan:
+        """The plan; if it creates a gang, then with the policy beside the Service, before the first worker."""
+
+        def with_policy(stage: Sequence[Action]) -> Sequence[Action]:
+            # The stage with the Service begins with it. Looking further would build thousands of pods.
+            creates_gang = any(isinstance(action, Create) and action.body["kind"] == "Service" for action in stage[:1])
+            return (*stage, Create(self.network_policy(job), optional=True)) if creates_gang else stage
+
+        return replace(decided, stages=tuple(with_policy(stage) for stage in decided.stages))
+
+    def network_policy(self, body: Mapping[str, Any]) -> Object:
+        job = TPUTrainingJob.model_validate(body)
+        workers_of_job = {"podSelector": {"matchLabels": gang_selector(job.name)}}
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata(job, job.name, job_labels(job.name)),
+            "spec": {
+                **workers_of_job,
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [workers_of_job]}, *map(dict, self.extra_ingress)],
+            },
+        }

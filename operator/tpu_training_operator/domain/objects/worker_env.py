@@ -1,8 +1,8 @@
 """The environment of a worker container.
 
-Never here: TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS, TPU_VISIBLE_CHIPS, CLOUD_TPU_TASK_ID,
-TPU_PROCESS_ADDRESSES, TPU_PROCESS_PORT. torch_xla sets them per process with setdefault, and a value for the whole host
-gives it wrong bounds. TPU_SKIP_MDS_QUERY and the topology come from GKE's device plugin.
+It must not set TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS, TPU_VISIBLE_CHIPS, CLOUD_TPU_TASK_ID,
+TPU_PROCESS_ADDRESSES or TPU_PROCESS_PORT: torch_xla sets them for each process with setdefault, and a value for the
+whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS_QUERY and the topology.
 """
 
 from collections.abc import Mapping
@@ -11,36 +11,43 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.trainer import Backend, TorchRuntime
-from tpu_training_operator.domain.naming import WorkerId, config_map_name, host_index, host_name
+from tpu_training_operator.domain.naming import (
+    WorkerId,
+    config_map_name,
+    host_index,
+    host_name,
+    parameter_variable,
+)
 from tpu_training_operator.domain.objects.shared import hosts_key
 from tpu_training_operator.domain.recipe.checkpointing import folder
-from tpu_training_operator.domain.recipe.parameters import variables
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.topology import SliceLayout
 
 EnvVar = dict[str, Any]
 
-# What GKE's device plugin gives a slice of one host, in place of its name.
+# GKE's device plugin uses it instead of a name in a slice of one host.
 _LOCALHOST = "localhost"
 
-# Under a uid without a passwd entry torch's compiler cache asks for the user's name and home and fails.
+# torch's compiler cache asks for the user's name and home, and fails for a uid without a passwd entry.
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
 
 
 def worker_env(
     job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None = None
 ) -> list[EnvVar]:
-    """Ours first, so that the user's own variables can refer to it as $(NAME); the names are reserved, so that
-    neither overrides the other. `reporting`: where this very worker reports to, None for one that does not."""
+    """The worker's variables. The operator's come first, so that the user's own can refer to them as $(NAME).
+
+    Reserved names keep one from overriding the other. `reporting`: where this worker reports to, None if it does not.
+    """
     layout = resolution.layout
     leader = host_name(job.name, layout, WorkerId(worker.attempt, 0, 0))
     values = {
-        # A host alone needs no DNS.
+        # A single host needs no DNS.
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
         "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
         "TPU_WORKER_ID": str(worker.host),
-        # What TorchTPU takes the node's rank from, as in an Indexed Job.
+        # TorchTPU takes the node's rank from it, as in an Indexed Job.
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
@@ -52,7 +59,7 @@ def worker_env(
         **_gang_of_hosts(job, resolution, worker),
     }
     if job.spec.trainer.backend is not Backend.TORCH:
-        # tpu or cpu: the name of the PJRT client that torch_xla starts.
+        # TPU or CPU: the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
     if layout.slices > 1:
         values |= {
@@ -88,17 +95,21 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
         values["TPUJOB_CHECKPOINT_URI"] = folder(job, job.spec.checkpoint)
         if job.spec.checkpoint.resume_from is not None:
             values["TPUJOB_CHECKPOINT_RESUME_FROM"] = job.spec.checkpoint.resume_from
-    return values | variables(job.spec.recipe.parameters or {})
+    parameters = sorted((job.spec.recipe.parameters or {}).items())
+    # The kubelet takes $(NAME) for a reference and $$ for a dollar.
+    return values | {parameter_variable(name): value.replace("$", "$$") for name, value in parameters}
 
 
 def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
-    """Whether a loop of the user's own meets through torch.distributed. torch_xla's does not: libtpu joins its hosts,
-    and it would take RANK for a sign of torchrun."""
+    """Whether the hosts of the user's own loop meet through torch.distributed.
+
+    With torch_xla libtpu joins the hosts, and torch_xla would take RANK as a sign of torchrun.
+    """
     return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
 
 
 def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """torchrun takes each of its options from PET_*."""
+    """torchrun reads each of its options from PET_*."""
     if not _is_joined_by_torch(job):
         return {}
     return {
@@ -110,7 +121,7 @@ def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
 
 
 def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """How many processes torchrun starts; where that is one, its place too, so that a script also runs without torchrun
+    """How many processes torchrun starts. If only one, then its rank too, so that a script also runs without torchrun
     (`env://`)."""
     if not _is_joined_by_torch(job):
         return {}
@@ -127,8 +138,7 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
 
 
 def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
-    """The trainer's names, and those of Kubeflow Trainer (KEP-2779), by which callbacks such as Hugging Face's report
-    from a loop of the user's own."""
+    """The trainer's variables, and Kubeflow Trainer's (KEP-2779), which callbacks such as Hugging Face's use."""
     place = f"namespaces/{job.namespace}"
     return {
         "TPUJOB_PROGRESS_URL": (

@@ -1,4 +1,4 @@
-"""Which nodes a worker may run on: node selector, affinity and tolerations."""
+"""On which nodes a worker may run: node selector, affinity and tolerations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from tpu_training_operator.domain.recipe.resolve import Resolution
 
 Object = dict[str, Any]
 
-# Kubernetes' default is five minutes, in which a lost host holds up the whole slice.
-_NODE_LOSS_SECONDS = 30
+# By default Kubernetes waits five minutes, while a lost host holds up the whole slice.
+_DEAD_NODE_TOLERATION_SECONDS = 30
 _UNTAINTED = {
     constants.NODE_LABEL_RESERVATION_PROJECT,
     constants.NODE_LABEL_RESERVATION_BLOCK,
@@ -27,7 +27,7 @@ def node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]
         selector |= {
             constants.NODE_LABEL_ACCELERATOR: shape.machine_type.label,
             constants.NODE_LABEL_TOPOLOGY: shape.topology,
-            # Two hosts of 4 chips and one of 8 carry the same two labels above (2x4 on v5e and v6e).
+            # The two labels above are the same for two hosts of 4 chips and one of 8 (2x4 on v5e and v6e).
             constants.NODE_LABEL_CHIPS_PER_HOST: str(shape.chips_per_host),
             **_capacity(job.spec.slice.provisioning),
         }
@@ -35,7 +35,7 @@ def node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]
 
 
 def affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, avoid: Sequence[str]) -> Object:
-    """`avoid`: nodes by name."""
+    """`avoid`: names of nodes."""
     return _pool_affinity(job, resolution, worker) | _node_affinity(_affinity_of_reservation(job), avoid)
 
 
@@ -46,7 +46,7 @@ def tolerations(job: TPUTrainingJob) -> list[Object]:
             "key": f"node.kubernetes.io/{state}",
             "operator": "Exists",
             "effect": "NoExecute",
-            "tolerationSeconds": _NODE_LOSS_SECONDS,
+            "tolerationSeconds": _DEAD_NODE_TOLERATION_SECONDS,
         }
         for state in ("not-ready", "unreachable")
     ]
@@ -58,7 +58,7 @@ def tolerations(job: TPUTrainingJob) -> list[Object]:
 
 
 def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
-    """GKE's node labels for the way the chips are paid for; its autoscaler makes such nodes for pods that ask."""
+    """GKE's node labels for the way the chips are paid for. Its autoscaler creates nodes for pods that select them."""
     if provisioning is None:
         return {}
     reservation = _reservation(provisioning)
@@ -75,8 +75,11 @@ def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
 
 
 def _tainted_capacity(provisioning: Provisioning | None) -> dict[str, str]:
-    """GKE taints nodes with the label of their capacity; those of a reservation, where its autoscaler makes them, with
-    its name (GKE's own Cluster Toolkit, pkg/orchestrator/gke: resolveReservationTolerations)."""
+    """The labels that are also taints.
+
+    GKE taints nodes with the label of their capacity, and nodes that its autoscaler creates for a reservation with the
+    reservation's name (GKE's Cluster Toolkit, pkg/orchestrator/gke: resolveReservationTolerations).
+    """
     return {label: value for label, value in _capacity(provisioning).items() if label not in _UNTAINTED}
 
 
@@ -86,12 +89,12 @@ def _reservation(provisioning: Provisioning | None) -> Reservation | None:
 
 
 def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
-    """Alternatives: node pools that the autoscaler makes, and those that people make.
+    """Two alternatives: node pools that the autoscaler creates, and node pools that people create.
 
-    The autoscaler makes nodes of a specific reservation for pods that ask for reservation-affinity: specific, and is
-    the one who sets that label (gke-autoscaling, pkg/cloudprovider/gke/labels: systemLabelsAddedByClusterAutoscaler).
-    A pool made by hand has the reservation's name alone, so the label must not be a condition there. The autoscaler
-    reads `In` of any alternative and skips `DoesNotExist` (pkg/podrequirements: getNodeAffinities).
+    The autoscaler creates nodes of a specific reservation for pods that ask for reservation-affinity: specific, and
+    sets that label itself (gke-autoscaling, pkg/cloudprovider/gke/labels: systemLabelsAddedByClusterAutoscaler). A pool
+    that people created has only the reservation's name, so there the label must not be required. The autoscaler reads
+    `In` from any alternative and skips `DoesNotExist` (pkg/podrequirements: getNodeAffinities).
     """
     if job.spec.slice.hardware is Hardware.CPU or _reservation(job.spec.slice.provisioning) is None:
         return []
@@ -100,10 +103,10 @@ def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
 
 
 def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
-    """One slice, one node pool: chips of two pools have no interconnect, and a pool is exactly one slice.
+    """One slice per node pool, because a pool is exactly one slice and pools have no interconnect.
 
-    Every worker wants the pool of its own slice and none where another slice's workers are; the scheduler lets
-    the first one pass its own affinity.
+    Every worker requires the pool of its own slice, and no pool with workers of another slice. The scheduler exempts
+    the first worker from its own affinity.
     """
     if job.spec.slice.hardware is Hardware.CPU or resolution.layout.hosts_per_slice == 1:
         return {}
@@ -118,8 +121,11 @@ def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
 
 
 def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Object:
-    """One term for each alternative. A term wants all of its own, so each lists the nodes to avoid, too; a field can be
-    compared with one value only, so there is a requirement per node."""
+    """One term for each alternative.
+
+    A node has to meet all requirements of one term, so each term lists the nodes to avoid. A field can only be compared
+    with one value, so each node needs its own requirement.
+    """
     others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
     common = {"matchFields": others} if others else {}
     terms = [{"matchExpressions": [labelled], **common} for labelled in alternatives] or ([common] if others else [])

@@ -1,14 +1,15 @@
-"""The pod of one worker: one host of the slice."""
+"""The pod of one worker, which is one host of a slice."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.catalogue import MachineType
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.security_context import SecurityContext
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.trainer import SHARED_MEMORY, Trainer, mounts_shared_memory
+from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
+from tpu_training_operator.domain.actions import Action, Create
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
@@ -21,10 +22,36 @@ Object = dict[str, Any]
 _RUN_SPEC_VOLUME = "tpu-training-run"
 _PROGRESS_VOLUME = "tpu-training-progress"
 _SHARED_MEMORY_VOLUME = "tpu-training-shm"
-# The autoscaler would empty a node that looks idle, and so end the whole gang.
+# The autoscaler would drain a node that looks idle, and end the whole gang.
 _ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-# The kubelet has it replaced when four fifths of it are over.
+# The kubelet renews the token after four fifths of this time.
 _TOKEN_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class WorkerCreations(Sequence[Action]):
+    """The stage that creates a gang's pods. Each pod is built only when it is asked for: thousands of bodies at once
+    would not fit into the operator's memory, and would stop the event loop for seconds."""
+
+    job: TPUTrainingJob
+    resolution: Resolution
+    workers: tuple[WorkerId, ...]
+    reporting: Reporting | None
+    avoid: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @overload
+    def __getitem__(self, index: int) -> Action: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "WorkerCreations": ...
+
+    def __getitem__(self, index: int | slice) -> "Action | WorkerCreations":
+        if isinstance(index, slice):
+            return replace(self, workers=self.workers[index])
+        return Create(worker_pod(self.job, self.resolution, self.workers[index], self.reporting, self.avoid))
 
 
 def worker_pod(
@@ -34,8 +61,7 @@ def worker_pod(
     reporting: Reporting | None = None,
     avoid: Sequence[str] = (),
 ) -> Object:
-    """`reporting`: where the job's first worker reports to, None where nobody listens. `avoid`: nodes by name that the
-    pod must not be placed on."""
+    """`reporting`: where the job's first worker reports to, or None. `avoid`: names of nodes to avoid."""
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
@@ -81,7 +107,7 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "resources": _resources(job, resolution),
         "volumeMounts": _volume_mounts(trainer, reporting),
         "terminationMessagePath": constants.TERMINATION_LOG,
-        # A loop of the user's own writes no message; the end of its log says why it failed.
+        # A loop of the user's own writes no message, so the end of its log has to say why it failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": _ports(trainer, resolution),
         "securityContext": _container_security(trainer),
@@ -90,12 +116,12 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
 
 
 def _network(trainer: Trainer) -> Object:
-    """On the node's own network the node's DNS would not know the other workers."""
+    """With dnsPolicy, because on the node's network the pod would use the node's DNS, which does not know workers."""
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if trainer.host_network else {}
 
 
 def _ports(trainer: Trainer, resolution: Resolution) -> list[Object]:
-    """Of the node, on its own network: the scheduler keeps two workers that want the same from sharing a node."""
+    """Host ports on the node's network: the scheduler does not place two pods with the same port on one node."""
     if not trainer.host_network:
         return []
     ports = [constants.RENDEZVOUS_PORT, *((constants.MEGASCALE_PORT,) if resolution.layout.slices > 1 else ())]
@@ -109,7 +135,7 @@ def _pod_security(trainer: Trainer) -> Object:
         "runAsUser": given.run_as_user,
         "runAsGroup": given.run_as_group,
         "fsGroup": given.fs_group,
-        # Volumes are large, and their owner changed once is changed for good.
+        # Volumes are large, and their owner needs to change only once.
         "fsGroupChangePolicy": None if given.fs_group is None else "OnRootMismatch",
         "supplementalGroups": given.supplemental_groups,
         "seccompProfile": {"type": "RuntimeDefault"},
@@ -128,10 +154,10 @@ def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
     given = job.spec.trainer.resources
     resources: Object = given.model_dump(exclude_none=True) if given else {}
     if job.spec.slice.hardware is Hardware.TPU:
-        # A pod takes the whole host: the device plugin refuses a part of its chips.
+        # A pod takes the whole host, because the device plugin refuses a part of its chips.
         chips = {constants.TPU_RESOURCE: str(resolution.layout.shape.chips_per_host)}
         resources = {kind: {**resources.get(kind, {}), **chips} for kind in ("requests", "limits")}
-        # A limit is a request, too, where there is none.
+        # Without a request the limit counts as one.
         machine = _share_of_machine(resolution.layout.shape.machine_type)
         resources["requests"] |= {
             name: amount
@@ -142,8 +168,11 @@ def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
 
 
 def _share_of_machine(machine: MachineType | None) -> dict[str, str]:
-    """Three quarters of the machine: enough that the worker is not the first to be evicted, little enough that it fits
-    beside what GKE reserves (up to a tenth of the memory of the smallest machine) and the node's own pods."""
+    """Three quarters of the machine.
+
+    Enough that the worker is not evicted first, and little enough to leave room for what GKE reserves (up to a tenth of
+    the memory of the smallest machine) and for the node's own pods.
+    """
     if machine is None:
         return {}
     amounts = {
@@ -166,8 +195,11 @@ def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None)
 
 
 def _shared_memory(trainer: Trainer) -> Object:
-    """A container's own /dev/shm has 64 MiB, too little for the batches of a few loader processes. Without a limit it
-    may grow to the memory limit of the pod, or to what the node has; what is in it counts as the container's memory."""
+    """A volume in memory, because a container's own /dev/shm has only 64 MiB.
+
+    That is too little for the batches of a few loader processes. Without a limit it may grow to the pod's memory limit
+    or to the node's memory. Its content counts as the container's memory.
+    """
     limit = {} if trainer.shared_memory is None else {"sizeLimit": trainer.shared_memory}
     return {"medium": "Memory", **limit}
 
@@ -175,9 +207,9 @@ def _shared_memory(trainer: Trainer) -> Object:
 def _progress_files(shared: str) -> Object:
     """The token that says which pod reports, and the certificate to trust.
 
-    Where the pod names a user or an fsGroup, the kubelet gives the token to that one alone. Otherwise it does not know
-    the image's user, and the mode alone lets the worker read. The certificate is optional: without it nothing can be
-    reported, and the training runs all the same (an attempt whose ConfigMap is of an operator that did not listen yet).
+    If the pod names a user or an fsGroup, the kubelet gives only that one access to the token. Otherwise it does not
+    know the image's user, and the mode has to let everybody read. The certificate is optional: an operator that did not
+    listen yet may have created the ConfigMap, and then the worker cannot report, but trains all the same.
     """
     token = {"path": "token", "audience": constants.PROGRESS_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS}
     items = [{"key": constants.CA_CERTIFICATE_KEY, "path": "ca.crt"}]

@@ -7,14 +7,15 @@ from math import isqrt
 from tpu_training_operator.api.recipe import BatchScaling, Recipe
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.recipe.ledger import Ledger
+from tpu_training_operator.domain.words import count
 
-# The chips work on tiles of 8 x 128: a batch beside that is padded to the next multiple.
+# The chips compute in tiles of 8 x 128 and pad any other batch to the next multiple.
 _TILE = 8
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`per_replica` examples at once, `accumulation` times before a step."""
+    """Each replica computes `per_replica` examples at once, `accumulation` times before a step; `total` per step."""
 
     per_replica: int
     accumulation: int
@@ -22,26 +23,26 @@ class Batch:
 
 
 def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Ledger) -> Batch:
-    """Raises InvalidJob where the batch cannot be divided evenly."""
+    """The recipe's batch on `replicas`. Raises InvalidJob if it does not divide evenly."""
     tuned, rest = divmod(recipe.global_batch_size, tuned_replicas)
     if rest or tuned == 0:
-        raise _indivisible(recipe.global_batch_size, tuned_replicas, "replicas of the slice it was tuned on")
+        raise _indivisible(recipe.global_batch_size, tuned_replicas, "of the slice it was tuned on")
     if recipe.scaling.batch is BatchScaling.GLOBAL_CONSTANT:
         batch = _global_constant(recipe.global_batch_size, tuned, replicas, ledger)
     else:
         batch = Batch(tuned, 1, tuned * replicas)
         ledger.note(
             "globalBatchSize",
-            f"{tuned} per replica x {replicas} replicas = {batch.total}"
+            f"{tuned} per replica x {count(replicas, 'replica')} = {batch.total}"
             f" (was {recipe.global_batch_size} on {tuned_replicas}; the per-replica batch is kept)",
         )
     if batch.per_replica % _TILE:
-        ledger.warn(f"{batch.per_replica} examples per replica are no multiple of {_TILE}: the chips pad them")
+        ledger.warn(f"the per-replica batch of {batch.per_replica} is not a multiple of {_TILE}; the chips pad it")
     noise = recipe.gradient_noise_scale
     if noise is not None and batch.total > Fraction(noise):
         ledger.warn(
-            f"the global batch of {batch.total} is beyond the gradient noise scale of {noise}:"
-            " a larger slice saves little time per example"
+            f"the global batch of {batch.total} exceeds the gradient noise scale of {noise}; a larger slice saves"
+            " little time"
         )
     return batch
 
@@ -49,17 +50,17 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
 def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: Ledger) -> Batch:
     share, rest = divmod(total, replicas)
     if rest or share == 0:
-        raise _indivisible(total, replicas, "replicas of this slice")
-    # No more at once than the replica held when the recipe was tuned: more might not fit into its memory.
+        raise _indivisible(total, replicas, "of this slice")
+    # At most as many at once as a replica held when the recipe was tuned: more might not fit into its memory.
     accumulation = share // _largest_divisor(share, tuned_per_replica)
     at_once = share // accumulation
     times = f" x {accumulation} accumulated" if accumulation > 1 else ""
-    ledger.note("globalBatchSize", f"{total} is kept = {at_once} per replica x {replicas} replicas{times}")
+    ledger.note("globalBatchSize", f"{total} is kept = {at_once} per replica x {count(replicas, 'replica')}{times}")
     return Batch(at_once, accumulation, total)
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Of the divisors up to `most`. In some 46,000 steps for the largest batch: one by one could take minutes."""
+    """The largest divisor of `number` up to `most`, in at most 46,000 steps; trying every number takes minutes."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return max(n for n in (*small, *(number // n for n in small)) if n <= most)
 
@@ -67,5 +68,5 @@ def _largest_divisor(number: int, most: int) -> int:
 def _indivisible(batch: int, replicas: int, of_what: str) -> InvalidJob:
     below = batch // replicas * replicas
     nearest = f"{below} or {below + replicas}" if below else str(replicas)
-    message = f"{batch} does not divide over the {replicas} {of_what}; nearest: {nearest}"
+    message = f"{batch} does not divide over the {count(replicas, 'replica')} {of_what}; nearest: {nearest}"
     return InvalidJob([Problem("spec.recipe.globalBatchSize", message)])

@@ -1,17 +1,19 @@
-"""The slice and the recipe where it was tuned and where it runs, row by row, with the rule between them."""
+"""The slice and the recipe side by side, as tuned and as they run, with the rule between them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tpu_training_operator.api.recipe import OnNotFinite, Recipe
+from tpu_training_operator.domain.recipe.ledger import Note
 from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.words import count
 
 _NONE = "-"
 
 
 @dataclass(frozen=True)
 class Row:
-    """`tuned_on` is the recipe's value, `runs_on` this job's, "-" for none; `rule` may be empty."""
+    """`tuned_on` is the recipe's value and `runs_on` this job's, "-" for none; `rule` may be empty."""
 
     name: str
     tuned_on: str
@@ -20,7 +22,7 @@ class Row:
 
 
 def comparison(recipe: Recipe, resolution: Resolution) -> tuple[Row, ...]:
-    """The slices first, then every number of the recipe that a rule may change and that the job has."""
+    """The slices first, then every number of the recipe that a rule may change."""
     return (*_slices(resolution), *_numbers(recipe, resolution))
 
 
@@ -28,7 +30,7 @@ def _slices(resolution: Resolution) -> Iterator[Row]:
     layout, tuned = resolution.layout, resolution.tuned_on
     yield _row("slice", tuned, layout)
     yield _row("topology", tuned.shape.topology, layout.shape.topology)
-    yield _row("hosts", tuned.hosts, layout.hosts, f"{layout.shape.chips_per_host} chips each")
+    yield _row("hosts", tuned.hosts, layout.hosts, f"{count(layout.shape.chips_per_host, 'chip')} each")
     yield _row("chips", tuned.chips, layout.chips)
     yield _row("replicas", tuned.replicas, layout.replicas, "one per XLA device")
 
@@ -68,10 +70,9 @@ def _text(value: object) -> str:
     return _NONE if value is None else str(value)
 
 
-def _rules(notes: Sequence[str]) -> dict[str, str]:
-    """The notes by the field that they begin with; several about one field stand together."""
+def _rules(notes: Sequence[Note]) -> dict[str, str]:
+    """The rules by field; several about one field are joined."""
     rules: dict[str, str] = {}
-    for note in notes:
-        name, _, rule = note.partition(": ")
-        rules[name] = f"{rules[name]}; {rule}" if name in rules else rule
+    for field, rule in notes:
+        rules[field] = f"{rules[field]}; {rule}" if field in rules else rule
     return rules

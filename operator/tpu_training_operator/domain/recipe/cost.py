@@ -1,7 +1,7 @@
 """What a training costs in chips and time.
 
-Only the step time is not known before the first run. Where every replica keeps its batch it hardly depends on the
-slice, so a step time measured on a small slice tells the cost of a large one.
+Only the step time is unknown before the first run. If every replica keeps its batch, the step time hardly depends on
+the slice, so one measured on a small slice predicts the cost of a large one.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ _SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True)
 class Cost:
-    """`hours` and `chip_hours` are None without a step time; start-up, compilation and evaluation come on top."""
+    """`hours` and `chip_hours` are None without a step time. They exclude start-up, compilation and evaluation."""
 
     chip_steps: int
     hours: float | None
     chip_hours: float | None
 
     def lines(self) -> dict[str, str]:
-        """What a person is shown, by name."""
+        """The numbers to show, by name."""
         if self.hours is None or self.chip_hours is None:
             return {"chip-steps": str(self.chip_steps)}
         return {"hours": f"{self.hours:.3g}", "chip-hours": f"{self.chip_hours:.3g}"}

@@ -1,29 +1,28 @@
-"""Hyperparameters that are a memory over steps: betas, weight decay, the average of the weights. All opt-in.
+"""Hyperparameters that remember past steps: betas, weight decay, the average of the weights. All opt-in.
 
-    beta'  = beta ^ k          half-life in examples kept; to first order the SDE rule of Malladi et al. 2022, and
+    beta'  = beta ^ k          keeps the half-life in examples; to first order the SDE rule of Malladi et al. 2022, and
                                valid for every k (Marek et al. 2025)
-    decay' = k / m x decay     AdamW's time scale 1/(rate x decay) kept in epochs (Wang and Aitchison 2024); m is the
-                               learning rate's own multiplier
+    decay' = k / m x decay     keeps AdamW's time scale 1/(rate x decay) in epochs (Wang and Aitchison 2024); m is the
+                               multiplier of the learning rate
     ema'   = ema ^ k           Busbridge et al. 2023
 
-k is the factor between the batches.
+k is the global batch divided by the recipe's.
 """
 
 from decimal import Decimal
 from fractions import Fraction
 
 from tpu_training_operator.api.recipe import Recipe
-from tpu_training_operator.domain.recipe.ledger import Ledger
-from tpu_training_operator.domain.recipe.numbers import TEN_DIGITS, decimal, plain
+from tpu_training_operator.domain.recipe.ledger import TEN_DIGITS, Ledger, decimal, plain
 
-# Below it there is no number that a program could compute with.
+# Doubles end soon below it.
 _SMALLEST = Decimal("1e-300")
-# torch's own, for a recipe that scales what it does not give.
+# torch's defaults, for a recipe that scales betas without giving them.
 _DEFAULT_BETAS = {"beta1": "0.9", "beta2": "0.999"}
 
 
 def scaled_betas(recipe: Recipe, factor: Fraction, ledger: Ledger) -> dict[str, str]:
-    """beta1 and beta2 by name, as decimal strings; empty for what the recipe leaves to torch."""
+    """beta1 and beta2 by name, as decimal strings; without those that the recipe leaves to torch."""
     given = {"beta1": recipe.optimizer.beta1, "beta2": recipe.optimizer.beta2}
     if not recipe.scaling.betas:
         return {name: value for name, value in given.items() if value is not None}
@@ -37,7 +36,7 @@ def scaled_weight_decay(recipe: Recipe, factor: Fraction, rate_multiplier: Decim
         return tuned
     multiplier = TEN_DIGITS.divide(decimal(factor), rate_multiplier)
     scaled = plain(TEN_DIGITS.multiply(Decimal(tuned), multiplier))
-    ledger.note("weightDecay", f"{tuned} x {plain(multiplier)} = {scaled} (time scale kept in epochs)")
+    ledger.note("weightDecay", f"{tuned} x {plain(multiplier)} = {scaled} (keeps the time scale in epochs)")
     return scaled
 
 
@@ -50,5 +49,5 @@ def scaled_ema(recipe: Recipe, factor: Fraction, ledger: Ledger) -> str | None:
 def _power(name: str, tuned: str, factor: Fraction, ledger: Ledger) -> str:
     power = TEN_DIGITS.power(Decimal(tuned), decimal(factor))
     scaled = plain(power) if power >= _SMALLEST else "0"
-    ledger.note(name, f"{tuned} ^ {plain(decimal(factor))} = {scaled} (its memory in examples is kept)")
+    ledger.note(name, f"{tuned} ^ {plain(decimal(factor))} = {scaled} (keeps its memory in examples)")
     return scaled

@@ -1,7 +1,7 @@
 """The learning rate on a larger or smaller batch.
 
-The linear rule is that of SGD (Goyal et al. 2017), the square root that of adaptive optimizers (Krizhevsky 2014;
-Malladi et al. 2022). Neither holds for every model and batch (Shallue et al. 2019): the result is a starting point.
+SGD follows the linear rule (Goyal et al. 2017), adaptive optimizers the square-root rule (Krizhevsky 2014; Malladi et
+al. 2022). Neither holds for every model and batch (Shallue et al. 2019), so the result is a starting point.
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,18 @@ from decimal import Decimal
 from fractions import Fraction
 
 from tpu_training_operator.api.recipe import LearningRateScaling, Optimizer, Recipe
-from tpu_training_operator.domain.recipe.ledger import Ledger
-from tpu_training_operator.domain.recipe.numbers import TEN_DIGITS, decimal, plain
+from tpu_training_operator.domain.recipe.ledger import TEN_DIGITS, Ledger, decimal, plain
 
 _LINEAR_OPTIMIZERS = frozenset({"sgd"})
 _SQUARE_ROOT_OPTIMIZERS = frozenset({"adam", "adamw", "rmsprop", "adafactor", "lion"})
 
-# Beyond this factor the linear rule without warm-up is known to diverge (Goyal et al. 2017, section 2.2).
+# Above this factor the linear rule is known to diverge without warm-up (Goyal et al. 2017, section 2.2).
 _LARGEST_LINEAR_FACTOR_WITHOUT_WARMUP = 8
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """`multiplier` is what the rule gave, before a cap; the rules for other hyperparameters go by it."""
+    """`multiplier` comes from the rule, before any cap; the rule for weight decay uses it."""
 
     value: Decimal
     multiplier: Decimal
@@ -31,13 +30,13 @@ def scaled_learning_rate(recipe: Recipe, factor: Fraction, warmup: int, ledger: 
     base = Decimal(recipe.optimizer.learning_rate)
     rule, why = _rule(recipe.scaling.learning_rate, recipe.optimizer, factor, ledger)
     multiplier = _multiplier(rule, factor)
-    # Unscaled it stays as it was written, to the last digit.
+    # An unscaled rate keeps every digit that the user wrote.
     rate = base if multiplier == 1 else TEN_DIGITS.multiply(base, multiplier)
     ledger.note("learningRate", f"{plain(base)} x {plain(multiplier)} = {plain(rate)} ({why})")
     limit = recipe.scaling.max_learning_rate
     if limit is not None and rate > Decimal(limit):
         rate = Decimal(limit)
-        ledger.note("learningRate", f"held at maxLearningRate {plain(rate)}")
+        ledger.note("learningRate", f"capped at maxLearningRate {plain(rate)}")
     too_steep = factor > _LARGEST_LINEAR_FACTOR_WITHOUT_WARMUP and warmup == 0
     if rule is LearningRateScaling.LINEAR and too_steep:
         ledger.warn(
@@ -52,9 +51,9 @@ def _rule(
 ) -> tuple[LearningRateScaling, str]:
     if wanted is not LearningRateScaling.AUTO:
         return wanted, {
-            LearningRateScaling.LINEAR: "linear rule, as asked",
-            LearningRateScaling.SQUARE_ROOT: "square-root rule, as asked",
-            LearningRateScaling.NONE: "unscaled, as asked",
+            LearningRateScaling.LINEAR: "linear rule, as requested",
+            LearningRateScaling.SQUARE_ROOT: "square-root rule, as requested",
+            LearningRateScaling.NONE: "unscaled, as requested",
         }[wanted]
     name = optimizer.name.lower()
     if name in _LINEAR_OPTIMIZERS:
@@ -63,7 +62,7 @@ def _rule(
         return LearningRateScaling.SQUARE_ROOT, f"square-root rule, the usual one for {name}"
     if factor != 1:
         ledger.warn(
-            f"no scaling rule is known for optimizer {optimizer.name!r}: the learning rate is left as it is;"
+            f"the learning rate is not scaled, because no rule is known for optimizer {optimizer.name!r};"
             " set recipe.scaling.learningRate to Linear, SquareRoot or None"
         )
     return LearningRateScaling.NONE, f"unscaled, no rule known for {optimizer.name}"

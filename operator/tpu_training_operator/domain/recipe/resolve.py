@@ -1,15 +1,19 @@
-"""Everything derived from a spec, in one value."""
+"""Everything that follows from a spec, in one value, or the reasons why the spec cannot run."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
+from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.api.validation import InvalidJob, Problem
-from tpu_training_operator.domain.recipe import backends, own_loop, parameters
-from tpu_training_operator.domain.recipe.numbers import decimal, plain
+from tpu_training_operator.domain.naming import parameter_variable
+from tpu_training_operator.domain.recipe.ledger import decimal, plain
 from tpu_training_operator.domain.recipe.scale import ScaledRecipe, scale
-from tpu_training_operator.domain.recipe.unused_fields import unused
+from tpu_training_operator.domain.recipe.warnings import warnings
 from tpu_training_operator.domain.topology import SliceLayout, layout_of
+from tpu_training_operator.domain.words import count
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Resolution:
 
     @property
     def resolved(self) -> Resolved:
-        """The form that stands in `status.resolved`."""
+        """`status.resolved`."""
         layout, recipe = self.layout, self.recipe
         shape = layout.shape
         return Resolved(
@@ -48,34 +52,62 @@ class Resolution:
             beta2=recipe.betas.get("beta2"),
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
-            notes=[_fitting(note) for note in (*recipe.notes, *(f"warning: {warning}" for warning in self.warnings))],
+            notes=[_fitting(str(note)) for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))],
         )
 
 
-def check_hosts(resolution: Resolution, most: int) -> None:
-    """Raises InvalidJob for more hosts than this operator takes; the API's own bound is a rule of `api.slice`."""
-    hosts = resolution.layout.hosts
-    if hosts > most:
-        message = f"{hosts} hosts are too many: this operator takes jobs of at most {most} (its option --max-hosts)"
-        raise InvalidJob([Problem("spec.slice", message)])
-
-
 def _fitting(note: str) -> str:
-    """Thirty-two milestones of sixteen digits are more than the status has room for."""
+    """Thirty-two milestones of sixteen digits would be longer than the status allows."""
     return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
 def resolve(spec: Spec) -> Resolution:
-    """What the spec means. Raises InvalidJob for what the catalogue or the arithmetic rules out."""
+    """What the spec means. Raises InvalidJob for what the catalogue, the backend or the arithmetic rules out."""
     layout = layout_of(spec.slice, "spec.slice")
     tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else layout
-    problems = [*backends.problems(spec, layout), *parameters.problems(spec.recipe.parameters or {})]
+    problems = [*_backend_problems(spec, layout), *_parameter_problems(spec)]
     if problems:
         raise InvalidJob(problems)
     recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
-    warnings = [*recipe.warnings, *own_loop.warnings(spec, layout.hosts)]
-    if spec.trainer.entrypoint is not None:
-        warnings += unused(spec.recipe, recipe)
-    if not layout.shape.verified:
-        warnings.append(f"{layout.shape.topology} on {layout.shape.generation} is listed by one source only")
-    return Resolution(layout, tuned_on, recipe, tuple(warnings))
+    return Resolution(layout, tuned_on, recipe, tuple(warnings(spec, layout, recipe)))
+
+
+def check_hosts(resolution: Resolution, most: int) -> None:
+    """Raises InvalidJob for more hosts than this operator accepts. A rule of `api.slice` has the API's own bound."""
+    hosts = resolution.layout.hosts
+    if hosts > most:
+        message = f"{count(hosts, 'host')} are too many: this operator accepts at most {most} (its option --max-hosts)"
+        raise InvalidJob([Problem("spec.slice", message)])
+
+
+def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
+    """Why the backend cannot run on this layout. Only the catalogue knows its hosts and replicas, so no rule can."""
+    backend, torch = spec.trainer.backend, spec.trainer.torch
+    if backend is Backend.XLA_SPMD and spec.slice.hardware is Hardware.CPU and layout.hosts > 1:
+        message = (
+            f"XLASPMD on hardware CPU runs on one host, not on {layout.hosts}, because XLA's CPU client cannot connect"
+            " processes; rehearse with XLA or Torch, or on a slice of one host"
+        )
+        yield Problem("spec.trainer.backend", message)
+    per_host = layout.replicas // layout.hosts
+    if torch is not None and per_host % torch.processes_per_host:
+        fitting = [str(number) for number in range(1, per_host + 1) if per_host % number == 0]
+        message = (
+            f"{count(per_host, 'replica')} per host cannot be divided over {torch.processes_per_host} processes;"
+            f" possible here: {', '.join(fitting)}"
+        )
+        yield Problem("spec.trainer.torch.processesPerHost", message)
+
+
+def _parameter_problems(spec: Spec) -> Iterator[Problem]:
+    """Parameters that would share an environment variable.
+
+    Not a rule of the API, because CEL cannot bound the cost of comparing map keys: a CRD cannot limit their length.
+    """
+    taken: dict[str, str] = {}
+    for name in sorted(spec.recipe.parameters or {}):
+        variable = parameter_variable(name)
+        other = taken.setdefault(variable, name)
+        if other != name:
+            message = f"{other!r} and {name!r} would both be the variable {variable}; rename one"
+            yield Problem("spec.recipe.parameters", message)

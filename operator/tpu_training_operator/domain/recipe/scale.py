@@ -2,14 +2,14 @@
 
 With N replicas on the tuned slice, N' on this one, and k = N'/N where every replica keeps its batch:
 
-    batch       B' = k B                 or B, kept by accumulation
-    steps       S' = ceil(S B / B')      the same examples are seen; epochs stay, steps per epoch = floor(D / B')
-    warm-up     W' = ceil(W B / B')      so do milestones and evaluations
+    batch       B' = k B                 or B, by accumulation
+    steps       S' = ceil(S B / B')      the same examples; from epochs, E floor(D / B') for D examples
+    warm-up     W' = ceil(W B / B')      likewise milestones and evaluations
     rate        k eta or sqrt(k) eta
 
 Source for batch and steps: Google's "Training on TPU Pods" (1024 on v2-8 becomes 4096 on v2-32, 1000 steps become 250).
-The modules give the sources of the other rules. Checkpoints and logs bound lost work in time, not in examples: they are
-not scaled.
+The modules name the sources of the other rules. Checkpoint and log intervals are not scaled, because they bound lost
+work in time, not in examples.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,15 @@ from tpu_training_operator.domain.recipe import steps as budget
 from tpu_training_operator.domain.recipe.batch import Batch, scaled_batch
 from tpu_training_operator.domain.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
 from tpu_training_operator.domain.recipe.learning_rate import scaled_learning_rate
-from tpu_training_operator.domain.recipe.ledger import Ledger
-from tpu_training_operator.domain.recipe.numbers import plain
+from tpu_training_operator.domain.recipe.ledger import Ledger, Note, plain
 
 
 @dataclass(frozen=True)
 class ScaledRecipe:
-    """What the job trains with; numbers that are not whole are decimal strings, None where the recipe gives none.
+    """What the job trains with. Numbers that are not whole are decimal strings, None if the recipe gives none.
 
-    `factor` is the global batch over the recipe's. `notes` give the rule behind each number, `warnings` what to look
-    at twice.
+    `factor` is the global batch divided by the recipe's. `notes` give the rule behind each number, `warnings` what
+    deserves a second look.
     """
 
     batch: Batch
@@ -42,12 +41,12 @@ class ScaledRecipe:
     betas: dict[str, str]
     ema_decay: str | None
     factor: Fraction
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     warnings: tuple[str, ...]
 
 
 def scale(recipe: Recipe, tuned_replicas: int, replicas: int) -> ScaledRecipe:
-    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob where the batch cannot be divided."""
+    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob if the batch does not divide evenly."""
     ledger = Ledger()
     batch = scaled_batch(recipe, tuned_replicas, replicas, ledger)
     factor = Fraction(batch.total, recipe.global_batch_size)

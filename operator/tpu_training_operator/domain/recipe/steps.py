@@ -1,4 +1,4 @@
-"""What is counted in steps, kept in examples: training, warm-up, milestones, evaluation."""
+"""Everything that a recipe counts in steps: training, warm-up, milestones, evaluation. The examples stay the same."""
 
 from fractions import Fraction
 from math import ceil
@@ -6,17 +6,18 @@ from math import ceil
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.recipe.ledger import Ledger
+from tpu_training_operator.domain.words import count
 
-# The largest number that every reader of JSON takes exactly; `trainSteps` in the API has the same bound.
+# The largest number that every JSON reader keeps exactly; `trainSteps` in the API has the same bound.
 _MOST_STEPS = 2**53
 _LARGEST_DROPPED_SHARE = Fraction(1, 100)
-# Warm-up for a recipe that has none: Goyal et al. 2017 take five epochs; a short training gets a twentieth.
+# Warm-up for a recipe without one: five epochs (Goyal et al. 2017), or a twentieth of a short training.
 _ADDED_WARMUP_EPOCHS = 5
 _ADDED_WARMUP_SHARE = Fraction(1, 20)
 
 
 def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
-    """Raises InvalidJob when an epoch does not hold one batch, or the steps are too many to count."""
+    """The steps of the training. Raises InvalidJob if an epoch is smaller than a batch or the steps are too many."""
     if recipe.train_steps is not None:
         return _countable("trainSteps", _from_steps(recipe, recipe.train_steps, batch, ledger))
     return _countable("epochs", _from_epochs(recipe.epochs or 0, recipe.dataset_size or 0, batch, ledger))
@@ -24,7 +25,7 @@ def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
 
 def _countable(field: str, steps: int) -> int:
     if steps > _MOST_STEPS:
-        message = f"these are {steps} steps on this slice; the most is {_MOST_STEPS}"
+        message = f"makes {steps} steps on this slice; the maximum is {_MOST_STEPS}"
         raise InvalidJob([Problem(f"spec.recipe.{field}", message)])
     return steps
 
@@ -44,17 +45,20 @@ def _from_steps(recipe: Recipe, tuned_steps: int, batch: int, ledger: Ledger) ->
 def _from_epochs(epochs: int, dataset: int, batch: int, ledger: Ledger) -> int:
     per_epoch, dropped = divmod(dataset, batch)
     if per_epoch == 0:
-        message = f"{dataset} examples are fewer than one global batch of {batch}; use a smaller slice or batch"
+        message = (
+            f"{count(dataset, 'example')} are fewer than one global batch of {batch}; use a smaller slice or batch"
+        )
         raise InvalidJob([Problem("spec.recipe.datasetSize", message)])
     steps = epochs * per_epoch
-    ledger.note("trainSteps", f"{epochs} epochs x floor({dataset} / {batch}) = {steps} (epochs are kept)")
+    ledger.note("trainSteps", f"{count(epochs, 'epoch')} x floor({dataset} / {batch}) = {steps} (the epochs are kept)")
     if Fraction(dropped, dataset) > _LARGEST_DROPPED_SHARE:
-        ledger.warn(f"every epoch drops {dropped} of {dataset} examples ({dropped / dataset:.1%}), the last batch")
+        share = f"{dropped / dataset:.1%}"
+        ledger.warn(f"every epoch drops its last, incomplete batch: {dropped} of {count(dataset, 'example')} ({share})")
     return steps
 
 
 def warmup_steps(recipe: Recipe, batch: int, steps: int, ledger: Ledger) -> int:
-    """The recipe's warm-up in examples; on a larger batch than the recipe's one is added if it has none."""
+    """The recipe's warm-up over the same examples. If the recipe has none and the batch grows, one is added."""
     if recipe.warmup_steps is not None:
         warmup = _countable("warmupSteps", in_examples(recipe.warmup_steps, recipe, batch))
         if warmup and batch != recipe.global_batch_size:
@@ -65,11 +69,11 @@ def warmup_steps(recipe: Recipe, batch: int, steps: int, ledger: Ledger) -> int:
         why = "5 % of the training"
         if recipe.dataset_size is not None and _ADDED_WARMUP_EPOCHS * (recipe.dataset_size // batch) < warmup:
             warmup, why = _ADDED_WARMUP_EPOCHS * (recipe.dataset_size // batch), "5 epochs"
-        ledger.note("warmupSteps", f"{why} = {warmup}, added: the recipe has none and its batch has grown")
+        ledger.note("warmupSteps", f"{why} = {warmup}, added because the recipe has none and its batch grows")
     else:
         warmup = 0
     if warmup > steps:
-        ledger.warn(f"warm-up takes {warmup} steps, but the training ends after {steps}")
+        ledger.warn(f"warm-up takes {count(warmup, 'step')}, but the training ends after {steps}")
     return warmup
 
 
@@ -78,7 +82,9 @@ def evaluate_every(recipe: Recipe, batch: int, ledger: Ledger) -> int | None:
         return None
     scaled = round(Fraction(recipe.evaluate_every_steps * recipe.global_batch_size, batch))
     every = _countable("evaluateEverySteps", max(1, scaled))
-    ledger.note("evaluateEverySteps", f"every {recipe.evaluate_every_steps} steps of the recipe = every {every}")
+    ledger.note(
+        "evaluateEverySteps", f"every {count(recipe.evaluate_every_steps, 'step')} of the recipe = every {every}"
+    )
     return every
 
 

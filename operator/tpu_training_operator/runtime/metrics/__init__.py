@@ -1,38 +1,284 @@
-"""The operator's Prometheus metrics: what each is, `docs/metrics.md` says. Built by `main`, served by `server`.
+"""The operator's Prometheus metrics: the table of all series, and the one object that counts.
 
-Every series there will ever be exists from the start, at 0. That bounds their number, keeps the names of jobs out, and
-lets rate() see the first event: an increase from nothing is one that Prometheus does not count.
+Parts of the operator take `Metrics | None` and report what happens, as it happens; docs/metrics.md explains each
+series. Every series exists from the start, at 0. This bounds their number, keeps the names of jobs out of labels, and
+lets rate() see the first event: Prometheus does not count an increase from nothing.
 """
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from enum import StrEnum
+from itertools import product
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
-from tpu_training_operator.runtime.metrics.jobs import JobMetrics
-from tpu_training_operator.runtime.metrics.process import LoopLag, register_build_info
-from tpu_training_operator.runtime.metrics.reports import ReportMetrics
-from tpu_training_operator.runtime.metrics.requests import RequestMetrics
-from tpu_training_operator.runtime.metrics.work import WorkMetrics
+from tpu_training_operator import __version__
+from tpu_training_operator.api.conditions import Reason
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.runtime.metrics import transitions
+
+
+class PassResult(StrEnum):
+    """How a pass over a job ended, in controller-runtime's words. REQUEUE: the job had changed meanwhile."""
+
+    SUCCESS = "success"
+    REQUEUE = "requeue"
+    REQUEUE_AFTER = "requeue_after"
+    ERROR = "error"
+
+
+NEW = "New"
+"""The state of a job that has no status yet."""
+
+_UNREADY = (NEW, State.STARTING, State.RESTARTING)
+_EXHAUSTED = (Reason.RESTART_LIMIT_REACHED, Reason.NOT_RETRYABLE)
+_ENDS = (Reason.ALL_WORKERS_SUCCEEDED, *_EXHAUSTED, Reason.FAILED_AGAIN, Reason.DEADLINE_EXCEEDED)
+_OTHER_END = "Other"
+
+_CONTROLLER = "tputrainingjob"
+# Every HTTP status that an API server, or a proxy in front of one, is known to answer with.
+_CODES = (200, 201, 202, 400, 401, 403, 404, 405, 408, 409, 410, 413, 415, 422, 429, 500, 501, 502, 503, 504)
+_NO_ANSWER = "<error>"
+_OTHER = "other"
+_ANSWERS = {
+    200: "accepted",
+    400: "malformed",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    408: "too_slow",
+    413: "too_large",
+    429: "too_many",
+    503: "unavailable",
+}
+
+_WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_START_BUCKETS = (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
+_RECOVERY_BUCKETS = (1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 14400)
+_RATIO_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+_LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+
+_STATE = {"state": (NEW, *State)}
+_CLASS = {"class": tuple(FailureClass)}
+_RECONCILER = {"controller": (_CONTROLLER,)}
+_QUEUE = {"name": (_CONTROLLER,)}
+_VERBS = ("GET", "POST", "PUT", "DELETE")
+
+
+class _Family(NamedTuple):
+    """All series of one name: `labels` with every value that each label can have."""
+
+    kind: type[Counter | Gauge | Histogram]
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = {}
+    buckets: tuple[float, ...] = ()
+
+
+_FAMILIES = {
+    "tpujob_jobs": _Family(Gauge, "Jobs, by state.", _STATE),
+    "tpujob_longest_unready_seconds": _Family(
+        Gauge, "How long the job that has waited longest for its workers has done so, since this process started."
+    ),
+    "tpujob_failures_total": _Family(Counter, "Attempts that failed.", _CLASS),
+    "tpujob_restarts_total": _Family(Counter, "Restarts of gangs after a failure.", _CLASS),
+    "tpujob_budgets_exhausted_total": _Family(
+        Counter, "Jobs that failed because no further restart was allowed.", _CLASS
+    ),
+    "tpujob_finished_total": _Family(
+        Counter, "Jobs that ended, by the reason of their condition.", {"reason": (*_ENDS, _OTHER_END)}
+    ),
+    "tpujob_gang_ready_seconds": _Family(
+        Histogram, "From start or resumption to all workers ready.", {}, _START_BUCKETS
+    ),
+    "tpujob_recovery_seconds": _Family(
+        Histogram, "From the first failure to all workers ready again.", {}, _RECOVERY_BUCKETS
+    ),
+    "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": transitions.ACCOUNTS}),
+    "tpujob_goodput_ratio": _Family(Histogram, "Productive share of the time of jobs that ended.", {}, _RATIO_BUCKETS),
+    "tpujob_progress_reports_total": _Family(
+        Counter, "Progress reports of workers, by how they were answered.", {"result": (*_ANSWERS.values(), _OTHER)}
+    ),
+    "controller_runtime_reconcile_total": _Family(
+        Counter,
+        "Passes over jobs, by result; requeue: the job had changed meanwhile.",
+        {**_RECONCILER, "result": tuple(PassResult)},
+    ),
+    "controller_runtime_reconcile_errors_total": _Family(Counter, "Passes that ended with an error.", _RECONCILER),
+    "controller_runtime_reconcile_time_seconds": _Family(
+        Histogram, "How long a pass took.", _RECONCILER, _WORK_BUCKETS
+    ),
+    "controller_runtime_active_workers": _Family(Gauge, "Passes under way.", _RECONCILER),
+    "workqueue_depth": _Family(Gauge, "Jobs that wait for a worker.", _QUEUE),
+    "workqueue_adds_total": _Family(Counter, "Times that a job became due.", _QUEUE),
+    "workqueue_retries_total": _Family(Counter, "Passes that failed and are tried again.", _QUEUE),
+    "workqueue_queue_duration_seconds": _Family(
+        Histogram, "How long a due job waited for a worker.", _QUEUE, _WORK_BUCKETS
+    ),
+    "workqueue_work_duration_seconds": _Family(Histogram, "How long a worker had a job.", _QUEUE, _WORK_BUCKETS),
+    "workqueue_unfinished_work_seconds": _Family(Gauge, "Ages of all passes under way, added up.", _QUEUE),
+    "workqueue_longest_running_processor_seconds": _Family(Gauge, "Age of the oldest pass under way.", _QUEUE),
+    "rest_client_requests_total": _Family(
+        Counter,
+        "Requests to the API server, by HTTP status and method; <error>: no answer.",
+        {"code": (*map(str, _CODES), _NO_ANSWER, _OTHER), "method": _VERBS},
+    ),
+    "rest_client_request_duration_seconds": _Family(
+        Histogram,
+        "How long the API server took to answer, without the wait for our own rate limit.",
+        {"verb": _VERBS},
+        _REQUEST_BUCKETS,
+    ),
+    "tpujob_event_loop_lag_seconds": _Family(
+        Histogram, "How much later than asked for the event loop woke up, looked at once a second.", {}, _LAG_BUCKETS
+    ),
+    "tpujob_build_info": _Family(Gauge, "Always 1; the version is in the label.", {"version": (__version__,)}),
+}
+_LAG_PERIOD_SECONDS = 1.0
 
 
 class Metrics:
-    """An observer for each part of the operator, and what they have counted. `clock` counts seconds, from anywhere."""
+    """Everything that one operator process has counted. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        # Half as many series again, one per counter, which say no more than the process's start time.
+        # They would add a series to each counter, and say no more than the process's start time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.work = WorkMetrics(self.registry, clock)
-        self.requests = RequestMetrics(self.registry)
-        self.jobs = JobMetrics(self.registry, clock)
-        self.reports = ReportMetrics(self.registry)
-        self.loop_lag = LoopLag(self.registry)
-        register_build_info(self.registry)
+        self._clock = clock
+        self._series: dict[tuple[str, ...], Any] = {}
+        self._states: dict[JobKey, str] = {}
+        self._unready_since: dict[JobKey, float] = {}
+        self._queued_at: dict[Hashable, float] = {}
+        self._taken_at: dict[Hashable, float] = {}
+        for name, family in _FAMILIES.items():
+            buckets: dict[str, Any] = {"buckets": family.buckets} if family.buckets else {}
+            made = family.kind(name, family.help, family.labels, registry=self.registry, **buckets)
+            for values in product(*family.labels.values()):
+                self._series[name, *values] = made.labels(*values) if values else made
         ProcessCollector(registry=self.registry)
+        self._series["tpujob_build_info", __version__].set(1)
+        self._computed("tpujob_longest_unready_seconds", lambda: max(self._ages(self._unready_since), default=0.0))
+        self._computed("controller_runtime_active_workers", lambda: len(self._taken_at), _CONTROLLER)
+        self._computed("workqueue_depth", lambda: len(self._queued_at), _CONTROLLER)
+        self._computed("workqueue_unfinished_work_seconds", lambda: sum(self._ages(self._taken_at)), _CONTROLLER)
+        self._computed(
+            "workqueue_longest_running_processor_seconds",
+            lambda: max(self._ages(self._taken_at), default=0.0),
+            _CONTROLLER,
+        )
+
+    def _computed(self, name: str, value: Callable[[], float], *labels: str) -> None:
+        self._series[name, *labels].set_function(value)
+
+    def _count(self, name: str, *labels: str, by: float = 1) -> None:
+        self._series[name, *labels].inc(by)
+
+    def _observe(self, name: str, value: float, *labels: str) -> None:
+        self._series[name, *labels].observe(value)
+
+    def _ages(self, since: Mapping[Any, float]) -> list[float]:
+        now = self._clock()
+        return [now - at for at in since.values()]
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """All of them as text, in the format that the Accept header asks for, and that format's content type."""
+        """All series as text, in the format that the Accept header asks for, and that format's content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+    # The work queue and the passes, under the names of client-go and controller-runtime, which dashboards know.
+
+    def key_queued(self, key: Hashable) -> None:
+        """The key is due: it waits for a worker, or for the worker that has it at the moment."""
+        self._count("workqueue_adds_total", _CONTROLLER)
+        self._queued_at[key] = self._clock()
+
+    def key_taken(self, key: Hashable) -> None:
+        """A worker has the key."""
+        self._taken_at[key] = now = self._clock()
+        self._observe("workqueue_queue_duration_seconds", now - self._queued_at.pop(key), _CONTROLLER)
+
+    def key_done(self, key: Hashable) -> None:
+        """The worker has given the key back."""
+        seconds = self._clock() - self._taken_at.pop(key)
+        self._observe("workqueue_work_duration_seconds", seconds, _CONTROLLER)
+
+    def key_retried(self) -> None:
+        self._count("workqueue_retries_total", _CONTROLLER)
+
+    def pass_ended(self, result: PassResult, seconds: float) -> None:
+        self._count("controller_runtime_reconcile_total", _CONTROLLER, result)
+        self._observe("controller_runtime_reconcile_time_seconds", seconds, _CONTROLLER)
+        if result is PassResult.ERROR:
+            self._count("controller_runtime_reconcile_errors_total", _CONTROLLER)
+
+    # Requests to the API server, under client-go's names, and reports to the progress service.
+
+    def request_answered(self, method: str, status: int, seconds: float) -> None:
+        """The API server answered with this HTTP status; 0: no answer came. kopf's watches are not among these."""
+        code = _NO_ANSWER if status == 0 else str(status) if status in _CODES else _OTHER
+        self._count("rest_client_requests_total", code, method)
+        self._observe("rest_client_request_duration_seconds", seconds, method)
+
+    def report_answered(self, status: int) -> None:
+        """The progress service answered a report with this HTTP status."""
+        self._count("tpujob_progress_reports_total", _ANSWERS.get(status, _OTHER))
+
+    # What becomes of the jobs.
+
+    def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
+        """These are all the jobs that exist."""
+        # The listing also tells of deletions that were missed.
+        for key in self._states.keys() - states.keys():
+            self.job_gone(key)
+        for key, state in states.items():
+            self.job_seen(key, state)
+
+    def job_seen(self, key: JobKey, state: State | None) -> None:
+        """The job's state at the end of a pass; None before its first status."""
+        self._leave_state(key)
+        self._states[key] = label = state or NEW
+        self._count("tpujob_jobs", label)
+        if label in _UNREADY:
+            self._unready_since.setdefault(key, self._clock())
+        else:
+            self._unready_since.pop(key, None)
+
+    def job_gone(self, key: JobKey) -> None:
+        self._leave_state(key)
+        self._unready_since.pop(key, None)
+
+    def _leave_state(self, key: JobKey) -> None:
+        if state := self._states.pop(key, None):
+            self._count("tpujob_jobs", state, by=-1)
+
+    def status_written(self, before: Status, after: Status) -> None:
+        """The API server has accepted `after` in place of `before`, by resourceVersion. Only the operator that wrote
+        it says so: nothing is counted twice, whether the operator restarts or two of them serve the same jobs."""
+        if failed := transitions.failure(before, after):
+            self._count("tpujob_failures_total", failed)
+        for failure_class, count in transitions.restarts(before, after).items():
+            self._count("tpujob_restarts_total", failure_class, by=count)
+        for account, seconds in transitions.accounted(before, after).items():
+            self._count("tpujob_goodput_seconds_total", account, by=seconds)
+        if ready := transitions.became_ready(before, after):
+            name = "tpujob_recovery_seconds" if ready.after_failure else "tpujob_gang_ready_seconds"
+            self._observe(name, ready.seconds)
+        if (reason := transitions.finish(before, after)) is not None:
+            self._count("tpujob_finished_total", reason if reason in _ENDS else _OTHER_END)
+            if reason in _EXHAUSTED and after.last_failure:
+                self._count("tpujob_budgets_exhausted_total", after.last_failure.failure_class)
+        if (ratio := transitions.final_ratio(before, after)) is not None:
+            self._observe("tpujob_goodput_ratio", ratio)
+
+    async def watch_event_loop(self) -> None:
+        """Measure the event loop's lag until cancelled. A late loop means blocking code or a starved process."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_PERIOD_SECONDS
+            await asyncio.sleep(_LAG_PERIOD_SECONDS)
+            self._observe("tpujob_event_loop_lag_seconds", max(0.0, loop.time() - due))

@@ -1,6 +1,6 @@
-"""/metrics over HTTP, for Prometheus. Entered by `main`.
+"""/metrics over HTTP, for Prometheus.
 
-Plain and open: it tells numbers, no names, and is meant for the cluster's own network (docs/install.md).
+Plain and open: it serves numbers, no names, and is meant for the cluster's own network (docs/install.md).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tpu_training_operator.runtime.metrics import Metrics
 
 @asynccontextmanager
 async def serve_metrics(port: int, metrics: Metrics) -> AsyncIterator[None]:
-    """Serve on `port` of every address, and watch the event loop, until the context is left. OSError: port taken."""
+    """Serve on `port` of every address and measure the event loop until the block ends. OSError: the port is taken."""
 
     async def answer(request: web.Request) -> web.Response:
         body, content_type = metrics.exposition(request.headers.get("Accept", ""))
@@ -24,7 +24,7 @@ async def serve_metrics(port: int, metrics: Metrics) -> AsyncIterator[None]:
     app.router.add_get("/metrics", answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    lag = asyncio.create_task(metrics.loop_lag.watch(), name="loop lag")
+    lag = asyncio.create_task(metrics.watch_event_loop(), name="event loop lag")
     try:
         await web.TCPSite(runner, port=port).start()
         yield

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
-from tpu_training_operator.runtime.cluster import SECRETS, Conflict, NotFound, Object, Resource
+from tpu_training_operator.kube.cluster import SECRETS, Object, Resource
+from tpu_training_operator.kube.errors import Conflict, NotFound
 from tpu_training_operator.runtime.progress.certificates import (
     Authority,
     BadAuthority,

@@ -4,8 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.throttle import Throttle
 
 Key = TypeVar("Key")
 

@@ -16,8 +16,8 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.ownership import controller
-from tpu_training_operator.runtime.cluster import JOBS, PODS, TOKEN_REVIEWS, ApiError, Cluster, NotFound, Object
-from tpu_training_operator.runtime.keys import JobKey
+from tpu_training_operator.kube.cluster import JOBS, PODS, TOKEN_REVIEWS, Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.runtime.progress.answers import Answers
 from tpu_training_operator.runtime.progress.refused import Refused
 from tpu_training_operator.runtime.progress.sender import Sender
@@ -146,7 +146,7 @@ def _sender(job: Object, pod: Object) -> Sender:
     [worker] = workers
     if worker.worker != WorkerId(worker.worker.attempt, 0, 0):
         raise Refused(403, f"pod {worker.name} is not worker 0; only slice 0 host 0 reports")
-    status = Status.model_validate(job.get("status") or {})
+    status = Status.read(job.get("status"))
     if worker.worker.attempt > status.attempt:
         raise Refused(403, f"pod {worker.name} is of attempt {worker.worker.attempt}, which has not begun")
     resolved = status.resolved

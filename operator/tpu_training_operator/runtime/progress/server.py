@@ -21,9 +21,9 @@ from aiohttp import web
 
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.report import Report
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.keys import JobKey
-from tpu_training_operator.runtime.observers import SILENT_REPORTS, ReportObserver
+from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.progress.connections import Connections, TlsConnection
 from tpu_training_operator.runtime.progress.limits import Limits
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
@@ -72,7 +72,7 @@ class ProgressService:
     hint: Callable[[JobKey], None]
     clock: Callable[[], datetime]
     seconds: Callable[[], float]
-    observer: ReportObserver = SILENT_REPORTS
+    metrics: Metrics | None = None
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._told, _answered], client_max_size=MOST_BYTES)
@@ -136,7 +136,8 @@ class ProgressService:
     async def _told(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """The last to see an answer."""
         response = await handler(request)
-        self.observer.report_answered(response.status)
+        if self.metrics:
+            self.metrics.report_answered(response.status)
         # One that is kept between two reports costs more memory than the next handshake costs time.
         response.force_close()
         return response

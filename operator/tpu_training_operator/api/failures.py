@@ -1,0 +1,35 @@
+"""The exit codes and failure reasons that decisions depend on, each written once.
+
+Most reasons only inform people, and stand in the table of `domain.failures.table` or come from Kubernetes.
+"""
+
+from enum import IntEnum, StrEnum
+
+
+class ExitCode(IntEnum):
+    """How the trainer ends without success (`tpu_trainer.contract.ExitCode`; a contract test compares the two)."""
+
+    USER_ERROR = 1
+    NOT_FINITE = 65
+    PEER_LOST = 69
+    INTERNAL_ERROR = 70
+    HUNG = 71
+    STORAGE_FAILED = 74
+    PREEMPTED = 75
+    DIVERGED = 76
+    STORAGE_DENIED = 77
+    BAD_SPEC = 78
+
+
+class FailureReason(StrEnum):
+    """`reason` of a failure in the status, where the operator decides by it or gives it without a sign in a pod."""
+
+    DEVICE_BUSY = "DeviceBusy"
+    DEVICE_FAILED = "DeviceFailed"
+    DEVICES_UNHEALTHY = "DevicesUnhealthy"
+    DIVERGED = "Diverged"
+    STORAGE_DENIED = "StorageDenied"
+    POD_DELETED = "PodDeleted"
+    NOT_STARTED = "NotStarted"
+    NO_PROGRESS = "NoProgress"
+    STRAGGLER = "Straggler"

@@ -1,0 +1,1 @@
+"""One client for the Kubernetes API, used by the operator and by the command line."""

@@ -1,0 +1,358 @@
+"""The Kubernetes API over HTTP: raw JSON by aiohttp, for the operator and for the command line.
+
+The client waits for its rate limit, and makes the short pauses that the server asks for (429, or 503 with Retry-After).
+Every other failure goes to the caller, who decides whether to try again.
+
+Memory is bounded: anybody who may create objects in some namespace decides how large they are, and one page of them
+must not take more memory than this process has.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+
+from tpu_training_operator.api.constants import MANAGER
+from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, resource_of
+from tpu_training_operator.kube.credentials import Credentials
+from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
+from tpu_training_operator.kube.server_clock import ServerClock
+from tpu_training_operator.kube.throttle import Throttle
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Objects per page. Each is reduced to what the caller keeps before the next page is requested.
+_PAGE = 50
+_PAGE_OF_PODS = 100
+# Bytes of one answer, or of one event of a watch. An object can be as large as etcd accepts, 1.5 MiB; a page that is
+# larger than this is requested again with fewer objects. Parsing takes up to nine times as much memory: a single
+# character beyond the Basic Multilingual Plane makes Python hold every character of a text in four bytes.
+_LONGEST_BODY = 8 * 2**20
+_PAGES_AT_ONCE = 2
+# A list ends after reading this many objects. Nobody needs all the events of a pod.
+_MOST: Mapping[Resource, int] = {EVENTS: 100}
+_TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+_CONNECT_SECONDS = 5
+# The server ends an idle watch, so a connection that stays silent for longer is dead.
+_WATCH_SECONDS = 50
+_SILENT_WATCH_SECONDS = 60.0
+_TRIES_WHEN_OVERLOADED = 5
+# All pauses of one request. A worker of the operator that waits longer is missing for other jobs.
+_PATIENCE_SECONDS = 2.0
+_LONGEST_RETRY_AFTER = 30.0
+_TOKEN_LIFETIME = 60.0
+
+# What a list returns of an object; None leaves the object out.
+Keep = Callable[[Object], T | None]
+# Called with the method, the HTTP status (0: no answer) and the seconds of every request.
+Answered = Callable[[str, int, float], None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Objects of one kind: in a namespace (None: everywhere), with all these labels and values of fields."""
+
+    resource: Resource
+    namespace: str | None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return self.resource.path(self.namespace)
+
+    def query(self) -> dict[str, str]:
+        selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
+        return {
+            name: ",".join(f"{key}={value}" for key, value in wanted.items())
+            for name, wanted in selectors.items()
+            if wanted
+        }
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """What is kept of one page of a list. A watch continues from `version`."""
+
+    kept: tuple[T, ...]
+    read: int
+    following: str
+    version: str
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """What differs between the users of a client.
+
+    `throttle`: the rate limit. `answered` hears of every request. `keep`: what `Client.list` returns of the objects of
+    a kind, where that is less than all. `clean` is applied to every object read. `patience`: seconds that one request
+    may spend on the pauses the server asks for.
+    """
+
+    agent: str = MANAGER
+    throttle: Throttle | None = None
+    answered: Answered | None = None
+    keep: Mapping[Resource, Keep[Object]] = field(default_factory=dict)
+    clean: Callable[[Object], Object] = lambda found: found
+    patience: float = _PATIENCE_SECONDS
+    connections: int = 64
+
+
+class Client:
+    """The `Cluster` protocol against an API server; and pages, watches and streams."""
+
+    def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, options: ClientOptions) -> None:
+        self._session = session
+        self._credentials = credentials
+        self._options = options
+        self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
+        self._ssl = credentials.ssl_context()
+        self._authorization: str | None = None
+        self._authorized_at = float("-inf")
+        self.last_answer = time.monotonic()
+        self.clock = ServerClock()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        return self._options.clean(await self.request("GET", f"{resource.path(namespace)}/{name}"))
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Object]:
+        selection = Selection(resource, namespace, labels or {}, fields or {})
+        keep = self._options.keep.get(resource, lambda found: found)
+        return [found async for page in self.pages(selection, keep) for found in page.kept]
+
+    async def create(self, body: Object) -> Object:
+        path = resource_of(body).path(body["metadata"].get("namespace"))
+        return await self.request("POST", path, body, {"fieldManager": MANAGER})
+
+    async def update(self, body: Object) -> Object:
+        """Replace the object. Raises Conflict unless metadata.resourceVersion is the current one."""
+        return await self.request("PUT", _path_of(body), body, {"fieldManager": MANAGER})
+
+    async def update_status(self, body: Object) -> Object:
+        return await self.request("PUT", f"{_path_of(body)}/status", body, {"fieldManager": MANAGER})
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        await self.request("DELETE", f"{resource.path(namespace)}/{name}", options)
+
+    async def pages(self, selection: Selection, keep: Keep[T]) -> AsyncIterator[Page[T]]:
+        """The list, page by page, reduced to what `keep` returns of each object."""
+        query = selection.query()
+        limit = _PAGE_OF_PODS if selection.resource is PODS else _PAGE
+        read, most = 0, _MOST.get(selection.resource, math.inf)
+        while True:
+            try:
+                async with self._pages:
+                    page = await self._page(selection.path, query | {"limit": str(limit)}, keep)
+            except TooLarge:
+                if limit == 1:
+                    raise
+                limit //= 2
+                continue
+            yield page
+            read += page.read
+            query["continue"] = page.following
+            if not page.following or read >= most:
+                return
+
+    async def _page(self, path: str, query: Mapping[str, str], keep: Keep[T]) -> Page[T]:
+        # A method of its own, so that the whole page is freed before the next one is read.
+        page = await self.request("GET", path, query=query)
+        found, metadata = page["items"], page["metadata"]
+        kept = tuple(thin for item in found if (thin := keep(self._options.clean(item))) is not None)
+        return Page(kept, len(found), metadata.get("continue") or "", metadata.get("resourceVersion") or "")
+
+    async def watch(self, selection: Selection, version: str) -> AsyncIterator[Object]:
+        """The events after `version`, until the server ends the watch. Then continue from the last one's version."""
+        query = selection.query() | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS),
+            "resourceVersion": version,
+        }
+        async with aclosing(self.stream(selection.path, query, silent_seconds=_SILENT_WATCH_SECONDS)) as pieces:
+            async for line in _lines(pieces):
+                event = _json_object(line)
+                if event is None:
+                    raise Unavailable(0, "NoObject", f"the watch was cut off: {quote(line)!r}")
+                if event["type"] == "ERROR":
+                    told = event["object"]
+                    raise error_of(int(told.get("code", 500)), told.get("reason"), told.get("message"))
+                yield self._options.clean(event)
+
+    async def request(
+        self, method: str, path: str, sent: Object | None = None, query: Mapping[str, str] | None = None
+    ) -> Object:
+        """The object in the answer. Raises an ApiError."""
+        async with self._answer(method, path, sent, query, _TIMEOUT) as response:
+            body = await _read(response)
+        answer = _json_object(body)
+        if answer is None or "kind" not in answer:
+            # A proxy on the way, or an answer that was cut off.
+            raise Unavailable(response.status, "NoObject", f"{method} {path}: answered with no object: {quote(body)}")
+        return answer
+
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silent_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """A long answer in pieces of any length. Raises Silence after `silent_seconds` without one."""
+        limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=silent_seconds)
+        async with self._answer("GET", path, None, query, limits) as response:
+            try:
+                async for piece in response.content.iter_any():
+                    yield piece
+            except TimeoutError:
+                raise Silence(0, "Silence", f"GET {path}: nothing for {silent_seconds:g} s") from None
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        sent: Object | None,
+        query: Mapping[str, str] | None,
+        limits: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A successful answer whose body is not read yet. An error while the caller reads it becomes an ApiError."""
+        paused = 0.0
+        for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
+            if self._options.throttle is not None:
+                await self._options.throttle.wait()
+            async with self._send(method, path, sent, query, limits) as response:
+                if response.status < 400:
+                    yield response
+                    return
+                pause = _pause_asked_for(response)
+                error = await _refusal(response, pause or 0.0)
+            if pause is None or not tries_left or paused + pause > self._options.patience:
+                raise error
+            log.info("pausing %g s, as the API server asks: %s %s: %s", pause, method, path, error)
+            paused += pause
+            await asyncio.sleep(pause)
+
+    @asynccontextmanager
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        sent: Object | None,
+        query: Mapping[str, str] | None,
+        limits: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        # Compressed, a small answer could become a large one before anybody has counted it.
+        headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
+        if authorization := await self._current_authorization():
+            headers["Authorization"] = authorization
+        url = self._credentials.server.rstrip("/") + path
+        began, asked = time.monotonic(), self.clock.local()
+        answered = self._options.answered or _nobody_listens
+        try:
+            async with self._session.request(
+                method, url, json=sent, params=query, headers=headers, ssl=self._ssl, timeout=limits
+            ) as response:
+                self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
+                if response.status == 401:
+                    # The token was replaced earlier than expected.
+                    self._authorized_at = float("-inf")
+                else:
+                    self.last_answer = time.monotonic()
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            answered(method, 0, time.monotonic() - began)
+            raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
+        answered(method, response.status, time.monotonic() - began)
+
+    async def _current_authorization(self) -> str | None:
+        if time.monotonic() - self._authorized_at > _TOKEN_LIFETIME:
+            self._authorization = await asyncio.to_thread(self._credentials.authorization)
+            self._authorized_at = time.monotonic()
+        return self._authorization
+
+
+@asynccontextmanager
+async def connect(credentials: Credentials, options: ClientOptions | None = None) -> AsyncIterator[Client]:
+    """A client with its own connections, closed at the end."""
+    options = options or ClientOptions()
+    # The throttle bounds the rate; the connection limit bounds how many requests are open at once.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=options.connections)) as session:
+        yield Client(session, credentials, options)
+
+
+def _nobody_listens(*_: object) -> None:
+    pass
+
+
+def _path_of(body: Object) -> str:
+    metadata = body["metadata"]
+    return f"{resource_of(body).path(metadata['namespace'])}/{metadata['name']}"
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytearray:
+    """The body. Raises TooLarge as soon as it is too long, which closes the connection."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _LONGEST_BODY:
+            what = f"{response.method} {response.url.path}"
+            raise TooLarge(response.status, "TooLarge", f"{what}: the answer is longer than {_LONGEST_BODY} bytes")
+    return body
+
+
+async def _lines(pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """The whole lines of a watch. A cut connection leaves a last one without a newline, which is dropped."""
+    held = bytearray()
+    async for piece in pieces:
+        searched = len(held)
+        held += piece
+        while (end := held.find(b"\n", searched)) >= 0:
+            line = bytes(held[:end])
+            del held[: end + 1]
+            searched = 0
+            if line:
+                yield line
+        if len(held) > _LONGEST_BODY:
+            raise TooLarge(0, "TooLarge", f"the watch sent an event of more than {_LONGEST_BODY} bytes")
+
+
+def _json_object(body: bytes | bytearray) -> Object | None:
+    try:
+        parsed: Any = json.loads(body)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+async def _refusal(response: aiohttp.ClientResponse, pause: float) -> ApiError:
+    body = await _read(response)
+    answer = _json_object(body)
+    if answer is None or "kind" not in answer:
+        answer = {"message": quote(body)}
+    reason, message = answer.get("reason"), answer.get("message")
+    return error_of(response.status, reason, message, method=response.method, retry_after=pause)
+
+
+def _pause_asked_for(response: aiohttp.ClientResponse) -> float | None:
+    """In seconds; None if there is no reason to wait. A 429 asks for a pause even without saying how long."""
+    text = response.headers.get("Retry-After", "")
+    if response.status != 429 and (response.status != 503 or not text):
+        return None
+    return min(float(text) if text.isdigit() else 1.0, _LONGEST_RETRY_AFTER)

@@ -1,0 +1,96 @@
+"""What the operator needs of a cluster: kinds of objects, keys of jobs, and the requests on them.
+
+Two classes implement the `Cluster` protocol, and one set of contract tests covers both: `kube.client` (an API server)
+and `local.store` (this machine). Objects are plain JSON, because typed models would drop the fields they don't know.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tpu_training_operator.api import constants
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of object and where the API server keeps it."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str | None) -> str:
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        scope = f"/namespaces/{namespace}" if namespace is not None else ""
+        return f"{root}{self.api_version}{scope}/{self.plural}"
+
+
+JOBS = Resource(constants.API_VERSION, constants.KIND, constants.PLURAL)
+PODS = Resource("v1", "Pod", "pods")
+SERVICES = Resource("v1", "Service", "services")
+CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
+SECRETS = Resource("v1", "Secret", "secrets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+EVENTS = Resource("events.k8s.io/v1", "Event", "events")
+# A question rather than an object: nothing is stored.
+TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
+
+_BY_KIND = {
+    resource.kind: resource
+    for resource in (JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, NETWORK_POLICIES, EVENTS, TOKEN_REVIEWS)
+}
+
+
+def resource_of(body: Mapping[str, Any]) -> Resource:
+    return _BY_KIND[body["kind"]]
+
+
+@dataclass(frozen=True)
+class JobKey:
+    """A job's name in the whole cluster."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Cluster(Protocol):
+    """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Object]:
+        """The objects that carry all the labels and have these values in these fields, as they are now.
+
+        `namespace` None means all namespaces. `fields` must be ones the API server can select by. A list of events may
+        end after the first hundred.
+        """
+        ...
+
+    async def create(self, body: Object) -> Object:
+        """Create the object and return it as stored, with its uid."""
+        ...
+
+    async def update_status(self, body: Object) -> Object:
+        """Replace `status` and nothing else. Conflict unless metadata.resourceVersion is the current one."""
+        ...
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
+        """Request deletion of the object with this uid. Raises Conflict if another object has the name now.
+
+        A running pod stays for its grace period, marked with a deletionTimestamp. `grace_seconds` replaces that
+        period; with 0 the object goes at once, even if its node still runs it.
+        """
+        ...

@@ -1,0 +1,82 @@
+"""How a cluster says no. The client and the local store raise the same exceptions, by the API server's HTTP status."""
+
+from tpu_training_operator.api.text import plain
+
+_LONGEST_QUOTE = 1000
+
+
+class ApiError(Exception):
+    """The cluster refused a request or could not be reached.
+
+    `status` is the HTTP status, 0 without an answer. `retry_after` is how many seconds the server asks us to wait
+    before the next request, 0 if it does not say.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message or reason or f"HTTP {status}")
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class NotFound(ApiError):
+    """404."""
+
+
+class AlreadyExists(ApiError):
+    """409 on create: the name is taken."""
+
+
+class Conflict(ApiError):
+    """409: the object changed since it was read (resourceVersion or uid)."""
+
+
+class Forbidden(ApiError):
+    """403: missing rights, a quota, or Pod Security."""
+
+
+class Invalid(ApiError):
+    """422, 413 or 400: the object itself is wrong, so a retry would fail the same way."""
+
+
+class Unavailable(ApiError):
+    """Overload, a server error, or no answer at all: worth another try."""
+
+
+class Expired(Unavailable):
+    """410: the version or the page to continue from is too old. List again."""
+
+
+class TooLarge(Unavailable):
+    """The answer is longer than the client reads."""
+
+
+class Silence(Unavailable):
+    """An open stream sent nothing for a while. The other end may have nothing to say, or may be gone."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: Invalid,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Expired,
+    # Larger than etcd accepts.
+    413: Invalid,
+    422: Invalid,
+}
+
+
+def error_of(
+    status: int, reason: object, message: object, *, method: str = "GET", retry_after: float = 0.0
+) -> ApiError:
+    """The error for an HTTP status, with the server's words (None: it has none) made safe for a terminal."""
+    kind = _BY_STATUS.get(status, Unavailable)
+    if kind is Conflict and method == "POST" and reason == "AlreadyExists":
+        kind = AlreadyExists
+    return kind(status, plain(str(reason or "")), plain(str(message or "")), retry_after=retry_after)
+
+
+def quote(body: bytes | bytearray) -> str:
+    """The beginning of an answer that is not what was expected, for an error message."""
+    return plain(body[:_LONGEST_QUOTE].decode(errors="replace")).strip()

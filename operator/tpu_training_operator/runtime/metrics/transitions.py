@@ -1,0 +1,108 @@
+"""What happened between one status and the next, as the metrics count it. Pure.
+
+A newer operator may have written the status: values unknown here are folded into known ones.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.observed import parse_time
+
+ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """All workers of a gang became ready `seconds` after the job started or was resumed, or after the gang failed."""
+
+    after_failure: bool
+    seconds: float
+
+
+def restarts(before: Status, after: Status) -> dict[FailureClass, int]:
+    """How many restarts of each class were added."""
+    added: dict[FailureClass, int] = {}
+    for name, count in after.restarts.by_class.items():
+        known = FailureClass(name) if name in list(FailureClass) else FailureClass.UNKNOWN
+        more = max(0, count - before.restarts.by_class.get(name, 0))
+        added[known] = added.get(known, 0) + more
+    return added
+
+
+def failure(before: Status, after: Status) -> FailureClass | None:
+    """The class of the failure that ended an attempt; None if no attempt failed."""
+    last = before.last_failure.attempt if before.last_failure else 0
+    if after.last_failure is None or after.last_failure.attempt <= last:
+        return None
+    return after.last_failure.failure_class
+
+
+def finish(before: Status, after: Status) -> str | None:
+    """The reason of the condition with which the job ended; None unless it ended just now."""
+    if before.completion_time is not None or after.completion_time is None:
+        return None
+    ends = (find(after.conditions, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED))
+    return next((end.reason for end in ends if end and end.is_true), "")
+
+
+def became_ready(before: Status, after: Status) -> Readiness | None:
+    """How long the gang took to become ready; None unless it did just now.
+
+    A start counts from the first attempt or the resumption, a recovery from the first failure. A start whose first
+    attempts failed is one start.
+    """
+    ready = find(after.conditions, ConditionType.GANG_READY)
+    if ready is None or not ready.is_true or is_true(before.conditions, ConditionType.GANG_READY):
+        return None
+    now = parse_time(ready.last_transition_time)
+    started = _latest(_starts(after)) or now
+    unready = find(before.conditions, ConditionType.GANG_READY)
+    since = parse_time(unready.last_transition_time) if unready else started
+    if since <= started:
+        return Readiness(False, _seconds(started, now))
+    # The status keeps only the last failure; of several in a row, the first made the gang unready.
+    failed = parse_time(after.last_failure.time) if after.last_failure else since
+    return Readiness(True, _seconds(min(since, failed), now))
+
+
+def accounted(before: Status, after: Status) -> dict[str, int]:
+    """The seconds added to each account. Training counts as productive once a checkpoint holds it or the job has
+    ended: until then it may still turn out to be wasted, and counters never decrease."""
+    earlier, later = _settled(before), _settled(after)
+    return {account: max(0, later[account] - earlier[account]) for account in ACCOUNTS}
+
+
+def final_ratio(before: Status, after: Status) -> float | None:
+    """The goodput of a job that ended just now."""
+    if finish(before, after) is None or after.goodput is None or after.goodput.ratio is None:
+        return None
+    return float(after.goodput.ratio)
+
+
+def _settled(status: Status) -> dict[str, int]:
+    goodput = status.goodput
+    if goodput is None:
+        return dict.fromkeys(ACCOUNTS, 0)
+    unsaved = 0 if status.completion_time else goodput.unsaved_seconds
+    seconds = {account: int(getattr(goodput, f"{account}_seconds")) for account in ACCOUNTS}
+    return seconds | {"productive": goodput.productive_seconds - unsaved}
+
+
+def _starts(status: Status) -> Iterable[datetime]:
+    if status.start_time:
+        yield parse_time(status.start_time)
+    suspended = find(status.conditions, ConditionType.SUSPENDED)
+    if suspended and not suspended.is_true:
+        yield parse_time(suspended.last_transition_time)
+
+
+def _latest(moments: Iterable[datetime]) -> datetime | None:
+    return max(moments, default=None)
+
+
+def _seconds(start: datetime, end: datetime) -> float:
+    return max(0.0, (end - start).total_seconds())

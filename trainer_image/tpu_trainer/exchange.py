@@ -1,0 +1,292 @@
+"""Everything that crosses between replicas in a training step, packed into one bucket: one collective per step.
+
+The bucket holds the gradients in the model's order, then the signals, then, where replicas may differ in it, which
+parameters have a gradient. Reading the summed signals makes the host wait for the device, so `Signals` reads several
+steps at once. All replicas read the same sums after the same step, so they decide alike without another exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tpu_trainer.backends.base import as_complex, as_real
+from tpu_trainer.errors import UserCodeError
+
+if TYPE_CHECKING:
+    from tpu_trainer.backends.base import Backend
+
+LOSS, WEIGHT, STOP, SAVE, BROKEN, SQUARE = range(6)
+"""Places of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
+checkpoint. BROKEN: above 0 if a replica's own loss or gradients are not finite. SQUARE: the squared length of the
+replica's own gradient, sent only for the noise scale."""
+
+SIGNALS = 5
+"""Number of signals without SQUARE."""
+
+MOST_STEPS = 10
+"""Most steps between two readings of the signals, and steps between two reports."""
+
+STOP_SECONDS = 1.0
+"""A request to stop waits about this long at most to be read; a step that takes longer is read on its own."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A replica's part of a step's loss; tensors of shape []. The loss is the sum of totals over the sum of weights.
+
+    weight None: `total` is a mean over the replica's examples, and all replicas weigh the same.
+    """
+
+    total: Tensor
+    weight: Tensor | None = None
+
+    @staticmethod
+    def of(returned: Any, passes: int) -> Loss:
+        """From what the task's `loss` returned in one of a step's `passes`.
+
+        Raises:
+            UserCodeError: it is neither a mean nor (sum, weight).
+        """
+        if isinstance(returned, tuple) and len(returned) == 2:
+            total, weight = returned
+            if _is_scalar(total) and _is_scalar(weight):
+                return Loss(wide(total), wide(weight))
+            found = f"({_described(total)}, {_described(weight)})"
+        elif _is_scalar(returned):
+            mean = wide(returned)
+            return Loss(mean / passes if passes > 1 else mean)
+        else:
+            found = _described(returned)
+        raise UserCodeError(
+            "the task's loss must return the mean over the batch as a tensor of shape [], or (sum, weight) as two of "
+            f"them; got {found}"
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.total] if self.weight is None else [self.total, self.weight]
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total if self.weight is None else self.total / self.weight
+
+    def plus(self, later: Loss) -> Loss:
+        """This loss and that of the step's next pass."""
+        if self.weight is None or later.weight is None:
+            if self.weight is not later.weight:
+                raise UserCodeError("the task's loss must return a mean in every pass, or (sum, weight) in every pass")
+            return Loss(self.total + later.total)
+        return Loss(self.total + later.total, self.weight + later.weight)
+
+    def detached(self) -> Loss:
+        return Loss(self.total.detach(), None if self.weight is None else self.weight.detach())
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What this replica asks of the gang, as data on the device (Backend.flag): to stop, to save a checkpoint."""
+
+    stop: Tensor
+    save: Tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a step's exchange returns. signals: summed over all replicas, shape [5], or [6] with SQUARE.
+
+    square: the squared length of the global gradient, shape []; None unless asked for.
+    """
+
+    signals: Tensor
+    square: Tensor | None = None
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether the step's loss and gradients are finite: a boolean of shape []."""
+        signals = self.signals
+        return (signals[BROKEN] == 0) & torch.isfinite(signals[LOSS]) & (signals[WEIGHT] > 0)
+
+
+def exchange(
+    parameters: Sequence[nn.Parameter], loss: Loss, wishes: Wishes, backend: Backend, squares: bool = False
+) -> Sums:
+    """Replaces every gradient by the gradient of the mean loss over all replicas.
+
+    A parameter without a gradient on any replica keeps none, as in plain PyTorch, where optimizers skip it. A parameter
+    that only some replicas used gets the same gradient on all.
+
+    After the call only the parameters refer to gradients: one that is still referred to at a sync becomes an output of
+    the compiled graph (1x the parameters in memory, a fifth of the speed of a small model).
+
+    Raises:
+        UserCodeError: a gradient is sparse.
+    """
+    alone = backend.terms == 1 or backend.one_program
+    used = [parameter.grad is not None for parameter in parameters]
+    sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
+    gradients, signals = take(sent, loss, wishes, squares)
+    if not alone:
+        signals = torch.cat([signals, backend.to_device(torch.tensor(used, dtype=signals.dtype))])
+    sums, total = backend.reduce_bucket(gradients, signals)
+    del gradients
+    count = SIGNALS + squares
+    anywhere = [True] * len(sent)
+    # If this replica has every gradient, each exists somewhere: most models never wait for this reading.
+    if not alone and not all(used):
+        anywhere = [has > 0 for has in total[count:].tolist()]
+    divisor: int | Tensor = backend.terms
+    if loss.weight is not None:
+        # Data on the device: a number would be compiled in.
+        divisor = total[WEIGHT] if total.device == loss.total.device else backend.to_device(total[WEIGHT])
+    for parameter, summed, has in zip(sent, sums, anywhere, strict=True):
+        if has:
+            mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
+            parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
+    # A copy: a slice of the flat bucket would keep all of it alive until it is read.
+    return Sums(total[:count].clone(), square([p.grad for p in parameters if p.grad is not None]) if squares else None)
+
+
+def take(
+    parameters: Sequence[nn.Parameter], loss: Loss, wishes: Wishes, squares: bool = False
+) -> tuple[list[Tensor], Tensor]:
+    """Takes the gradients off the parameters (zeros where there is none); returns them and this replica's signals.
+
+    They travel as real numbers in float32, or in float64 if that is their type.
+    """
+    gradients = [_travelling(parameter) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    kind = torch.float64 if loss.total.dtype == torch.float64 else torch.float32
+    total = loss.total.detach().to(kind).reshape(1)
+    weight = torch.ones_like(total) if loss.weight is None else loss.weight.detach().to(kind).reshape(1)
+    # A sum is finite if all its terms are, unless they are too large to train on anyway.
+    checked = torch.cat([total, weight, *(gradient.sum().to(kind).reshape(1) for gradient in gradients)])
+    broken = 1 - torch.isfinite(checked).all().to(kind).reshape(1)
+    asked = [wish.sum().to(kind).reshape(1) for wish in (wishes.stop, wishes.save)]
+    signals = [total, weight, *asked, broken]
+    if squares:
+        own = square(gradients).to(kind).reshape(1)
+        signals.append(own if loss.weight is None else own / weight.square())
+    return gradients, torch.cat(signals)
+
+
+def square(gradients: Sequence[Tensor]) -> Tensor:
+    """The squared length of all gradients together, shape []."""
+    if not gradients:
+        return torch.zeros(())
+    return torch.stack([as_real(gradient.detach()).float().square().sum() for gradient in gradients]).sum()
+
+
+def wide(value: Tensor) -> Tensor:
+    """`value` in float32 or float64, so that passes add up: True + True is True, and float16 ends at 65504."""
+    return value if value.dtype == torch.float64 or value.is_complex() else value.float()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The signals of one or more steps, on the host.
+
+    losses: the global loss of each step. finite: whether its loss and gradients are finite. stopping, saving: in one of
+    the steps a replica asked to end the run, or for a checkpoint.
+    squares: per step the mean over replicas of their own squared gradient, and the square of the global gradient; empty
+    unless the noise scale is asked for.
+    """
+
+    losses: tuple[float, ...]
+    finite: tuple[bool, ...]
+    stopping: bool = False
+    saving: bool = False
+    squares: tuple[tuple[float, float], ...] = ()
+
+    def then(self, later: Reading) -> Reading:
+        return Reading(
+            self.losses + later.losses,
+            self.finite + later.finite,
+            self.stopping or later.stopping,
+            self.saving or later.saving,
+            self.squares + later.squares,
+        )
+
+
+class Signals:
+    """The signals that have not been read yet. `read_through` is the last step that has been read.
+
+    Where the device works ahead of the host, a reading leaves out the newest step: the next one is traced while its
+    results are being computed.
+    """
+
+    def __init__(self, backend: Backend, step: int) -> None:
+        self._backend = backend
+        self._unread: list[Sums] = []
+        # Until the pace is known: the first steps compile, and a request to stop may have waited for that already.
+        self._every = 1
+        self.read_through = step
+
+    def add(self, sums: Sums) -> None:
+        self._unread.append(sums)
+
+    def settle_interval(self, step_seconds: float) -> None:
+        """Sets how often signals are read, by the slowest replica's pace. A collective."""
+        if not self._backend.reads_free:
+            slowest = max(seconds for (seconds,) in self._backend.gather([step_seconds]))
+            self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
+
+    def read(self, step: int, *, whole: bool) -> Reading | None:
+        """Waits for the results if they are due after `step`, or, with `whole`, for those of all steps.
+
+        None if there is nothing to read. A reading that stops the run or asks for a checkpoint covers all steps.
+        """
+        if not whole and step % self._every:
+            return None
+        kept = 0 if whole or self._backend.reads_free else 1
+        count = len(self._unread) - kept
+        if count < 1:
+            return None
+        reading = self._take(count)
+        rest = self._take(kept) if (reading.stopping or reading.saving) and kept else None
+        return reading if rest is None else reading.then(rest)
+
+    def _take(self, count: int) -> Reading:
+        """Reads the `count` oldest."""
+        taken = self._unread[:count]
+        squares = [sums.square for sums in taken if sums.square is not None]
+        here = self._backend.to_host([*(sums.signals for sums in taken), *squares])
+        del self._unread[:count]
+        self.read_through += count
+        rows = [tensor.tolist() for tensor in here[:count]]
+        losses = tuple(row[LOSS] / row[WEIGHT] if row[WEIGHT] else math.nan for row in rows)
+        return Reading(
+            losses=losses,
+            finite=tuple(math.isfinite(loss) and row[BROKEN] == 0 for loss, row in zip(losses, rows, strict=True)),
+            stopping=any(row[STOP] > 0 for row in rows),
+            saving=any(row[SAVE] > 0 for row in rows),
+            squares=tuple(
+                (row[SQUARE] / self._backend.terms, float(whole))
+                for row, whole in zip(rows, here[count:], strict=False)
+            ),
+        )
+
+
+def _travelling(parameter: nn.Parameter) -> Tensor:
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if gradient.layout is not torch.strided:
+        raise UserCodeError(
+            f"the gradient of a parameter of shape {list(parameter.shape)} is sparse; replicas exchange dense "
+            "gradients only: create its layer without sparse=True"
+        )
+    real = as_real(gradient.detach())
+    return real if real.dtype == torch.float64 else real.float()
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _described(value: Any) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
