@@ -92,7 +92,7 @@ def test_waiting_for_data_is_reported(ill: Gang) -> None:
     assert "% of the time is spent waiting for the next batch" in message
 
 
-def test_warnings_reach_whoever_started_the_run(ill: Gang) -> None:
+def test_warnings_reach_the_progress_file(ill: Gang) -> None:
     told = [message for messages in warnings(ill).values() for message in messages]
     assert sorted(ill.progress()[-1]["warnings"]) == sorted(told)
 

@@ -1,4 +1,4 @@
-"""What the doctor makes of numbers: which are worth a person's time, and how often they are spoken of."""
+"""What the doctor concludes from numbers: which are worth a warning, and how often."""
 
 from __future__ import annotations
 

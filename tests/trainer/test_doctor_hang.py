@@ -1,4 +1,4 @@
-"""The watchdog: who does not get on is ended, with the reason; who does, or was merely asleep, is left alone."""
+"""The watchdog ends a process that makes no progress, with the reason, and leaves alone one that was merely asleep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `validation_step` logs is that of the whole held-out set, on any number of processes."""
+"""What `validation_step` logs covers the whole held-out set, on any number of processes."""
 
 from __future__ import annotations
 

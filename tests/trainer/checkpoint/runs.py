@@ -40,7 +40,7 @@ def commit(store: Store, step: int, by: Author | None = None, keep: int = 100, *
 
 
 def latest(store: Store, fingerprint: str, say: Callable[[str], None]) -> Found | None:
-    """The newest of all the checkpoints in `store`, whoever wrote it."""
+    """The newest of all checkpoints in `store`, of any writer."""
     return newest(store, candidates(store, say), fingerprint, say)
 
 

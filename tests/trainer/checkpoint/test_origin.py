@@ -24,7 +24,7 @@ OTHER_MODEL = replace(CREATED_AGAIN, fingerprint="g")
 
 
 def chosen(store: MemoryStore | DirectoryStore, elsewhere: Elsewhere | None = None) -> tuple[Folder | None, list[str]]:
-    """What ME takes up from its own folder, and what it warns of."""
+    """What ME continues from its own folder, and what it warns of."""
     warnings: list[str] = []
     found = choose_own(store, ME, elsewhere, lambda _: None, warnings.append)
     return (found.folder if found else None), warnings

@@ -1,4 +1,4 @@
-"""What every store promises, on all of them; what a person is told when a place refuses."""
+"""What every store promises, on all of them, and the message if a place refuses."""
 
 from __future__ import annotations
 

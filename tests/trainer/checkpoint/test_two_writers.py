@@ -72,6 +72,7 @@ def test_directories_and_buckets_behave_alike(order: list[int], new_store: Calla
 
 
 @given(order=orders)
+@settings(deadline=None)
 def test_the_newest_whole_checkpoint_never_moves_back_while_two_write(order: list[int]) -> None:
     store = MemoryStore()
     commit(store, 10, OLD, content=content(OLD, 10))

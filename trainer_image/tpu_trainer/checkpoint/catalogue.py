@@ -1,6 +1,6 @@
 """The checkpoints in a store: which there are, which are whole, how one is written, and which are deleted.
 
-Reading trusts nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is passed over with
+Reading trusts nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is skipped with
 a line that says why. Writing puts COMMIT last, and deleting removes it first, so that what is half written or half
 deleted is never taken for whole. A run deletes only what its own job wrote, in this or an earlier attempt: a host that
 was cut off, and writes on beside its successor, must not destroy the successor's work.
@@ -52,7 +52,7 @@ class Target:
     keep: int
 
 
-class PassedOverError(Exception):
+class SkippedError(Exception):
     """The checkpoint cannot be taken; the text says why. `torn`: it is not whole, and never will be."""
 
     def __init__(self, why: str, torn: bool = True) -> None:
@@ -83,8 +83,8 @@ def candidates(store: Store, say: Say) -> list[Candidate]:
     for entry in sorted(entries(store), key=lambda entry: str(entry.folder), reverse=True):
         try:
             whole.append((committed(store, entry), entry))
-        except PassedOverError as why:
-            say(_passed_over(entry.folder, why))
+        except SkippedError as why:
+            say(_skipped(entry.folder, why))
     return sorted(whole, key=_progress, reverse=True)
 
 
@@ -97,10 +97,10 @@ def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say)
     for commit, entry in among:
         try:
             if commit.author.fingerprint != fingerprint:
-                raise PassedOverError("it is of another task, model or seed", torn=False)
+                raise SkippedError("it is of another task, model or seed", torn=False)
             return Found(entry.folder, commit, _read(store, entry.folder, commit))
-        except PassedOverError as why:
-            say(_passed_over(entry.folder, why))
+        except SkippedError as why:
+            say(_skipped(entry.folder, why))
     return None
 
 
@@ -115,7 +115,7 @@ def find(store: Store, folder: Folder, host: int) -> Found:
             try:
                 commit = committed(store, entry)
                 return Found(folder, commit, _read(store, folder, commit))
-            except PassedOverError as why:
+            except SkippedError as why:
                 raise StorageError(f"{store.uri}: host {host} cannot read checkpoint {folder}: {why}") from why
     raise StorageError(
         f"{store.uri}: host {host} cannot see checkpoint {folder}, which host 0 chose: checkpoint.uri must be storage "
@@ -127,24 +127,24 @@ def committed(store: Store, entry: Entry) -> Commit:
     """The entry's COMMIT, if all the files that it names have the sizes it states.
 
     Raises:
-        PassedOverError: they do not, or there is no COMMIT.
+        SkippedError: they do not, or there is no COMMIT.
     """
     if COMMIT not in entry.sizes:
-        raise PassedOverError("it has no COMMIT: its writing was cut short, or goes on")
+        raise SkippedError("it has no COMMIT: its writing was cut short, or goes on")
     try:
         commit = Commit.parse(_present(store, entry.folder, COMMIT))
     except OtherFormatError as error:
-        raise PassedOverError(f"its {error}", torn=False) from error
+        raise SkippedError(f"its {error}", torn=False) from error
     except ValueError as error:
-        raise PassedOverError(f"its {error}") from error
+        raise SkippedError(f"its {error}") from error
     if commit.step != entry.folder.step:
-        raise PassedOverError(f"its COMMIT is of step {commit.step}")
+        raise SkippedError(f"its COMMIT is of step {commit.step}")
     for file, mark in commit.files.items():
         size = entry.sizes.get(file)
         if size is None:
-            raise PassedOverError(f"its {file} is missing")
+            raise SkippedError(f"its {file} is missing")
         if size != mark.size:
-            raise PassedOverError(f"its {file} has {size} bytes, its COMMIT says {mark.size}")
+            raise SkippedError(f"its {file} has {size} bytes, its COMMIT says {mark.size}")
     return commit
 
 
@@ -239,7 +239,7 @@ def _own(target: Target) -> tuple[list[Candidate], list[Entry]]:
             continue
         try:
             commit = committed(target.store, entry)
-        except PassedOverError as why:
+        except SkippedError as why:
             if why.torn:
                 debris.append(entry)
             continue
@@ -264,7 +264,7 @@ def _read(store: Store, folder: Folder, commit: Commit) -> Snapshot:
             return b""
         data = _present(store, folder, file)
         if Mark.of(data) != commit.files[file]:
-            raise PassedOverError(f"its {file} is not what was written: the checksum differs")
+            raise SkippedError(f"its {file} is not what was written: the checksum differs")
         return data
 
     return snapshot_of(checked)
@@ -274,8 +274,8 @@ def _present(store: Store, folder: Folder, file: str) -> bytes:
     try:
         return store.read(f"{folder}/{file}")
     except MissingError as error:
-        raise PassedOverError(f"its {file} disappeared while it was read") from error
+        raise SkippedError(f"its {file} disappeared while it was read") from error
 
 
-def _passed_over(folder: Folder, why: PassedOverError) -> str:
-    return f"checkpoint {folder} is passed over: {why}"
+def _skipped(folder: Folder, why: SkippedError) -> str:
+    return f"checkpoint {folder} is skipped: {why}"

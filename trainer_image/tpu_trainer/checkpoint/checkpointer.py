@@ -138,7 +138,8 @@ class Checkpointer(Checkpoints):
         snapshot = self._take(step, position, clean)
         self._newest, self._since = step, self._now()
         self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
-        self._writing = writing = Future()
+        writing: Future[Result] = Future()
+        self._writing = writing
         # A daemon: storage that never answers must not keep the process from ending once it has been told to.
         Thread(
             target=lambda: writing.set_result(_write(self._target, snapshot)), name="checkpoint", daemon=True

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from tpu_trainer.backends.base import Counters
+from tpu_trainer.backends.base import Backend, Counters
 from tpu_trainer.doctor.findings import Check, Voice
 
 WARM_UP_STEPS = 3
@@ -29,18 +29,10 @@ Shapes = Mapping[str, str]
 """Where a tensor is in the batch ("batch[0]", "batch['tokens']") -> its shape and dtype ("[8, 64] int64")."""
 
 
-class Counting(Protocol):
-    """The part of a Backend that counts."""
-
-    def compilations(self) -> int: ...
-
-    def counters(self) -> Counters: ...
-
-
 class StepCounts:
     """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step."""
 
-    def __init__(self, backend: Counting, voice: Voice, executions: int) -> None:
+    def __init__(self, backend: Backend, voice: Voice, executions: int) -> None:
         self.compilations = 0
         self.steps = 0
         self._backend = backend
