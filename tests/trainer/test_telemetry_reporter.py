@@ -20,7 +20,7 @@ from tpu_trainer.errors import BadSpecError, StorageError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry import reporter as module
-from tpu_trainer.telemetry.history import Sample, load_history
+from tpu_trainer.telemetry.history import Sample
 from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
@@ -37,6 +37,10 @@ def sample(step: int, count: int = 10) -> Sample:
     return Sample(step, losses, 0.25, 2.0, split, examples_per_second=80.0, mfu=0.4, noise_scale=32.0)
 
 
+def recorded_in(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / HISTORY).read_bytes())["recorded"]
+
+
 def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
     reporter.finding(Finding("Padding", 0, "pad less"))
@@ -51,11 +55,10 @@ def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     assert document["outcome"] == {"code": "Succeeded", "message": "trained 20 steps"}
     assert document["runSpec"] == run_spec(job=document["runSpec"]["job"], report={"uri": str(tmp_path)})
     assert document["environment"]["Device"] == "cpu"
-    history = load_history(json.dumps(document).encode(), "5f0c")
-    assert history is not None
-    assert [point.step for point in history.losses] == list(range(1, 21))
-    assert [evaluation.metrics for evaluation in history.evaluations] == [{"accuracy": 0.875}]
-    assert [warned.message for warned in history.warnings] == ["pad less", "read ahead more"]
+    history = recorded_in(tmp_path)
+    assert [point["step"] for point in history["losses"]] == list(range(1, 21))
+    assert [evaluation["metrics"] for evaluation in history["evaluations"]] == [{"accuracy": 0.875}]
+    assert [warned["message"] for warned in history["warnings"]] == ["pad less", "read ahead more"]
 
 
 def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> None:
@@ -66,10 +69,9 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
             reporter.sample(sample(step))
         reporter.ended(Outcome(code, "ended", end))
 
-    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
-    assert history is not None
-    assert [point.step for point in history.losses] == list(range(1, 41))
-    assert [(a.number, a.first, a.last, a.outcome) for a in history.attempts] == [
+    history = recorded_in(tmp_path)
+    assert [point["step"] for point in history["losses"]] == list(range(1, 41))
+    assert [(a["number"], a["first"], a["last"], a["outcome"]) for a in history["attempts"]] == [
         (1, 0, 30, "Preempted"),
         (2, 20, 40, "Succeeded"),
     ]
@@ -83,12 +85,13 @@ def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left
     second = open_reporter(spec_of(2), tmp_path, Clock(), "cpu", reports=True)
     second.ended(Outcome(ExitCode.StorageFailed, "no such bucket"))
 
-    document = (tmp_path / HISTORY).read_bytes()
-    history = load_history(document, "5f0c")
-    assert history is not None
-    assert len(history.losses) == 10
-    assert [(a.first, a.last, a.outcome) for a in history.attempts] == [(0, 10, "PeerLost"), (10, 10, "StorageFailed")]
-    assert json.loads(document)["outcome"]["message"] == "no such bucket"
+    history = recorded_in(tmp_path)
+    assert len(history["losses"]) == 10
+    assert [(a["first"], a["last"], a["outcome"]) for a in history["attempts"]] == [
+        (0, 10, "PeerLost"),
+        (10, 10, "StorageFailed"),
+    ]
+    assert json.loads((tmp_path / HISTORY).read_bytes())["outcome"]["message"] == "no such bucket"
 
 
 def test_the_run_specs_place_comes_before_the_environments(tmp_path: Path) -> None:
