@@ -1,8 +1,7 @@
-"""The operator process: kopf as plumbing around the controller.
+"""The operator process: command line, logs, and kopf as plumbing around the controller.
 
-kopf watches, logs in, probes and stops; it never writes to a job. Only `event` handlers are used, which leave neither
-finalizers nor annotations behind: a job stays deletable and GitOps tools see no drift when the operator is gone.
-The only importer of kopf.
+kopf watches, logs in, probes and stops; it never writes to a job. Only its `event` handlers are used. These leave no
+finalizers and no annotations behind: a job stays deletable and GitOps tools see no drift when the operator is gone.
 """
 
 import asyncio
@@ -11,15 +10,18 @@ import itertools
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import click
 import kopf
+from pythonjsonlogger.json import JsonFormatter
 
 from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
 from tpu_training_operator.domain.lifecycle.waiting import slim_event
@@ -35,33 +37,29 @@ from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.logs import LogFormat, configure_logs
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
-from tpu_training_operator.runtime.progress.authority import BadSecret, load_authority
-from tpu_training_operator.runtime.progress.certificates import Authority
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
-from tpu_training_operator.runtime.progress.service_name import ServiceName
-from tpu_training_operator.runtime.progress.tls import server_tls
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
-from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
+from tpu_training_operator.runtime.resync import jobs_to_reconcile, slim_job
 
 log = logging.getLogger(__name__)
 
-# What a list holds on to of objects that may be many, or large.
+# The parts of listed objects that are kept in memory, for kinds with many or large objects.
 _KEPT = {PODS: slim_worker, JOBS: slim_job, EVENTS: slim_event}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
-# Far beyond the life of any operator: a login ends with the first 401.
+# Longer than any operator lives: a login ends with the first 401.
 _LONGEST_LOGIN = timedelta(days=3650)
-# kopf's watches, after an error: without end, for a process that gives up starts anew and knows nothing better.
+# Pauses of kopf's watches after errors. They never end: a process that gave up would start again and know no better.
 _BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
 
 
 @dataclass(frozen=True)
 class Options:
-    """`namespaces` empty means the whole cluster; no `service` means that no worker can report."""
+    """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report."""
 
     namespaces: tuple[str, ...]
     qps: float
@@ -103,56 +101,40 @@ class Operator:
             beat()
 
         throttle = Throttle(options.qps, options.burst, time.monotonic)
-        client_options = ClientOptions(throttle=throttle, answered=answered, keep=_KEPT)
+        client_options = ClientOptions(throttle=throttle, on_answer=answered, keep=_KEPT)
         cluster = await enter(connect(self._credentials, client_options))
-
-        async def list_keys() -> list[JobKey]:
-            return await jobs_to_look_at(cluster, options.namespaces, _now(), metrics)
-
+        now = cluster.clock.now
+        authority = await _load_authority(cluster, options.service) if options.service else None
         inboxes, reporting = None, None
-        if options.service is not None:
-            inboxes, reporting = await self._listen(options.service, cluster, metrics)
+        if options.service and authority:
+            inboxes = Inboxes(now, options.qps)
+            url = options.service.url(options.progress_port)
+            reporting = Reporting(url, authority.pem.certificate.decode())
         reconciler = Reconciler(
             cluster,
-            cluster.clock.now,
+            now,
             inboxes=inboxes,
             reporting=reporting,
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
         )
-        self._controller = Controller(reconciler, list_keys, metrics=metrics)
+        list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
+        self._controller = Controller(reconciler, list_jobs, metrics=metrics)
         self._health = Health(self._controller, cluster)
+        if options.service and authority and inboxes:
+            tls = await enter(server_tls(authority, options.service.dns_names, _now))
+            reviewer = Reviewer(cluster, time.monotonic)
+            enqueue = self._controller.enqueue_within
+            service = ProgressService(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
+            await enter(serve(service, options.progress_port, tls))
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
         task = asyncio.create_task(self._controller.run(), name="controller")
         self._resources.push_async_callback(_cancel, task)
 
-    async def _listen(
-        self, service: ServiceName, cluster: Client, metrics: Metrics
-    ) -> tuple[Inboxes, Reporting] | tuple[None, None]:
-        """Take reports in from now on. Training goes on without them, where the Secret is not to be had."""
-        try:
-            authority = await _authority(cluster, service)
-        except (ApiError, BadSecret) as error:
-            log.error("workers cannot report, the progress service is off: %s", error)
-            return None, None
-        # Not before: its age is how long anybody could have been heard.
-        inboxes = Inboxes(cluster.clock.now, self._options.qps)
-        port = self._options.progress_port
-        tls = await self._resources.enter_async_context(server_tls(authority, service.dns_names, _now))
-
-        def hint(key: JobKey) -> None:
-            if self._controller:
-                self._controller.hint(key, in_seconds=inboxes.pause_seconds)
-
-        reviewer = Reviewer(cluster, time.monotonic)
-        progress = ProgressService(reviewer, inboxes, hint, cluster.clock.now, time.monotonic, metrics)
-        await self._resources.enter_async_context(serve(progress, port, tls))
-        return inboxes, Reporting(service.url(port), authority.pem.certificate.decode())
-
     async def _stop(self, **_: Any) -> None:
-        # Where one watch fails while another cannot be opened, kopf waits for ever for credentials that nobody brings.
+        # If one watch fails while another cannot be opened, kopf waits forever for credentials that nobody brings.
         end = threading.Timer(_STOP_SECONDS, _end_at_once)
         end.daemon = True
         end.start()
@@ -160,9 +142,9 @@ class Operator:
 
     async def _login(self, **_: Any) -> kopf.ConnectionInfo:
         if self._has_logged_in:
-            # kopf asks again for what was refused, and only then. It ends the process over credentials that it knows
-            # as refused already; these count as new by the time of their end, and a later token is found by itself.
-            log.warning("the API server does not accept our token any more, or not yet; reading it again")
+            # kopf logs in again only after its credentials were refused, and ends the process if it is given the same
+            # ones. A new expiration makes them look new; the next login reads a replaced token.
+            log.warning("the API server refused the operator's token; reading it again")
             await asyncio.sleep(_RETRY_SECONDS)
         self._has_logged_in = True
         authorization = await asyncio.to_thread(self._credentials.authorization)
@@ -183,33 +165,37 @@ class Operator:
         return self._health.check() if self._health else {}
 
     async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **kwargs: Any) -> None:
-        self._hint(kwargs, namespace, name, meta.get("resourceVersion"))
+        self._enqueue(kwargs, namespace, name, meta.get("resourceVersion"))
 
     async def _pod_event(
         self, namespace: str | None, labels: Mapping[str, str], body: Mapping[str, Any], **kwargs: Any
     ) -> None:
         name = labels.get(LABEL_JOB_NAME)
-        # A label alone is no reason to look: anybody may set it, and every look costs requests that jobs share.
+        # A label alone is not enough: anyone may set it, and every pass costs requests that all jobs share.
         if name == job_of(body):
-            self._hint(kwargs, namespace, name)
+            self._enqueue(kwargs, namespace, name)
 
-    def _hint(
+    def _enqueue(
         self, event: Mapping[str, Any], namespace: str | None, name: str | None, job_version: str | None = None
     ) -> None:
         if self._controller and namespace and name:
             # No type: the object was listed when a watch began, and nothing has happened to it.
             background = event["type"] is None
-            self._controller.hint(JobKey(namespace, name), job_version=job_version, background=background)
+            self._controller.enqueue(JobKey(namespace, name), job_version=job_version, background=background)
 
 
-async def _authority(cluster: Client, service: ServiceName) -> Authority:
-    """From the service's Secret; an API server that does not answer yet is waited for."""
+async def _load_authority(cluster: Client, service: ServiceName) -> Authority | None:
+    """From the service's Secret, as soon as the API server answers; None if the Secret cannot be used. Training works
+    without reports."""
     while True:
         try:
             return await load_authority(cluster, service, _now())
         except Unavailable as error:
-            log.warning("the certificate authority of the progress service is not to be had yet: %s", error)
+            log.warning("the certificate authority of the progress service cannot be read yet: %s", error)
             await asyncio.sleep(_RETRY_SECONDS)
+        except (ApiError, BadSecret) as error:
+            log.error("the progress service is off, workers cannot report: %s", error)
+            return None
 
 
 def _now() -> datetime:
@@ -217,7 +203,7 @@ def _now() -> datetime:
 
 
 def _end_at_once() -> None:
-    log.error("the process does not end by itself, %g s after it was to; ending it", _STOP_SECONDS)
+    log.error("the process did not stop within %g s; ending it now", _STOP_SECONDS)
     os._exit(1)
 
 
@@ -230,17 +216,32 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    # Only what the handlers name is watched; no look at CRDs and namespaces, so no rights to them.
+    # Watch only what the handlers name. Scanning CRDs and namespaces would need rights to them.
     settings.scanning.disabled = True
     settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
-    # kopf holds on to an object for as long as its worker waits for more of it, and a watch begins with all of them,
-    # each perhaps as large as etcd takes.
+    # A watch starts with all objects, each perhaps as large as etcd accepts, and kopf keeps an object for as long as
+    # its worker waits for another event.
     settings.watching.chunk_size = 10
     settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _BACKOFF_SECONDS
     return settings
+
+
+def _configure_logs(level: str, log_format: str) -> None:
+    """One JSON object a line for machines, or plain lines for people."""
+    handler = logging.StreamHandler(sys.stdout)
+    if log_format == "json":
+        fields = "%(asctime)s %(levelname)s %(name)s %(message)s"
+        names = {"asctime": "time", "levelname": "level", "name": "logger"}
+        handler.setFormatter(JsonFormatter(fields, rename_fields=names))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # kopf logs every watch event, aiohttp every probe of the kubelet.
+    for noisy in ("kopf", "aiohttp.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 class _ServiceType(click.ParamType[ServiceName]):
@@ -262,7 +263,8 @@ class _IngressRuleType(click.ParamType[Object]):
         except ValueError as error:
             self.fail(f"{value!r} is not JSON: {error}", param, ctx)
         if not isinstance(rule, dict) or not rule.keys() <= {"from", "ports"}:
-            self.fail(f"{value!r} is no ingress rule of a NetworkPolicy: an object with from and ports", param, ctx)
+            message = f"{value!r} is not an ingress rule of a NetworkPolicy, an object with `from` and `ports`"
+            self.fail(message, param, ctx)
         return rule
 
 
@@ -281,13 +283,13 @@ class _IngressRuleType(click.ParamType[Object]):
     "--isolate-workers/--no-isolate-workers",
     default=True,
     show_default=True,
-    help="Make a NetworkPolicy for each job: its workers are reached by each other only.",
+    help="Create a NetworkPolicy for each job, so that only its own workers can reach each other.",
 )
 @click.option(
     "--worker-ingress",
     type=_IngressRuleType(),
     multiple=True,
-    help="A further ingress rule of these policies, as for a Prometheus that reads libtpu's metrics; repeatable.",
+    help="A further ingress rule for these policies, such as for a Prometheus that reads libtpu's metrics; repeatable.",
 )
 @click.option("--qps", default=50.0, show_default=True, help="API requests per second, on average.")
 @click.option("--burst", default=200, show_default=True, help="API requests at once.")
@@ -296,13 +298,13 @@ class _IngressRuleType(click.ParamType[Object]):
     type=click.IntRange(1, MAX_HOSTS),
     default=MAX_HOSTS,
     show_default=True,
-    help="No job with more hosts is begun.",
+    help="Jobs with more hosts are never started.",
 )
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)
-def main(health_port: int, log_level: str, log_format: LogFormat, **options: Any) -> None:
+def main(health_port: int, log_level: str, log_format: str, **options: Any) -> None:
     """Run the operator against the cluster of this pod, or of KUBECONFIG."""
-    configure_logs(log_level, log_format)
+    _configure_logs(log_level, log_format)
     try:
         credentials = load_credentials()
     except NoCredentials as error:

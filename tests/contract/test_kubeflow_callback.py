@@ -12,10 +12,8 @@ from tests.cluster.ports import free_port
 from tests.unit.progress_desk import TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import RESOLVED
 from tpu_training_operator.api.status import ReportPhase
-from tpu_training_operator.runtime.progress.certificates import new_authority
+from tpu_training_operator.runtime.progress.pki import ServiceName, new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
-from tpu_training_operator.runtime.progress.service_name import ServiceName
-from tpu_training_operator.runtime.progress.tls import server_tls
 
 
 async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(

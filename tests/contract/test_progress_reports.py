@@ -23,7 +23,7 @@ from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.domain.report import Report, ReportPhase
 from tpu_training_operator.domain.words import number_text
 from tpu_training_operator.runtime.progress import payload, server
-from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.tokens import Sender
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SENDER = Sender(job="digits", pod_uid="4d5f", attempt=ATTEMPT, total_steps=300)

@@ -104,7 +104,7 @@ CASES = (
     Case(
         "an error in one watch while the other cannot be opened",
         on(CANNOT_CONVERT, ("watch", JOB), times=2) + on(UNAVAILABLE, ("watch", "pods"), times=4),
-        "does not end by itself",
+        "did not stop within",
         ends=True,
     ),
     Case("watches that talk nonsense", on(Say("<html>Please log in"), *WATCHES), "JSONDecodeError", ends=True),
@@ -238,7 +238,7 @@ def test_an_operator_whose_token_has_ended_says_so_and_goes_on_with_the_next(
 
     gang.must_have_restarted(1)
     gang.must_have_been_made_once(proxy)
-    assert "does not accept our token" in operator.log()[log:]
+    assert "refused the operator's token" in operator.log()[log:]
     assert len(operator.exits) == exits
 
 

@@ -27,12 +27,9 @@ from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.progress.authority import load_authority
-from tpu_training_operator.runtime.progress.certificates import new_authority
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
+from tpu_training_operator.runtime.progress.pki import ServiceName, load_authority, new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
-from tpu_training_operator.runtime.progress.service_name import ServiceName
-from tpu_training_operator.runtime.progress.tls import server_tls
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 
 pytestmark = pytest.mark.usefixtures("job_definition")
 
@@ -148,7 +145,11 @@ async def space(control_plane: ControlPlane, namespace: str, operator: Client) -
     authority = await load_authority(operator, made.service, now())
     made.tls = trusting(authority)
     service = ProgressService(
-        Reviewer(operator, time.monotonic), made.inboxes, made.hints.append, clock=now, seconds=time.monotonic
+        Reviewer(operator, time.monotonic),
+        made.inboxes,
+        lambda key, seconds: made.hints.append(key),
+        clock=now,
+        seconds=time.monotonic,
     )
     async with (
         server_tls(authority, made.service.dns_names, now) as tls,

@@ -1,13 +1,7 @@
 """Reports of a local run's workers take the way of those in a cluster: TLS, token, inbox, status, hang detection."""
 
-import re
-from pathlib import Path
+from tests.local.runs import REPORTER, Runs
 
-from tests.local.runs import Runs
-
-PAGE = Path(__file__).parents[2] / "docs" / "progress.md"
-# The reporter that the documentation gives to loops of the user's own.
-[REPORTER] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 QUICK_RESTARTS = {"runPolicy.restart.backoff": {"initialSeconds": 1, "maxSeconds": 1}}
 
 HANGS_TWICE = (

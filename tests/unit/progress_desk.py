@@ -10,8 +10,8 @@ from tests.unit.reviewing_cluster import ReviewingCluster
 from tpu_training_operator.domain.report import Inbox
 from tpu_training_operator.kube.cluster import Cluster, JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
 from tpu_training_operator.runtime.progress.server import ProgressService
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 
 KEY = JobKey("default", "digits")
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
@@ -36,7 +36,7 @@ class Desk:
         self.service = ProgressService(
             reviewer=Reviewer(cast("Cluster", self.cluster), lambda: self.seconds),
             inboxes=self.inboxes,
-            hint=self.hints.append,
+            enqueue=lambda key, seconds: self.hints.append(key),
             clock=lambda: NOW,
             seconds=lambda: self.seconds,
         )

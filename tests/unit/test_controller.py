@@ -44,21 +44,21 @@ async def seen() -> Seen:
     return Seen()
 
 
-def controller(seen: Seen, list_keys: Callable[[], Awaitable[list[JobKey]]] = no_jobs) -> Controller:
-    return Controller(cast("Reconciler", seen), list_keys, settle_seconds=0)
+def controller(seen: Seen, list_jobs: Callable[[], Awaitable[list[JobKey]]] = no_jobs) -> Controller:
+    return Controller(cast("Reconciler", seen), list_jobs, settle_seconds=0)
 
 
 async def test_jobs_that_cannot_be_listed_do_not_end_the_work_on_those_that_are_hinted_at(seen: Seen) -> None:
     listed = asyncio.Event()
 
-    async def list_keys() -> list[JobKey]:
+    async def list_jobs() -> list[JobKey]:
         listed.set()
         raise ValueError("a status that nobody understands")
 
-    working = controller(seen, list_keys)
+    working = controller(seen, list_jobs)
     running = asyncio.create_task(working.run())
     await listed.wait()
-    working.hint(KEY)
+    working.enqueue(KEY)
 
     assert await asyncio.wait_for(seen.keys.get(), timeout=10) == KEY
     assert working.is_running
@@ -70,8 +70,8 @@ async def test_the_echo_of_its_own_write_is_no_reason_to_look(seen: Seen) -> Non
     other = JobKey("team", "other")
     working = controller(seen)
     running = asyncio.create_task(working.run())
-    working.hint(KEY, job_version=OWN_VERSION)
-    working.hint(other, job_version="8")
+    working.enqueue(KEY, job_version=OWN_VERSION)
+    working.enqueue(other, job_version="8")
 
     # Passes are made in the order of the hints.
     assert await asyncio.wait_for(seen.keys.get(), timeout=10) == other
@@ -93,11 +93,11 @@ async def test_a_job_whose_namespace_is_overloaded_leaves_the_only_worker_to_oth
     seen.reconcile = overloaded  # type: ignore[method-assign]
     working = Controller(cast("Reconciler", seen), no_jobs, settle_seconds=0, workers=1)
     running = asyncio.create_task(working.run())
-    working.hint(KEY)
+    working.enqueue(KEY)
     assert await asyncio.wait_for(seen.keys.get(), timeout=10) == KEY
     # Sooner than the API server will hear of it.
-    working.hint(KEY)
-    working.hint(other, in_seconds=0.2)
+    working.enqueue(KEY)
+    working.enqueue_within(other, 0.2)
 
     assert await asyncio.wait_for(seen.keys.get(), timeout=10) == other
     running.cancel()
@@ -108,14 +108,14 @@ async def test_a_hint_is_served_before_the_backlog_of_a_resync(seen: Seen) -> No
     backlog = [JobKey("team", f"kept-{number}") for number in range(100)]
     listed = asyncio.Event()
 
-    async def list_keys() -> list[JobKey]:
+    async def list_jobs() -> list[JobKey]:
         listed.set()
         return backlog
 
-    working = controller(seen, list_keys)
+    working = controller(seen, list_jobs)
     running = asyncio.create_task(working.run())
     await listed.wait()
-    working.hint(KEY)
+    working.enqueue(KEY)
     order = [await asyncio.wait_for(seen.keys.get(), timeout=10) for _ in range(101)]
 
     assert set(order) == {KEY, *backlog}

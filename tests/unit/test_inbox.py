@@ -108,8 +108,8 @@ def test_what_is_forgotten_takes_no_room(inboxes: Inboxes) -> None:
     keys = [JobKey("default", f"digits-{number}") for number in range(1000)]
     for key in keys:
         inboxes.put(key, said())
-    assert inboxes.pause_seconds > 5
+    assert inboxes.between_writes > timedelta(seconds=5)
     for key in keys:
         inboxes.forget(key)
-    assert inboxes.pause_seconds == 5
+    assert inboxes.between_writes == timedelta(seconds=5)
     assert inboxes.of(keys[0]) == Inbox(listening_since=NOON)

@@ -11,10 +11,9 @@ from tests.unit.scrape import counted
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import Reviewer
-from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.server import REPORTS_AT_ONCE, ProgressService
+from tpu_training_operator.runtime.progress.tokens import Reviewer, Sender
 
 PATH = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
 GOOD = {"phase": "Training", "step": 7}
@@ -51,7 +50,7 @@ async def worker(metrics: Metrics, door: Door) -> AsyncIterator[TestClient[Any, 
     service = ProgressService(
         reviewer=cast("Reviewer", door),
         inboxes=Inboxes(lambda: NOW),
-        hint=lambda key: None,
+        enqueue=lambda key, seconds: None,
         clock=lambda: NOW,
         seconds=lambda: 0.0,
         metrics=metrics,

@@ -49,7 +49,7 @@ async def queue(metrics: Metrics) -> AsyncIterator[WorkQueue[str]]:
 
 async def is_due(queue: WorkQueue[str], *keys: str) -> None:
     for key in keys:
-        queue.hint(key)
+        queue.add(key)
     # Once round, for the timers.
     await asyncio.sleep(0.001)
 
@@ -144,11 +144,11 @@ class OnePass:
 
 
 async def one_pass(metrics: Metrics, ends: Callable[[], timedelta | None]) -> None:
-    async def list_keys() -> list[JobKey]:
+    async def list_jobs() -> list[JobKey]:
         return [KEY]
 
     reconciler = OnePass(ends)
-    controller = Controller(cast("Reconciler", reconciler), list_keys, settle_seconds=0.0, workers=1, metrics=metrics)
+    controller = Controller(cast("Reconciler", reconciler), list_jobs, settle_seconds=0.0, workers=1, metrics=metrics)
     running = asyncio.create_task(controller.run())
     # The worker gives the key back before anybody else has a turn: nothing is awaited on the way.
     await reconciler.asked.wait()

@@ -17,7 +17,7 @@ class Hints:
     def __init__(self) -> None:
         self.keys: list[JobKey] = []
 
-    def hint(self, key: JobKey, **_: Any) -> None:
+    def enqueue(self, key: JobKey, **_: Any) -> None:
         self.keys.append(key)
 
 

@@ -18,20 +18,21 @@ from hypothesis import strategies as st
 from tests.unit.tls_probe import certificate_seen, listening, trusting
 from tpu_training_operator.kube.cluster import SECRETS, Object, Resource
 from tpu_training_operator.kube.errors import Conflict, NotFound
-from tpu_training_operator.runtime.progress import tls as tls_module
-from tpu_training_operator.runtime.progress.authority import BadSecret, load_authority
-from tpu_training_operator.runtime.progress.certificates import (
+from tpu_training_operator.runtime.progress import pki
+from tpu_training_operator.runtime.progress.pki import (
     AUTHORITY_LIFETIME,
     SERVER_LIFETIME,
     Authority,
     BadAuthority,
+    BadSecret,
     KeyPair,
+    ServiceName,
+    load_authority,
     new_authority,
     read_authority,
     server_certificate,
+    server_tls,
 )
-from tpu_training_operator.runtime.progress.service_name import ServiceName
-from tpu_training_operator.runtime.progress.tls import server_tls
 
 SERVICE = ServiceName("operator", "tpu-system")
 HOST = "operator.tpu-system.svc"
@@ -121,19 +122,22 @@ def _encrypted(key: Any) -> bytes:
 EC_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 RSA_KEY = rsa.generate_private_key(65537, 2048)
 STRANGE = {
-    "nothing": (KeyPair(b"", b""), "no certificate of an authority with its key"),
-    "no certificate": (KeyPair(b"hello", _pem(EC_KEY)), "no certificate of an authority with its key"),
-    "no key": (KeyPair(_signed_by_itself(EC_KEY, ca=True), b"hello"), "no certificate of an authority with its key"),
-    "a locked key": (KeyPair(_signed_by_itself(EC_KEY, ca=True), _encrypted(EC_KEY)), "no certificate of an authority"),
-    "another key": (KeyPair(_signed_by_itself(EC_KEY, ca=True), _pem(OTHER_KEY)), "the key is not that of the"),
+    "nothing": (KeyPair(b"", b""), "not a CA certificate and its key"),
+    "no certificate": (KeyPair(b"hello", _pem(EC_KEY)), "not a CA certificate and its key"),
+    "no key": (KeyPair(_signed_by_itself(EC_KEY, ca=True), b"hello"), "not a CA certificate and its key"),
+    "a locked key": (KeyPair(_signed_by_itself(EC_KEY, ca=True), _encrypted(EC_KEY)), "not a CA certificate"),
+    "another key": (
+        KeyPair(_signed_by_itself(EC_KEY, ca=True), _pem(OTHER_KEY)),
+        "does not belong to the certificate",
+    ),
     "a server's": (
         KeyPair(_signed_by_itself(EC_KEY, ca=False), _pem(EC_KEY)),
-        "no certificate of an authority with an",
+        "not a CA certificate with an",
     ),
-    "RSA": (KeyPair(_signed_by_itself(RSA_KEY, ca=True), _pem(RSA_KEY)), "with an elliptic curve's key"),
+    "RSA": (KeyPair(_signed_by_itself(RSA_KEY, ca=True), _pem(RSA_KEY)), "with an elliptic curve key"),
     "issued by another": (
         server_certificate(new_authority("somebody", now()), ("localhost",), now()),
-        "no certificate of an authority with its key",
+        "not a CA certificate and its key",
     ),
 }
 
@@ -163,7 +167,7 @@ def test_a_damaged_authority_is_refused_or_still_the_same(authority: Authority, 
 def test_an_authority_that_the_servers_certificate_would_outlive_is_refused(authority: Authority) -> None:
     end = authority.certificate.not_valid_after_utc
     assert read_authority(authority.pem, end - SERVER_LIFETIME)
-    with pytest.raises(BadAuthority, match=f"ends on {end:%Y-%m-%d}"):
+    with pytest.raises(BadAuthority, match=f"expires on {end:%Y-%m-%d}"):
         read_authority(authority.pem, end - SERVER_LIFETIME + timedelta(seconds=1))
 
 
@@ -214,7 +218,7 @@ async def test_old_versions_of_tls_are_not_spoken(authority: Authority) -> None:
 async def test_the_certificate_is_renewed_while_the_server_runs(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_module, "_RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(pki, "_RENEW_SECONDS", 0.01)
     async with server_tls(authority, SERVICE.dns_names, now) as tls, listening(tls) as port, asyncio.timeout(30):
         first = await certificate_seen(port, trusting(authority), HOST)
         while (await certificate_seen(port, trusting(authority), HOST)).serial_number == first.serial_number:
@@ -279,7 +283,7 @@ async def test_of_two_operators_that_start_at_once_both_use_the_first_ones(autho
 
 
 async def test_a_secret_that_is_missing_is_for_the_chart_to_make() -> None:
-    with pytest.raises(BadSecret, match=f"{SECRET} is missing; `helm upgrade` makes it"):
+    with pytest.raises(BadSecret, match=f"{SECRET} is missing; run `helm upgrade` to create it"):
         await load(Secrets())
 
 
@@ -294,6 +298,6 @@ SOMETHING_ELSE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("data", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE.keys())
 async def test_a_secret_of_somebody_elses_is_named_and_left_alone(data: dict[str, Any]) -> None:
     secrets = Secrets(secret(data))
-    with pytest.raises(BadSecret, match=f"{SECRET}: .*; delete it and run `helm upgrade`"):
+    with pytest.raises(BadSecret, match=f"{SECRET}: .*; delete it, run `helm upgrade` and restart"):
         await load(secrets)
     assert secrets.stored["operator-tls"] == secret(data)

@@ -11,10 +11,8 @@ import pytest
 from tests.cluster.ports import free_port
 from tests.unit.progress_desk import KEY, PROGRESS, Desk
 from tests.unit.reviewing_cluster import ReviewingCluster
-from tpu_training_operator.runtime.progress.certificates import new_authority
+from tpu_training_operator.runtime.progress.pki import ServiceName, new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
-from tpu_training_operator.runtime.progress.service_name import ServiceName
-from tpu_training_operator.runtime.progress.tls import server_tls
 
 PAGE = Path(__file__).parents[2] / "docs" / "progress.md"
 

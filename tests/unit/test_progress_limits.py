@@ -2,9 +2,9 @@
 
 import pytest
 
-from tpu_training_operator.runtime.progress import limits as module
-from tpu_training_operator.runtime.progress.limits import Limits
-from tpu_training_operator.runtime.progress.refused import Refused
+from tpu_training_operator.runtime.progress import server as module
+from tpu_training_operator.runtime.progress.errors import Refused
+from tpu_training_operator.runtime.progress.server import Limits
 
 
 class Clock:

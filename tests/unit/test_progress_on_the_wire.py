@@ -12,14 +12,11 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 
-from tests.cluster.ports import free_port
 from tests.unit.progress_desk import GOOD, KEY, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
-from tpu_training_operator.runtime.progress import connections
 from tpu_training_operator.runtime.progress import server as module
-from tpu_training_operator.runtime.progress.certificates import new_authority
+from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import MOST_BYTES, serve
-from tpu_training_operator.runtime.progress.tls import server_tls
 
 SERVICE_HOST = "operator.tpu-system.svc"
 
@@ -60,8 +57,11 @@ class Wire:
 
 @asynccontextmanager
 async def served(desk: Desk) -> AsyncIterator[Wire]:
-    authority, port = new_authority("progress", datetime.now(UTC)), free_port()
-    async with server_tls(authority, (SERVICE_HOST,), lambda: datetime.now(UTC)) as tls, serve(desk.service, port, tls):
+    authority = new_authority("progress", datetime.now(UTC))
+    async with (
+        server_tls(authority, (SERVICE_HOST,), lambda: datetime.now(UTC)) as tls,
+        serve(desk.service, 0, tls) as port,
+    ):
         yield Wire(port, trusting(authority))
 
 
@@ -119,7 +119,7 @@ async def test_whoever_says_nothing_is_hung_up_on(
 async def test_whoever_does_not_shake_hands_is_hung_up_on(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "_SECONDS_TO_SHAKE_HANDS", 0.05)
+    monkeypatch.setattr(module, "_SECONDS_TO_SHAKE_HANDS", 0.05)
     async with served(desk) as wire, asyncio.timeout(SECONDS):
         reader, writer = await asyncio.open_connection(LOOPBACK, wire.port)
         assert await reader.read() == b""
@@ -166,13 +166,11 @@ async def test_a_connection_is_closed_after_the_answer(desk: Desk) -> None:
     assert b"\r\nConnection: close\r\n" in answer
 
 
-@pytest.mark.parametrize("limit", ["MOST_CONNECTIONS", "MOST_CONNECTIONS_PER_ADDRESS"])
-async def test_a_connection_too_many_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(module, limit, 2)
-    async with served(desk) as wire:
-        kept = [await wire.open() for _ in range(2)]
-        with pytest.raises(ConnectionError):
-            await wire.open()
+async def test_a_connection_too_many_takes_the_place_of_the_oldest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+    async with served(desk) as wire, asyncio.timeout(SECONDS):
+        oldest, *kept = [await wire.open() for _ in range(3)]
+        assert await oldest[0].read() == b""
         for _, writer in kept:
             writer.write(request("Content-Length: 0"))
         for reader, writer in kept:
@@ -180,23 +178,19 @@ async def test_a_connection_too_many_is_closed(desk: Desk, monkeypatch: pytest.M
             writer.transport.abort()
 
 
-async def test_whoever_does_not_shake_hands_takes_a_place_until_it_has_left(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+async def test_connections_without_a_handshake_keep_no_report_out(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
     async with served(desk) as wire, asyncio.timeout(SECONDS):
-        silent = [(await asyncio.open_connection(LOOPBACK, wire.port))[1] for _ in range(2)]
-        with pytest.raises(ConnectionError):
-            await wire.open()
-        for writer in silent:
+        silent = [await asyncio.open_connection(LOOPBACK, wire.port) for _ in range(20)]
+        assert await wire.post() == 200
+        for reader, writer in silent[:16]:
+            assert await reader.read() == b""
             writer.close()
-        while True:
-            with suppress(ConnectionError, aiohttp.ClientError):
-                assert await wire.post() == 200
-                break
+        for _, writer in silent[16:]:
+            writer.close()
 
 
-async def test_when_there_is_no_room_left_whoever_has_the_most_connections_makes_it(
+async def test_when_all_places_are_taken_the_address_with_the_most_connections_gives_one_up(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)

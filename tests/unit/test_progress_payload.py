@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tpu_training_operator.api.status import Progress, ReportPhase
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.runtime.progress import payload
+from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
-from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.tokens import Sender
 
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 SENDER = Sender("digits", attempt=2, pod_uid="uid-of-the-pod", total_steps=300)

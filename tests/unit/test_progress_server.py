@@ -166,8 +166,8 @@ async def test_our_own_mistake_is_500_and_in_the_log(
 ) -> None:
     monkeypatch.setattr(Inboxes, "put", lambda *_: 1 // 0)
     status, answer = await post(worker)
-    assert (status, "the operator's log says why" in answer["message"]) == (500, True)
-    assert [record.message for record in caplog.records] == ["a report could not be taken"]
+    assert (status, "see the operator's log" in answer["message"]) == (500, True)
+    assert [record.message for record in caplog.records] == ["a report could not be processed"]
 
 
 # Later
@@ -186,7 +186,7 @@ async def test_a_token_that_does_not_get_its_turn_is_429_and_no_fault_of_ours(
     monkeypatch.setattr(module, "_SECONDS_TO_REVIEW", 0.01)
     with desk.api_server_held():
         status, answer = await post(worker)
-    assert (status, answer) == (429, {"message": "too many unknown tokens wait to be looked at"})
+    assert (status, answer) == (429, {"message": "too many unknown tokens are waiting for review"})
     assert desk.inbox.unheard is None
 
 

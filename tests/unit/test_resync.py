@@ -13,7 +13,7 @@ from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.resync import jobs_to_look_at, slim_job
+from tpu_training_operator.runtime.resync import jobs_to_reconcile, slim_job
 
 TTL = {"spec.runPolicy": {"ttlSecondsAfterFinished": 60}}
 
@@ -50,7 +50,7 @@ class Counted(Metrics):
 
 
 async def looked_at(*jobs: Object) -> list[str]:
-    keys = await jobs_to_look_at(Listed({None: list(jobs)}), (), NOON)
+    keys = await jobs_to_reconcile(Listed({None: list(jobs)}), (), lambda: NOON)
     return [key.name for key in keys]
 
 
@@ -80,7 +80,7 @@ async def test_a_namespace_that_cannot_be_listed_keeps_nothing_from_the_others(
     cluster = Listed({"team-a": [a_job("one")], "team-c": [a_job("two")]})
     counted = Counted()
     with caplog.at_level(logging.WARNING):
-        keys = await jobs_to_look_at(cluster, ("team-a", "team-b", "team-c"), NOON, counted)
+        keys = await jobs_to_reconcile(cluster, ("team-a", "team-b", "team-c"), lambda: NOON, counted)
     assert [key.name for key in keys] == ["one", "two"]
     assert "the jobs of namespace team-b could not be listed: tputrainingjobs is forbidden" in caplog.text
     # Half a count would look like jobs that are gone.
@@ -89,7 +89,7 @@ async def test_a_namespace_that_cannot_be_listed_keeps_nothing_from_the_others(
 
 async def test_all_jobs_are_counted_the_finished_ones_too() -> None:
     counted = Counted()
-    await jobs_to_look_at(Listed({None: [a_job("new"), finished("kept", after=-60)]}), (), NOON, counted)
+    await jobs_to_reconcile(Listed({None: [a_job("new"), finished("kept", after=-60)]}), (), lambda: NOON, counted)
     assert counted.states == [
         {JobKey("default", "new"): None, JobKey("default", "kept"): State.SUCCEEDED},
     ]

@@ -1,37 +1,53 @@
-"""What a person watching `tpujob run` is told, on a terminal and in a pipe."""
+"""What `tpujob run` shows, on a terminal and in a pipe."""
 
 import io
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.reviewing_cluster import RESOLVED
-from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.status import Progress, ReportPhase, State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.run_view import view
-from tpu_training_operator.local.progress import ProgressFollower, Report
-from tpu_training_operator.local.run import Update
+
+RUNNING = Status.read({"state": "Running", "resolved": RESOLVED})
+
+
+def reported(step: int, phase: ReportPhase | None = ReportPhase.TRAINING, **fields: Any) -> Status:
+    return replace(RUNNING, progress=Progress(phase=phase, step=step, total_steps=300, **fields))
 
 
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "terminal"])
-def test_a_warning_is_shown_when_it_comes_and_as_it_was_written(
-    is_terminal: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_is_shown_once_and_literally(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
-    report = Report("training", 3, 300, 0.5)
+    warnings = ["the [bold] op aten::nonzero runs on the CPU"]
     with view(Console(file=screen, force_terminal=is_terminal, width=100)) as shown:
-        shown.update(Update(Status(), (report,), warnings=("the [bold] op aten::nonzero runs on the CPU",)))
-        shown.update(Update(Status(), (report,)))
+        shown.update(reported(3, warnings=warnings))
+        shown.update(reported(4, warnings=warnings))
     told = screen.getvalue() + capsys.readouterr().out
     assert told.count("warning: the [bold] op aten::nonzero runs on the CPU\n") == 1
 
 
-def shown_on_a_terminal(*updates: Update) -> str:
+def test_new_metrics_are_shown_once_with_their_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with view(Console(file=io.StringIO(), force_terminal=False)) as shown:
+        for step in (20, 21):
+            shown.update(reported(step, metrics={"accuracy": "0.5", "perplexity": "nan"}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "evaluated" in line] == ["step 20/300  evaluated:  accuracy 0.5  perplexity nan"]
+
+
+def test_a_pipe_gets_a_line_for_a_twentieth_of_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    with view(Console(file=io.StringIO(), force_terminal=False)) as shown:
+        for step in range(0, 50, 5):
+            shown.update(reported(step, loss="0.5", examples_per_second="900.4"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"step {step}/300  loss 0.5  900 examples/s" for step in (15, 30, 45)]
+
+
+def shown_on_a_terminal(*updates: Status) -> str:
     screen = io.StringIO()
     with view(Console(file=screen, force_terminal=True, width=100)) as shown:
         for update in updates:
@@ -39,40 +55,17 @@ def shown_on_a_terminal(*updates: Update) -> str:
     return plain(screen.getvalue()).strip().splitlines()[-1]
 
 
-RUNNING = Status.read({"state": "Running", "resolved": RESOLVED})
-
-
-def test_before_the_first_step_it_says_of_how_many_and_what_the_workers_do() -> None:
-    line = shown_on_a_terminal(Update(RUNNING, (Report("starting", 0, 300),)))
+def test_before_the_first_step_the_bar_shows_the_phase_and_the_number_of_steps() -> None:
+    line = shown_on_a_terminal(reported(0, ReportPhase.STARTING))
     assert re.search(r"^Starting .* 0/300 ", line)
 
 
-def test_a_gang_that_is_restarted_does_not_do_what_the_last_one_did() -> None:
-    restarting = replace(RUNNING, state=State.RESTARTING)
-    line = shown_on_a_terminal(
-        Update(RUNNING, (Report("training", 7, 300, 0.5),)), Update(restarting, ()), Update(RUNNING, ())
-    )
+def test_a_restarted_gang_does_not_show_the_phase_of_the_attempt_before() -> None:
+    restarting = replace(reported(7, phase=None), state=State.RESTARTING)
+    line = shown_on_a_terminal(reported(7, loss="0.5"), restarting, reported(7, phase=None))
     assert re.search(r"^Running .* 7/300 ", line)
 
 
-@pytest.mark.parametrize(
-    ("report", "loss"),
-    [
-        (Report("training", 7, 300, 0.5, (0.25, 0.5)), "loss 0.5"),
-        (Report("training", 7, 300, None, (0.5, None)), "loss nan"),
-        (Report("training", 7, 300, float("nan")), "loss nan"),
-        (Report("training", 7, 300, float("inf")), "loss inf"),
-    ],
-)
-def test_a_loss_that_is_no_number_is_shown_as_such(report: Report, loss: str) -> None:
-    assert loss in shown_on_a_terminal(Update(RUNNING, (report,)))
-
-
-def test_what_a_loop_writes_into_the_progress_file_is_plain_or_passed_over(tmp_path: Path) -> None:
-    file = tmp_path / "progress.jsonl"
-    line = {"phase": f"training{HOSTILE}", "step": 1, "totalSteps": 2, "warnings": [HOSTILE], "evaluation": {"step": 1}}
-    deep = "[" * 100_000 + "]" * 100_000
-    file.write_bytes(f"{json.dumps(line)}\n{deep}\nno JSON\n".encode() + b"\xff\n" + json.dumps(line).encode() + b"\n")
-    reports = ProgressFollower(file).new_reports()
-    assert len(reports) == 2
-    assert obeyed(str(reports)) == []
+@pytest.mark.parametrize("loss", ["0.5", "nan", "inf"])
+def test_a_loss_that_is_not_finite_is_shown_as_such(loss: str) -> None:
+    assert f"loss {loss}" in shown_on_a_terminal(reported(7, loss=loss))

@@ -55,7 +55,7 @@ class Worker:
 
 async def test_a_hint_is_worked_on_when_it_has_settled(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE / 2)
     assert worker.key is None
     await time.pass_by(SETTLE)
@@ -64,9 +64,9 @@ async def test_a_hint_is_worked_on_when_it_has_settled(time: Time, queue: WorkQu
 
 async def test_many_hints_are_one_piece_of_work(time: Time, queue: WorkQueue[str]) -> None:
     for _ in range(100):
-        queue.hint("a")
+        queue.add("a")
     await time.pass_by(SETTLE * 2)
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
     queue.done("a")
@@ -79,36 +79,36 @@ async def test_many_hints_are_one_piece_of_work(time: Time, queue: WorkQueue[str
 async def test_a_stream_of_hints_puts_nothing_off(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     for _ in range(3):
-        queue.hint("a")
+        queue.add("a")
         await time.pass_by(SETTLE / 2)
     assert worker.key == "a"
 
 
 async def test_keys_come_in_the_order_of_their_hints(time: Time, queue: WorkQueue[str]) -> None:
     for key in ("b", "a", "c"):
-        queue.hint(key)
+        queue.add(key)
         await time.pass_by(0.001)
     await time.pass_by(SETTLE)
     assert [await queue.get() for _ in range(3)] == ["b", "a", "c"]
 
 
 async def test_a_key_in_work_is_given_to_nobody_else(time: Time, queue: WorkQueue[str]) -> None:
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
     another = Worker(queue)
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert another.key is None
     another.leave()
 
 
 async def test_a_key_hinted_while_in_work_comes_once_more_afterwards(time: Time, queue: WorkQueue[str]) -> None:
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
     another = Worker(queue)
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE * 2)
     queue.done("a")
     await time.pass_by(0)
@@ -118,22 +118,22 @@ async def test_a_key_hinted_while_in_work_comes_once_more_afterwards(time: Time,
 async def test_several_waiting_workers_get_a_key_each(time: Time, queue: WorkQueue[str]) -> None:
     workers = [Worker(queue) for _ in range(3)]
     for key in ("a", "b", "c"):
-        queue.hint(key)
+        queue.add(key)
     await time.pass_by(SETTLE * 2)
     assert {worker.key for worker in workers} == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_paused_key_waits_whatever_is_heard_of_it(time: Time, queue: WorkQueue[str], background: bool) -> None:
-    queue.hint("a")
+    queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
     # While it is in work, after its failure, and while it is paused.
-    queue.hint("a", background=True)
-    queue.hint("a", background=background)
+    queue.add("a", background=True)
+    queue.add("a", background=background)
     queue.retry("a", pause_seconds=30)
     queue.done("a")
-    queue.hint("a", background=background)
+    queue.add("a", background=background)
     worker = Worker(queue)
     await time.pass_by(29.9)
     assert worker.key is None
@@ -141,7 +141,7 @@ async def test_a_paused_key_waits_whatever_is_heard_of_it(time: Time, queue: Wor
     assert worker.key == "a"
     queue.done("a")
     another = Worker(queue)
-    queue.hint("a", background=background)
+    queue.add("a", background=background)
     await time.pass_by(SETTLE * 2)
     assert another.key == "a"
 
@@ -176,7 +176,7 @@ async def test_after_a_success_the_next_failure_is_the_first_again(time: Time, q
 async def test_the_sooner_of_two_times_counts(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     queue.add_after("a", 30)
-    queue.hint("a")
+    queue.add("a")
     queue.add_after("a", 60)
     await time.pass_by(SETTLE * 2)
     assert worker.key == "a"
@@ -193,16 +193,16 @@ async def taken(queue: WorkQueue[str], number: int) -> list[str]:
 
 async def test_a_hint_goes_before_what_waits_in_the_background(time: Time, queue: WorkQueue[str]) -> None:
     for key in ("a", "b", "c"):
-        queue.hint(key, background=True)
-    queue.hint("urgent")
-    queue.hint("c")
+        queue.add(key, background=True)
+    queue.add("urgent")
+    queue.add("c")
     await time.pass_by(SETTLE * 2)
     assert await taken(queue, 4) == ["urgent", "c", "a", "b"]
 
 
 async def test_the_background_never_has_all_hands(time: Time, queue: WorkQueue[str]) -> None:
     for key in "abcdefgh":
-        queue.hint(key, background=True)
+        queue.add(key, background=True)
     workers = [Worker(queue) for _ in range(4)]
     await time.pass_by(0)
     assert [worker.key for worker in workers] == ["a", "b", None, None]
@@ -213,19 +213,19 @@ async def test_the_background_never_has_all_hands(time: Time, queue: WorkQueue[s
 
 
 async def test_hints_without_end_do_not_starve_the_background(time: Time, queue: WorkQueue[str]) -> None:
-    queue.hint("background", background=True)
+    queue.add("background", background=True)
     for key in range(20):
-        queue.hint(str(key))
+        queue.add(str(key))
     await time.pass_by(SETTLE * 2)
     assert "background" in await taken(queue, 10)
 
 
 async def test_what_is_hinted_or_in_work_already_waits_in_no_background(time: Time, queue: WorkQueue[str]) -> None:
-    queue.hint("a")
-    queue.hint("a", background=True)
+    queue.add("a")
+    queue.add("a", background=True)
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
-    queue.hint("a", background=True)
+    queue.add("a", background=True)
     queue.done("a")
     assert await taken(queue, 1) == ["a"]
     worker = Worker(queue)
@@ -238,7 +238,7 @@ async def test_what_is_due_much_later_is_looked_at_in_the_background_all_the_sam
     time: Time, queue: WorkQueue[str]
 ) -> None:
     queue.add_after("a", 10**6)
-    queue.hint("a", background=True)
+    queue.add("a", background=True)
     assert await taken(queue, 1) == ["a"]
     await time.pass_by(10**6)
     assert await taken(queue, 1) == ["a"]
@@ -246,7 +246,7 @@ async def test_what_is_due_much_later_is_looked_at_in_the_background_all_the_sam
 
 async def test_a_key_may_wait_longer_for_more_hints_than_others(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
-    queue.hint("large", settle_seconds=SETTLE * 10)
+    queue.add("large", settle_seconds=SETTLE * 10)
     await time.pass_by(SETTLE * 9)
     assert worker.key is None
     await time.pass_by(SETTLE * 2)
@@ -255,7 +255,7 @@ async def test_a_key_may_wait_longer_for_more_hints_than_others(time: Time, queu
 
 async def test_nothing_comes_after_the_queue_was_closed(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
-    queue.hint("a")
+    queue.add("a")
     queue.close()
     await time.pass_by(60)
     assert worker.key is None

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from cryptography import x509
 
-from tpu_training_operator.runtime.progress.certificates import Authority
+from tpu_training_operator.runtime.progress.pki import Authority
 
 LOOPBACK = "127.0.0.1"
 

@@ -21,9 +21,8 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.entrypoint import find_problem
-from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
-from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.cli.report import PAGE, write_page
 from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary
@@ -136,10 +135,10 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "resolved": file.resolution.resolved.as_json(),
         "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
-        "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.losses.items()],
-        "evaluations": [{"step": step, **metrics} for step, metrics in outcome.evaluations.items()],
+        "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.curves.losses.items()],
+        "evaluations": [{"step": step, **metrics} for step, metrics in outcome.curves.evaluations.items()],
         "warnings": list(outcome.warnings),
-        "checkpointStep": outcome.checkpoint_step,
+        "checkpointStep": progress.checkpoint_step if progress else None,
         "restarts": status.restarts.by_class,
         "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),
@@ -154,7 +153,8 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
     elif status.state is State.SUCCEEDED:
         click.echo(f"Succeeded in {outcome.seconds:.0f} s, {_count(status.attempt, 'attempt')}")
         metrics = status.progress.metrics if status.progress else {}
-        if outcome.losses and [*outcome.losses.values()][-1] is None:
+        losses = outcome.curves.losses
+        if losses and [*losses.values()][-1] is None:
             # What is no finite number is no metric of the status.
             metrics = {"loss": "nan", **metrics}
         for name, value in metrics.items():
@@ -168,8 +168,8 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
                 click.echo(f"    {line}", err=True)
     for warning in outcome.warnings:
         click.echo(f"  warning    {warning}")
-    if outcome.checkpoint_step is not None:
-        click.echo(f"  checkpoint step {outcome.checkpoint_step}")
+    if status.progress and status.progress.checkpoint_step is not None:
+        click.echo(f"  checkpoint step {status.progress.checkpoint_step}")
     if (directory / PAGE).exists():
         click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")

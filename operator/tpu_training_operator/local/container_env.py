@@ -1,18 +1,29 @@
-"""The environment of a worker container, made to fit a process on this machine.
+"""The environment of a worker container, adapted to a process on this machine.
 
 A process shares the machine: mounted directories are elsewhere, DNS knows no pods, the rendezvous port may be taken,
 and the home directory is the user's own.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.objects.worker_env import CONTAINER_USER
-from tpu_training_operator.local.references import expand
 
 _LOOPBACK = "127.0.0.1"
+_REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Replace every `$(NAME)` by its value, as a kubelet does in variables, commands and arguments. A name without a
+    value stays as it is, and `$$` is one dollar sign, so that `$$(NAME)` can be written, too."""
+
+    def replacement(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else values.get(found[1], found[0])
+
+    return _REFERENCE.sub(replacement, text)
 
 
 def container_env(
@@ -21,12 +32,12 @@ def container_env(
     directories: Mapping[str, str],
     rendezvous_port: int,
 ) -> dict[str, str]:
-    """The pod's variables over those of this process.
+    """This process's environment, overridden by the pod's variables.
 
-    `directories` maps paths in the container to paths here; `config_maps` holds the data of the ConfigMaps by name.
-    A variable from anywhere else (a Secret, a field of the pod) keeps the value that it has in the shell.
+    `directories` maps paths in the container to paths here; `config_maps` holds the data of the ConfigMaps by name. A
+    variable from any other source (a Secret, a field of the pod) keeps its value in the shell.
     """
-    # Shared memory is this machine's own, not a directory of the pod's.
+    # Shared memory belongs to the machine and needs no directory.
     directories = {inside: outside for inside, outside in directories.items() if inside.rstrip("/") != SHARED_MEMORY}
     variables: dict[str, str] = {}
     for variable in pod["spec"]["containers"][0]["env"]:
@@ -35,7 +46,7 @@ def container_env(
             value = str(rendezvous_port)
         if value is not None and not _is_default_user(name, value):
             variables[name] = _here(expand(value, variables), pod["spec"]["subdomain"], directories)
-    # Without it every process starts as many threads as there are cores, and they fight.
+    # By default every process starts as many threads as there are cores, and they compete.
     hosts, cores = int(variables["TPUJOB_NUM_HOSTS"]), os.cpu_count() or 1
     threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}
     return threads | dict(os.environ) | variables

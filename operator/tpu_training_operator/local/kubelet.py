@@ -1,7 +1,7 @@
-"""A kubelet for this machine: runs every pod of the store as a process and reports what becomes of it.
+"""A kubelet for this machine: runs every pod of the store as a process and reports its status.
 
-Started by `local.run`. The image is not used; the container's command runs here, with its ConfigMaps written to
-files. What a pod leaves behind (log, termination message, progress) stays in its directory.
+The image is not used: the container's command runs here, with its ConfigMaps written to files. Everything that a pod
+leaves behind (log, termination message, progress) stays in its directory.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
-from tpu_training_operator.local.container_env import container_env
-from tpu_training_operator.local.references import expand
+from tpu_training_operator.local.container_env import container_env, expand
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
 
@@ -46,8 +45,8 @@ class PodDirectory:
 
 
 class Kubelet:
-    """Runs the pods of `store` under `directory`; `python_path` is where entrypoints are imported from, and
-    `report_directory` where worker 0 leaves its report."""
+    """Runs the pods of `store` under `directory`. Entrypoints are imported from `python_path`; worker 0 leaves its
+    report in `report_directory`."""
 
     def __init__(self, store: Store, directory: Path, python_path: Sequence[Path], report_directory: Path) -> None:
         self._store = store
@@ -66,13 +65,13 @@ class Kubelet:
         return PodDirectory(self._directory / pod_name)
 
     async def drain(self) -> None:
-        """Wait until every process has ended. Whoever waits may be cancelled; the processes are not affected."""
-        # Not gather: it would cancel the tasks along with its caller.
+        """Wait until every process has ended. Cancelling the wait does not affect the processes."""
+        # asyncio.gather would cancel the tasks along with its caller.
         while running := [t for t in (*self._tasks.values(), *self._stopping.values()) if not t.done()]:
             await asyncio.wait(running)
 
     def kill_all(self) -> None:
-        """End every process now, without a grace period; also those that are only being started."""
+        """End every process now, without a grace period, including those that are just starting."""
         self._kill_at_once = True
         for process in self._processes.values():
             process.kill()
@@ -106,7 +105,7 @@ class Kubelet:
         del self._tasks[metadata["uid"]]
 
     async def _run_to_its_end(self, pod: Object) -> Object:
-        """Run the container; returns the pod's last status."""
+        """Run the container; return the pod's final status."""
         metadata = pod["metadata"]
         uid, started = metadata["uid"], _now()
         files = self.pod_directory(metadata["name"])
@@ -114,7 +113,7 @@ class Kubelet:
             files.path.mkdir(parents=True, exist_ok=True)
             process = await self._start(pod, files)
         except (OSError, ValueError) as error:
-            # ValueError: an argument or a variable that no process can be given (a NUL character).
+            # ValueError: an argument or a variable that no process can have (a NUL character).
             return _ended(_CANNOT_START, "StartError", str(error), started)
         self._processes[uid] = process
         if self._kill_at_once:
@@ -136,7 +135,7 @@ class Kubelet:
         if env["TPUJOB_HOST_INDEX"] == "0":
             env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
             env["TPUJOB_REPORT_DIRECTORY"] = str(self._report_directory)
-            # No proxy of the shell's leads to this machine's own progress service.
+            # The shell's proxy cannot reach this machine's own progress service.
             direct = env.get("no_proxy") or env.get("NO_PROXY")
             env["no_proxy"] = ",".join(filter(None, [direct, "localhost"]))
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
@@ -147,7 +146,7 @@ class Kubelet:
         return await WorkerProcess.start(command, env, files.log)
 
     def _mount(self, pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
-        """Write the pod's volumes below `directory`; returns where each mount path is."""
+        """Write the pod's volumes below `directory`; return the place of each mount path."""
         volumes: dict[str, Path] = {}
         for volume in pod["spec"].get("volumes", ()):
             files = self._files(volume, pod, config_maps)
@@ -162,7 +161,7 @@ class Kubelet:
         return {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts if mount["name"] in volumes}
 
     def _files(self, volume: Object, pod: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str] | None:
-        """What is in the volume, by path; None for kinds that need a cluster and are left out."""
+        """The volume's files, by path; None for kinds that need a cluster and are left out."""
         if "emptyDir" in volume:
             return {}
         if "configMap" in volume:
@@ -178,7 +177,7 @@ class Kubelet:
         return files
 
     def _rendezvous_port(self, pod: Object) -> int:
-        """One free port for all workers of an attempt: the usual one may be taken, by the last attempt, too."""
+        """One free port for all workers of an attempt: the usual one may be taken, even by the previous attempt."""
         labels = pod["metadata"]["labels"]
         attempt = (labels[LABEL_JOB_NAME], labels[LABEL_ATTEMPT])
         if attempt not in self._ports:

@@ -1,58 +1,52 @@
 """Runs one job on this machine, from creation to its end.
 
-The same reconciler, planner and pod builders as in a cluster; only the store and the kubelet are local.
+The same reconciler, planner, pod builders and progress service as in a cluster; only the store and the kubelet are
+local.
 """
 
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.status import Progress, Status
+from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object, resource_of
+from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.kube.cluster import JOBS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
+from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
-from tpu_training_operator.local.listening import listening
-from tpu_training_operator.local.progress import ProgressFollower, Report
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.report.history import HISTORY
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
+from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
+from tpu_training_operator.runtime.resync import jobs_to_reconcile
 
 _REPORT_FILES = ("report.html", HISTORY)
-_LOOK_SECONDS = 0.1
-_ENDS = (ConditionType.SUCCEEDED, ConditionType.STALLED)
-
-
-@dataclass(frozen=True)
-class Update:
-    """What has happened since the last update: the status as it is now, new reports of worker 0, and those of their
-    warnings that no report had before."""
-
-    status: Status
-    reports: tuple[Report, ...]
-    warnings: tuple[str, ...] = ()
+_ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.STALLED)
+_HOST, _ADDRESS = "localhost", "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the job ended. `losses` and `evaluations` by step, of the last attempt that reached the step, None where a
-    number was not finite; `warnings` of all attempts, each once; `checkpoint_step`: the last one saved, None if there
-    is none; `cancelled`: we were told to stop. The pods' logs are below `pods_directory`."""
+    """How the job ended. `warnings` of all attempts, each once; `cancelled`: by an interrupt. The pods' logs are below
+    `pods_directory`."""
 
     status: Status
-    losses: dict[int, float | None]
-    evaluations: dict[int, dict[str, float | None]]
+    curves: Curves
     warnings: tuple[str, ...]
-    checkpoint_step: int | None
     cancelled: bool
     seconds: float
     pods_directory: Path
@@ -62,49 +56,67 @@ async def run_job(
     job: dict[str, Any],
     directory: Path,
     python_path: Sequence[Path],
-    on_update: Callable[[Update], None],
+    on_status: Callable[[Status], None],
     interrupts: "asyncio.Queue[None]",
 ) -> Outcome:
-    """Run `job` (a valid TPUTrainingJob) with its files below `directory`.
+    """Run `job` (a valid TPUTrainingJob) with its files below `directory`; `on_status` gets every new status.
 
     The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
-    one at once.
+    kills it.
     """
+    started = time.monotonic()
     store, inboxes = Store(), Inboxes(_now)
+    key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
     pods_directory = directory / "pods"
-    _clear(pods_directory, job["metadata"]["name"])
+    _clear(pods_directory, key.name)
     for name in _REPORT_FILES:
         (directory / name).unlink(missing_ok=True)
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
-    key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+    watch = _Watch(store, on_status)
 
-    async def list_keys() -> list[JobKey]:
-        return [key]
+    def enqueue(reporter: JobKey, seconds: float) -> None:
+        controller.enqueue_within(reporter, seconds)
 
-    def heard(reporter: JobKey) -> None:
-        controller.hint(reporter, in_seconds=inboxes.pause_seconds)
-
-    async with listening(store, inboxes, heard) as reporting:
+    async with _progress_service(store, inboxes, enqueue) as reporting:
         reconciler = Reconciler(store, _now, inboxes=inboxes, reporting=reporting)
-        controller = Controller(reconciler, list_keys, settle_seconds=0.01, workers=1)
-        store.subscribe(lambda _: controller.hint(key))
+        list_jobs = partial(jobs_to_reconcile, store, (key.namespace,), _now)
+        controller = Controller(reconciler, list_jobs, settle_seconds=0.01, workers=1)
+        store.subscribe(lambda _: controller.enqueue(key))
         created = await store.create(job)
         control = asyncio.create_task(controller.run())
-        watch = _Watch(store, kubelet, key, on_update)
         try:
-            cancelled = await _first_of(watch.until_finished(), interrupts.get())
+            cancelled = await _first_of(_until_finished(watch, kubelet), interrupts.get())
             if cancelled:
-                # Before the job is gone: the last look may be older than the attempt that is being stopped.
-                await watch.read_status()
                 await _stop(store, created, kubelet, interrupts)
-            watch.look()
-            return watch.outcome(cancelled, pods_directory)
+            watch.catch_up()
         finally:
             control.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await control
             kubelet.kill_all()
             await kubelet.drain()
+    leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in range(1, watch.status.attempt + 1))
+    recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
+    return Outcome(
+        status=watch.status,
+        # A loop of the user's own may report without recording.
+        curves=recorded if recorded.losses else Curves(dict(sorted(watch.losses.items())), recorded.evaluations),
+        warnings=tuple(watch.warnings),
+        cancelled=cancelled,
+        seconds=time.monotonic() - started,
+        pods_directory=pods_directory,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _progress_service(
+    store: Store, inboxes: Inboxes, enqueue: Callable[[JobKey, float], None]
+) -> AsyncIterator[Reporting]:
+    """The authority lasts no longer than the run, and the port is open to this machine alone."""
+    authority = new_authority(_HOST, _now())
+    service = ProgressService(Reviewer(store, time.monotonic), inboxes, enqueue, _now, time.monotonic)
+    async with server_tls(authority, (_HOST,), _now) as tls, serve(service, 0, tls, _ADDRESS) as port:
+        yield Reporting(f"https://{_HOST}:{port}", authority.pem.certificate.decode())
 
 
 def _now() -> datetime:
@@ -112,12 +124,12 @@ def _now() -> datetime:
 
 
 def _clear(pods_directory: Path, job_name: str) -> None:
-    """Remove what an earlier run of the job left here: its reports and last words would be read as those of now."""
+    """Remove what an earlier run of the job left here, so that it is not read as this run's."""
     for leftover in pods_directory.glob(f"{job_name}-[0-9]*-[0-9]*-[0-9]*"):
         shutil.rmtree(leftover)
 
 
-async def _stop(store: Cluster, job: Object, kubelet: Kubelet, interrupts: "asyncio.Queue[None]") -> None:
+async def _stop(store: Store, job: Object, kubelet: Kubelet, interrupts: "asyncio.Queue[None]") -> None:
     metadata = job["metadata"]
     with contextlib.suppress(NotFound):
         await store.delete(resource_of(job), metadata["namespace"], metadata["name"], metadata["uid"])
@@ -139,90 +151,44 @@ async def _first_of(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
     return interrupted
 
 
-class _Watch:
-    """Looks at the job and at worker 0's progress, and remembers what was reported."""
+async def _until_finished(watch: "_Watch", kubelet: Kubelet) -> None:
+    await watch.until_finished()
+    if is_true(watch.status.conditions, ConditionType.FAILED):
+        # The other workers are being stopped; their last words are worth the wait.
+        await kubelet.drain()
 
-    def __init__(self, store: Store, kubelet: Kubelet, key: JobKey, on_update: Callable[[Update], None]) -> None:
-        self._store = store
-        self._kubelet = kubelet
-        self._key = key
-        self._on_update = on_update
-        self._started = asyncio.get_running_loop().time()
-        self._followers: dict[int, ProgressFollower] = {}
-        self._losses: dict[int, float | None] = {}
-        self._evaluations: dict[int, dict[str, float | None]] = {}
-        self._warnings: list[str] = []
-        self._checkpoint_step: int | None = None
-        self._status = Status()
-        self._said: Progress | None = None
+
+class _Watch:
+    """Hands on every new status of the store's only job, and remembers what a later status no longer shows."""
+
+    def __init__(self, store: Store, on_status: Callable[[Status], None]) -> None:
+        self._on_status = on_status
+        self._written: asyncio.Queue[Status] = asyncio.Queue()
+        self.status = Status()
+        self.losses: dict[int, float | None] = {}
+        self.warnings: dict[str, None] = {}
+        store.subscribe(self._on_change)
+
+    def _on_change(self, body: Object) -> None:
+        # Through a queue, so that a failing display does not look like a failing write to the store.
+        if body["kind"] == JOBS.kind:
+            self._written.put_nowait(Status.read(body.get("status")))
 
     async def until_finished(self) -> None:
-        while True:
-            await self.read_status()
-            self.look()
-            if is_true(self._status.conditions, ConditionType.FAILED):
-                # The other workers are being stopped; their last words are worth the wait.
-                await self._kubelet.drain()
-                return
-            if any(is_true(self._status.conditions, kind) for kind in _ENDS):
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
+        while not any(is_true(self.status.conditions, end) for end in _ENDS):
+            self._see(await self._written.get())
 
-    async def read_status(self) -> None:
-        job = await self._store.get(JOBS, self._key.namespace, self._key.name)
-        self._status = Status.read(job.get("status"))
+    def catch_up(self) -> None:
+        while not self._written.empty():
+            self._see(self._written.get_nowait())
 
-    def look(self) -> None:
-        reports = self._new_reports()
-        known = len(self._warnings)
-        for report in reports:
-            self._warnings += [text for text in dict.fromkeys(report.warnings) if text not in self._warnings]
-            if report.checkpoint_step is not None:
-                self._checkpoint_step = report.checkpoint_step
-            first = report.step - len(report.losses) + 1
-            self._losses |= {first + index: loss for index, loss in enumerate(report.losses)}
-            if report.evaluation is not None:
-                self._evaluations[report.evaluation.step] = report.evaluation.metrics
-        self._on_update(Update(self._status, tuple(reports), tuple(self._warnings[known:])))
-
-    def outcome(self, cancelled: bool, pods_directory: Path) -> Outcome:
-        seconds = asyncio.get_running_loop().time() - self._started
-        return Outcome(
-            status=self._status,
-            losses=dict(sorted(self._losses.items())),
-            evaluations=dict(sorted(self._evaluations.items())),
-            warnings=tuple(self._warnings),
-            checkpoint_step=self._checkpoint_step,
-            cancelled=cancelled,
-            seconds=seconds,
-            pods_directory=pods_directory,
-        )
-
-    def _new_reports(self) -> list[Report]:
-        # All attempts, the earlier ones first: what a worker reports just before its end is read when the next is due.
-        for attempt in range(len(self._followers) + 1, self._status.attempt + 1):
-            leader = WorkerId(attempt, 0, 0).pod_name(self._key.name)
-            self._followers[attempt] = ProgressFollower(self._kubelet.pod_directory(leader).progress)
-        written = [report for follower in self._followers.values() for report in follower.new_reports()]
-        return written or self._heard()
-
-    def _heard(self) -> list[Report]:
-        """What a loop of the user's own has sent: the trainer's file says it all sooner, and with every loss."""
-        said = self._status.progress
-        has_file = any(follower.has_said for follower in self._followers.values())
-        if has_file or said is None or said.phase is None or said == self._said:
-            return []
-        self._said = said
-        loss = float(said.loss) if said.loss is not None else None
-        return [
-            Report(
-                phase=said.phase.lower(),
-                step=said.step,
-                total_steps=said.total_steps,
-                loss=loss,
-                losses=() if loss is None else (loss if isfinite(loss) else None,),
-                examples_per_second=float(said.examples_per_second) if said.examples_per_second else None,
-                warnings=tuple(said.warnings),
-                checkpoint_step=said.checkpoint_step,
-            )
-        ]
+    def _see(self, status: Status) -> None:
+        if status == self.status:
+            return
+        self.status = status
+        if (progress := status.progress) is not None and progress.phase is not None:
+            self.warnings |= dict.fromkeys(progress.warnings)
+            if progress.loss is not None:
+                loss = float(progress.loss)
+                self.losses[progress.step] = loss if isfinite(loss) else None
+        self._on_status(status)

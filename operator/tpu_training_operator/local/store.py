@@ -1,8 +1,7 @@
-"""The `Cluster` protocol in memory, with the API server's rules as far as the operator relies on them.
+"""The `Cluster` protocol in memory, with the rules of an API server as far as the operator relies on them.
 
-Used by `local.run` and held to `kube.client` by one set of contract tests: uids, resourceVersion
-conflicts, the status subresource, generation, delete preconditions, graceful deletion of pods, tokens of pods and
-their review, and garbage collection of what an owner leaves behind.
+One set of contract tests covers this store and `kube.client`: uids, resourceVersion conflicts, the status subresource,
+generation, delete preconditions, graceful deletion of pods, pod tokens and their review, and garbage collection.
 """
 
 import copy
@@ -18,13 +17,13 @@ from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, 
 
 _Key = tuple[str, str, str]
 
-# Kubernetes' default for pods that name none.
+# Kubernetes' default for pods that set none.
 _GRACE_SECONDS = 30
 _USER_OF_POD = "authentication.kubernetes.io/pod-"
 
 
 class Store:
-    """Objects by kind, namespace and name. `subscribe` to hear of every object that was written or removed."""
+    """Objects by kind, namespace and name. Subscribers get every object that is written or removed."""
 
     def __init__(self) -> None:
         self._objects: dict[_Key, Object] = {}
@@ -66,7 +65,7 @@ class Store:
         if resource is JOBS:
             _check(body)
         metadata |= {"uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": _time()}
-        # Status belongs to the status subresource; a create never sets it.
+        # Only the status subresource sets the status.
         body.pop("status", None)
         if resource is PODS:
             body["status"] = {"phase": "Pending"}
@@ -88,14 +87,14 @@ class Store:
     ) -> None:
         current = self._find(resource, namespace, name)
         if current["metadata"]["uid"] != uid:
-            raise Conflict(409, "Conflict", f"{name} is not the object that was to be deleted (its uid differs)")
+            raise Conflict(409, "Conflict", f"{name} is not the object to delete: its uid differs")
         if grace_seconds == 0:
             self._remove(current)
         else:
             self._delete(current)
 
     def issue_token(self, pod: Object, audience: str) -> str:
-        """A token that says which pod it was made for, for as long as the pod is there."""
+        """A token bound to the pod."""
         token = secrets.token_urlsafe()
         metadata = pod["metadata"]
         user = {
@@ -111,7 +110,7 @@ class Store:
         return known if set(known.get("audiences", ())) & set(audiences) else {"authenticated": False}
 
     def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
-        """Give the pod to a node; False if it is gone. From then on its deletion waits for `remove_pod`."""
+        """Assign the pod to a node; False if it is gone. From then on its deletion waits for `remove_pod`."""
         found = self._pod(namespace, name, uid)
         if found is not None:
             found["spec"]["nodeName"] = node
@@ -119,13 +118,13 @@ class Store:
         return found is not None
 
     def set_pod_status(self, namespace: str, name: str, uid: str, status: Object) -> None:
-        """The kubelet's report; nothing to do if the pod is gone."""
+        """The kubelet's report; ignored if the pod is gone."""
         found = self._pod(namespace, name, uid)
         if found is not None:
             self._set_status(found, status)
 
     def remove_pod(self, namespace: str, name: str, uid: str) -> None:
-        """The kubelet has stopped a deleted pod: now it goes."""
+        """The kubelet has stopped a deleted pod, which now disappears."""
         found = self._pod(namespace, name, uid)
         if found is not None:
             self._remove(found)
@@ -141,7 +140,7 @@ class Store:
         return found
 
     def _set_status(self, current: Object, status: Object) -> Object:
-        # Writing what is there already is no change, and gets no new version.
+        # As in an API server, an unchanged object keeps its version.
         if current.get("status") != status:
             current["status"] = copy.deepcopy(status)
             self._write(_key(current), current)
@@ -169,7 +168,7 @@ class Store:
         self._collect_garbage()
 
     def _collect_garbage(self) -> None:
-        """Delete what names an owner that is gone, as the garbage collector does in the background."""
+        """Delete objects whose owners are gone, as the garbage collector does in the background."""
         uids = {found["metadata"]["uid"] for found in self._objects.values()}
         for found in list(self._objects.values()):
             owners = found["metadata"].get("ownerReferences") or ()

@@ -1,4 +1,4 @@
-"""One worker as a process: started, waited for, stopped. Used by `local.kubelet`."""
+"""One worker as a process: start it, wait for it, stop it."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkerProcess:
-    """A process in a session of its own, so that Ctrl-C reaches only us and we stop the gang in order."""
+    """A process in its own session, so that Ctrl-C reaches only us and we stop the gang in order."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -34,16 +34,16 @@ class WorkerProcess:
         return WorkerProcess(process)
 
     async def wait(self) -> int:
-        """The exit code, as a container runtime tells it: 128 + N after signal N.
+        """The exit code as a container runtime reports it: 128 + N after signal N.
 
-        What the worker started and left behind ends with it, as everything in a container does.
+        Everything that the worker started ends with it, as in a container.
         """
         code = await self._process.wait()
         self.kill()
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_seconds: float) -> None:
-        """SIGTERM, and SIGKILL if the process is still there after the grace period."""
+        """Send SIGTERM, and SIGKILL if the process still runs after the grace period."""
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self._process.wait(), grace_seconds)
@@ -55,13 +55,13 @@ class WorkerProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # The whole session: a worker's own children must not outlive it.
+        # The whole session, so that the worker's children do not outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
 
 def _die_with_parent() -> None:
-    # Even a killed tpujob leaves no worker behind. Between fork and exec: no imports, no allocation to speak of.
+    # Even a killed tpujob leaves no worker behind. This runs between fork and exec: no imports, hardly any allocation.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,7 +1,6 @@
-"""Hints in, passes out: the workers that take keys from the queue and reconcile them.
+"""Takes keys of jobs from the queue and reconciles them, with several workers.
 
-Run by `main` in a cluster and by `local.run` on this machine. A hint may be lost, late or doubled; the resync and the
-queue make up for it.
+A hint about a job may be lost, late or repeated; the resync and the queue make up for that.
 """
 
 import asyncio
@@ -20,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """`list_keys` names the jobs for the resync; `workers` is how many jobs are worked on at once."""
+    """`list_jobs` names the jobs for the resync; `workers` is how many jobs are reconciled at once."""
 
     def __init__(
         self,
         reconciler: Reconciler,
-        list_keys: Callable[[], Awaitable[list[JobKey]]],
+        list_jobs: Callable[[], Awaitable[list[JobKey]]],
         *,
         settle_seconds: float = 0.1,
         resync_seconds: float = 300.0,
@@ -33,7 +32,7 @@ class Controller:
         metrics: Metrics | None = None,
     ) -> None:
         self._reconciler = reconciler
-        self._list_keys = list_keys
+        self._list_jobs = list_jobs
         self._resync_seconds = resync_seconds
         self._workers = workers
         self._metrics = metrics
@@ -41,26 +40,18 @@ class Controller:
         self._pulses: dict[JobKey, Pulse] = {}
         self.is_running = False
 
-    def hint(
-        self,
-        key: JobKey,
-        *,
-        in_seconds: float | None = None,
-        job_version: str | None = None,
-        background: bool = False,
-    ) -> None:
-        """Something about the job may have changed: look at once, or in so many seconds at the latest. Not for
-        `job_version`, the job's resourceVersion, where that is of our own last write: a pass that writes says itself
-        when the next is due. `background`: it is only listed, and nothing says that it has changed."""
-        if job_version is not None and self._reconciler.wrote(key, job_version):
-            return
-        if in_seconds is None:
-            self._queue.hint(key, settle_seconds=self._reconciler.settle_seconds(key), background=background)
-        else:
-            self._queue.add_after(key, in_seconds)
+    def enqueue(self, key: JobKey, *, job_version: str | None = None, background: bool = False) -> None:
+        """The job may have changed. Nothing happens if `job_version`, the job's resourceVersion, comes from our own
+        last write: the pass that wrote it also said when to requeue. `background`: the job was only listed."""
+        if job_version is None or not self._reconciler.wrote(key, job_version):
+            self._queue.add(key, settle_seconds=self._reconciler.settle_seconds(key), background=background)
+
+    def enqueue_within(self, key: JobKey, seconds: float) -> None:
+        """The job is worth a pass within so many seconds."""
+        self._queue.add_after(key, seconds)
 
     async def run(self) -> None:
-        """Work until cancelled. A pass that is under way when we are stopped is continued by the next operator."""
+        """Work until cancelled. The next operator process continues a pass that is interrupted."""
         self.is_running = True
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -72,14 +63,15 @@ class Controller:
             self._queue.close()
 
     def longest_standstill_seconds(self) -> float:
-        """How long ago the pass under way that has waited longest had its last answer; 0 when there is none."""
-        return time.monotonic() - min((pulse.at for pulse in self._pulses.values()), default=time.monotonic())
+        """Over all passes under way, the longest time since the last answer to the pass; 0 without passes."""
+        now = time.monotonic()
+        return now - min((pulse.at for pulse in self._pulses.values()), default=now)
 
     async def _resync(self) -> None:
         while True:
             try:
-                for key in await self._list_keys():
-                    self._queue.hint(key, background=True)
+                for key in await self._list_jobs():
+                    self._queue.add(key, background=True)
             except ApiError as error:
                 log.warning("jobs could not be listed: %s", error)
             except Exception:
@@ -104,16 +96,16 @@ class Controller:
         try:
             again = await self._reconciler.reconcile(key)
         except Conflict as conflict:
-            log.debug("read again, the job has changed: %s", conflict, extra={"job": str(key)})
+            log.debug("the job has changed, reading it again: %s", conflict, extra={"job": str(key)})
             self._queue.retry(key)
             return PassResult.REQUEUE
         except ApiError as error:
-            log.warning("pass failed, will be tried again: %s", error, extra={"job": str(key)})
+            log.warning("pass failed, retrying: %s", error, extra={"job": str(key)})
             self._queue.retry(key, pause_seconds=error.retry_after)
             return PassResult.ERROR
         except Exception:
             # A bug must not take the other jobs down with it.
-            log.exception("pass failed unexpectedly, will be tried again", extra={"job": str(key)})
+            log.exception("pass failed unexpectedly, retrying", extra={"job": str(key)})
             self._queue.retry(key)
             return PassResult.ERROR
         self._queue.forget(key)

@@ -1,24 +1,42 @@
-"""Kubernetes events about a job: what `kubectl describe` shows. Sent by the reconciler after the status write.
+"""Kubernetes events about a job, as `kubectl describe` shows them.
 
-Nothing depends on them; whatever matters is in the status, too.
+Nothing depends on them: whatever matters is in the status, too.
 """
 
+import logging
 import os
 import secrets
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from tpu_training_operator.api.constants import API_VERSION, KIND, MANAGER
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.actions import Event
+from tpu_training_operator.kube.cluster import Cluster, Object
+from tpu_training_operator.kube.errors import ApiError
+
+log = logging.getLogger(__name__)
 
 # In bytes.
 _LONGEST_NOTE = 1024
-# An event says what was done (action) and why (reason); these are our actions.
+# An event says what was done (action) and why (reason). All of ours are done by reconciling.
 _ACTION = "Reconcile"
 
 
-def event_body(event: Event, job: dict[str, Any], now: datetime) -> dict[str, Any]:
+async def send_events(cluster: Cluster, events: Sequence[Event], job: Object, now: datetime) -> bool:
+    """False if one of them could not be sent."""
+    sent = True
+    for event in events:
+        try:
+            await cluster.create(event_body(event, job, now))
+        except ApiError as error:
+            sent = False
+            key = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
+            log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": key})
+    return sent
+
+
+def event_body(event: Event, job: Object, now: datetime) -> Object:
     """The events.k8s.io/v1 object for `event`, regarding `job`."""
     metadata = job["metadata"]
     return {

@@ -1,6 +1,6 @@
-"""The last report of every job, in memory. The progress service puts them in, the reconciler reads them.
+"""The last report of every job, in memory: from the progress service to the reconciler.
 
-Nothing is lost with it but freshness: what matters is in the status, and the next report comes within seconds.
+Losing it costs nothing but freshness: what matters is in the status, and the next report comes within seconds.
 """
 
 from collections import OrderedDict
@@ -11,15 +11,15 @@ from datetime import datetime, timedelta
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
 from tpu_training_operator.kube.cluster import JobKey
 
-_LEAST_PAUSE_SECONDS = 5.0
+_LEAST_PAUSE = timedelta(seconds=5)
 _REQUESTS_PER_REPORT = 3
-# Jobs whose reports could not be heard: anybody may name one, so that only the latest are remembered.
+# Jobs whose reports could not be received. Anyone may name a job, so only the latest are remembered.
 _MOST_UNHEARD = 10_000
 
 
 class Inboxes:
-    """Holds a report for each job that has sent one, until `forget`. `requests_per_second`: what this operator may ask
-    of the API server."""
+    """Holds a report for each job that has sent one, until `forget`. `requests_per_second`: how many this operator may
+    send to the API server."""
 
     def __init__(self, clock: Callable[[], datetime], requests_per_second: float = 50.0) -> None:
         self._clock = clock
@@ -29,19 +29,20 @@ class Inboxes:
         self._unheard: OrderedDict[JobKey, datetime] = OrderedDict()
 
     @property
-    def pause_seconds(self) -> float:
-        """How often a job is looked at, and its status written, for the sake of a report: every five seconds, or less
-        often where so many jobs report that it would take over half of the requests that this operator may make."""
-        return max(_LEAST_PAUSE_SECONDS, len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2))
+    def between_writes(self) -> timedelta:
+        """How often reports may cause a pass over a job and a write of its status: every five seconds, or less often
+        if so many jobs report that this would take more than half of the requests this operator may make."""
+        seconds = len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2)
+        return max(_LEAST_PAUSE, timedelta(seconds=seconds))
 
     def put(self, key: JobKey, report: Report) -> None:
-        """A later attempt's report replaces an earlier one's, never the other way round. A stack dump is kept until
-        the gang gets on: it may stand still elsewhere later."""
+        """Keep the report, unless a later attempt has reported already. A stack dump is kept until the gang makes
+        progress: the next hang may be elsewhere."""
         inbox = self.of(key)
         known = inbox.report
         if known is not None and known.attempt > report.attempt:
             return
-        if known is not None and _stands_still(known, report):
+        if known is not None and _is_stuck(known, report):
             report = replace(report, stacks=report.stacks or known.stacks)
         elif known is not None:
             report = replace(report, stacks=None)
@@ -53,12 +54,11 @@ class Inboxes:
             self._inboxes.get(key, NOTHING_HEARD),
             listening_since=self._listening_since,
             unheard=self._unheard.get(key),
-            between_writes=timedelta(seconds=self.pause_seconds),
+            between_writes=self.between_writes,
         )
 
     def could_not_listen(self, key: JobKey) -> None:
-        """Somebody who reported for the job could not be heard, through no fault of a worker's: the silence until now
-        proves nothing."""
+        """A report for the job was lost through no fault of a worker: the silence until now proves nothing."""
         self._unheard[key] = self._clock()
         self._unheard.move_to_end(key)
         if len(self._unheard) > _MOST_UNHEARD:
@@ -78,5 +78,5 @@ class Inboxes:
         self._inboxes.pop(key, None)
 
 
-def _stands_still(known: Report, report: Report) -> bool:
+def _is_stuck(known: Report, report: Report) -> bool:
     return (known.attempt, known.phase) == (report.attempt, report.phase) and report.step <= known.step

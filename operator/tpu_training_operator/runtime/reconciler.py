@@ -1,70 +1,45 @@
-"""One pass over one job: read the cluster, plan, act, write the status once.
+"""One pass over one job: read, plan, act, write the status once.
 
-The order matters. Actions come before the status, so the status never claims what was not done. A pass that raises the
-attempt has no actions, so nothing is done that the status does not know.
+The order matters. Actions come before the status, so that a status never claims what was not done. An attempt number is
+raised in a pass without actions, so that nothing is done that the status does not know.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
+from tpu_training_operator.api.conditions import ConditionType, EventReason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import (
-    AT_ONCE,
-    Action,
-    AskForStacks,
-    Create,
-    DeleteConfigMap,
-    DeleteJob,
-    DeletePod,
-    Event,
-    LookAtEvents,
-    Plan,
-)
-from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked, name_taken, recovered, retrying
+from tpu_training_operator.domain.actions import AT_ONCE, Event
+from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
-from tpu_training_operator.domain.ownership import is_ours
-from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Cluster, JobKey, Object, Resource, resource_of
-from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
-from tpu_training_operator.runtime.events import event_body
+from tpu_training_operator.domain.report import Notes, Reporting
+from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
+from tpu_training_operator.runtime.events import send_events
+from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.notebook import Notebook
-from tpu_training_operator.runtime.stages import Refused, carry_out
 
 log = logging.getLogger(__name__)
 
-# Longer than replacing an API server takes, or a new role takes to reach all API servers.
-_DOUBT = timedelta(seconds=10)
 _FAILURES_BEFORE_TOLD = 3
-# Three seconds of retries. An object that simply changed since it was read needs fewer.
+# Three seconds of retries. A job or a pod that merely changed since it was read is read again long before.
 _CONFLICTS_BEFORE_TOLD = 6
 # Five seconds for the largest gang, whose restart takes minutes.
-_SECONDS_PER_POD = 0.001
-
-
-class _Unconfirmed(Exception):
-    """An optional object was refused; after `wait` it is known whether the refusal lasts."""
-
-    def __init__(self, wait: timedelta) -> None:
-        super().__init__()
-        self.wait = wait
+_SETTLE_SECONDS_PER_POD = 0.001
 
 
 class Reconciler:
-    """`inboxes` and `reporting`: what workers report, and where; both or neither. `network_policy`: keeps other
-    pods from a job's workers. `side_by_side`: how many requests of one stage may be under way at once.
-    `max_hosts`: no larger job is begun."""
+    """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
+    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started."""
 
     def __init__(
         self,
@@ -75,141 +50,98 @@ class Reconciler:
         reporting: Reporting | None = None,
         network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
-        side_by_side: int = 32,
         max_hosts: int = MAX_HOSTS,
     ) -> None:
         self._cluster = cluster
-        self._notebook = Notebook(cluster, clock)
         self._clock = clock
         self._inboxes = inboxes
         self._reporting = reporting
         self._network_policy = network_policy
-        # Jobs without an object that may be missing.
-        self._told_optional: set[JobKey] = set()
         self._metrics = metrics
-        self._side_by_side = side_by_side
         self._max_hosts = max_hosts
-        self._written: dict[JobKey, str] = {}
-        # Passes that failed in a row.
-        self._failures: dict[JobKey, int] = {}
-        # Pods of the job, when they were last listed.
-        self._pods: dict[JobKey, int] = {}
-        # Jobs that already have an event about failing passes.
-        self._told_failing: set[JobKey] = set()
-        # Since when objects of a kind are refused; the refusal may pass.
-        self._doubted: dict[JobKey, dict[str, datetime]] = {}
-        # The uids that the last pass wanted to delete and the cluster did not find.
-        self._not_found: dict[JobKey, set[str]] = {}
+        self._memories: dict[JobKey, Memory] = {}
 
     def wrote(self, key: JobKey, version: str) -> bool:
-        """Whether this resourceVersion of the job comes from the last status write here."""
-        return self._written.get(key) == version
+        """Whether this resourceVersion of the job comes from the status that was written here last."""
+        return key in self._memories and self._memories[key].version == version
 
     def settle_seconds(self, key: JobKey) -> float:
-        """How long to wait for further hints about the job: every pass reads all of its pods, and the pods of a large
+        """How long to wait for more hints about the job: every pass reads all of its pods, and the pods of a large
         gang start one by one."""
-        return self._pods.get(key, 0) * _SECONDS_PER_POD
+        return self._memories[key].pods * _SETTLE_SECONDS_PER_POD if key in self._memories else 0.0
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring the job one step closer to its spec.
 
-        Returns when to reconcile again even if the cluster reports no change. Raises ApiError if the pass should be
-        retried: Conflict if something changed since it was read, Unavailable if the cluster could not answer. The job's
-        status tells when passes keep failing, or an event if the status cannot be written.
+        Returns the time after which to requeue the job even if nothing is heard; None: never. Raises ApiError if the
+        pass should be retried: Conflict when something changed since it was read, Unavailable when the cluster could
+        not answer. When passes keep failing, the job's status says so, or an event if the status cannot be written.
         """
+        memory = self._memories.setdefault(key, Memory())
         try:
-            again = await self._pass(key)
+            again = await self._pass(key, memory)
         except Exception as error:
-            await self._failed(key, error)
+            memory.failed_passes += 1
+            # A change since the job was read is no failure, unless it never ends: admission webhooks can say 409, too.
+            enough = _CONFLICTS_BEFORE_TOLD if isinstance(error, Conflict) else _FAILURES_BEFORE_TOLD
+            if memory.failed_passes >= enough:
+                await self._tell_failure(key, memory, error)
             raise
-        self._failures.pop(key, None)
-        self._told_failing.discard(key)
+        memory.failed_passes = 0
+        memory.sent_retrying = False
         return again
 
-    async def _pass(self, key: JobKey) -> timedelta | None:
+    async def _pass(self, key: JobKey, memory: Memory) -> timedelta | None:
+        # 1. Read the job, and then its pods: pods read before the job could lack the workers of its latest attempt.
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except NotFound:
             self._forget(key)
-            self._notebook.forget(key)
-            for told in (self._told_optional, self._told_failing):
-                told.discard(key)
-            for known in (self._written, self._failures, self._doubted, self._pods, self._not_found):
-                known.pop(key, None)
-            if self._metrics:
-                self._metrics.job_gone(key)
             return None
-        # Pods are read after the job: read before it, they could lack workers of an attempt that the job left behind.
         pods = await self._cluster.list(PODS, key.namespace, gang_selector(key.name))
-        self._pods[key] = len(pods)
-        before = Status.read(job.get("status"))
-        # The planner decides as if no earlier pass had failed.
-        known_good = recovered(before)
-        seen = job if known_good is before else {**job, "status": known_good.as_json()}
-        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=self._notebook.of(key))
+        memory.pods = len(pods)
+
+        # 2. Decide, as if no earlier pass had failed.
+        stored = Status.read(job.get("status"))
+        before = recovered(stored)
+        seen = job if before is stored else {**job, "status": before.as_json()}
+        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
         if self._network_policy is not None:
             decided = self._network_policy.added_to(decided, job)
+
+        # 3. Act. If the cluster refuses an action for good, the job is blocked.
+        execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory)
         try:
-            if not await self._carry_out(decided, job, key):
+            if not await execution.carry_out(decided):
                 return AT_ONCE
-        except _Unconfirmed as refusal:
-            return refusal.wait
+        except Unconfirmed as unconfirmed:
+            log.info("refused, to be confirmed: %s", unconfirmed.__cause__, extra={"job": str(key)})
+            return unconfirmed.wait
         except Refused as refused:
-            if wait := self._doubt(refused, key):
-                return wait
             decided = blocked(observed, refused.obstacle, self._clock())
-        else:
-            self._doubted.pop(key, None)
-        status = await self._write_status(decided, known_good, before, job, key)
+
+        # 4. Write the status, if it changed, and send the events of the decision.
+        after = decided.status or before
+        if after != stored:
+            await self._write(after, stored, job, key, memory)
+            if after != before:
+                await send_events(self._cluster, decided.events, job, self._clock())
+            # A new report alone is not worth a line.
+            level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
+            context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
+            log.log(level, "job is %s", _summary(stored, after), extra=context)
         if self._metrics:
-            self._metrics.job_seen(key, status.state)
-        if status.completion_time is not None:
-            self._forget(key)
-            self._notebook.forget(key)
+            self._metrics.job_seen(key, after.state)
+
+        # 5. A finished job needs no more reports and notes.
+        if after.completion_time is not None:
+            self._forget_reports(key)
+            memory.notes = Notes()
         return decided.again
 
-    def _doubt(self, refused: Refused, key: JobKey) -> timedelta | None:
-        """How long to wait until the refusal counts; None if it counts now. An API server that is being replaced may
-        refuse what it accepts a moment later."""
-        if refused.sure:
-            return None
-        now = self._clock()
-        wait = self._doubted.setdefault(key, {}).setdefault(refused.kind, now) + _DOUBT - now
-        # A clock that was set back must not extend the wait.
-        if not AT_ONCE < wait <= _DOUBT:
-            return None
-        log.info("refused, to be confirmed: %s", refused, extra={"job": str(key)})
-        return wait
-
-    async def _failed(self, key: JobKey, error: Exception) -> None:
-        """Counts a failed pass. After a few in a row, the job's status says why."""
-        self._failures[key] = failures = self._failures.get(key, 0) + 1
-        # A conflict is normal unless it repeats: an admission webhook may answer 409, too.
-        if failures < (_CONFLICTS_BEFORE_TOLD if isinstance(error, Conflict) else _FAILURES_BEFORE_TOLD):
-            return
-        try:
-            job = await self._cluster.get(JOBS, key.namespace, key.name)
-        except ApiError as failure:
-            log.warning("the job cannot be read to report the error: %s", failure, extra={"job": str(key)})
-            return
-        is_news = key not in self._told_failing
-        try:
-            before = Status.read(job.get("status"))
-            is_news = is_news and recovered(before) is before
-            # The status of a finished job stays as it ended.
-            if before.completion_time is None:
-                after = retrying(Observed.of(job, []), _words(error), self._clock())
-                if after != before:
-                    await self._write(after, before, job, key, ())
-        except (ApiError, ValidationError) as failure:
-            log.warning("the error cannot be written to the job's status: %s", failure, extra={"job": str(key)})
-        event = Event(EventReason.RETRYING, _words(error), warning=True)
-        if is_news and await self._send((event,), job, key):
-            self._told_failing.add(key)
-
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
-        """With the reports of the job's own workers. Reports of a deleted job of the same name are dropped."""
+        """With the reports of the job's own workers. Those of a deleted job of the same name are dropped."""
         if self._inboxes is None:
             return observed
         observed = replace(observed, inbox=self._inboxes.of(key))
@@ -219,156 +151,49 @@ class Reconciler:
         return replace(observed, inbox=self._inboxes.of(key))
 
     def _forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._memories.pop(key, None)
+        self._forget_reports(key)
+        if self._metrics:
+            self._metrics.job_gone(key)
+
+    def _forget_reports(self, key: JobKey) -> None:
         if self._inboxes is not None:
             self._inboxes.forget(key)
 
-    async def _carry_out(self, decided: Plan, job: Object, key: JobKey) -> bool:
-        """False if the job changed meanwhile, so that the rest of the plan is out of date."""
-        metadata = job["metadata"]
-        not_found = self._not_found.pop(key, set())
-
-        async def is_still_wanted() -> bool:
-            try:
-                now = (await self._cluster.get(JOBS, key.namespace, key.name))["metadata"]
-            except NotFound:
-                return False
-            same = all(now.get(field) == metadata.get(field) for field in ("uid", "generation"))
-            return same and "deletionTimestamp" not in now
-
-        async def act(action: Action) -> None:
-            await self._act(action, job, key, not_found)
-
-        for stage in decided.stages:
-            done: Counter[str] = Counter()
-            try:
-                if not await carry_out(stage, act, is_still_wanted, self._side_by_side, done):
-                    return False
-            finally:
-                if done:
-                    what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
-                    log.info("carried out %s", what, extra={"job": str(key), "uid": metadata["uid"]})
-        return True
-
-    async def _act(self, action: Action, job: Object, key: JobKey, not_found: Set[str]) -> None:
-        """`not_found`: the uids that the last pass wanted to delete and the cluster did not find."""
-        match action:
-            case Create(body, optional=True):
-                await self._create_optional(body, job, key)
-            case Create(body):
-                await self._create(body, job, key)
-            case DeletePod(name, uid, force):
-                await self._delete(PODS, key, name, uid, not_found, grace_seconds=0 if force else None)
-            case DeleteConfigMap(name):
-                await self._delete_own_config_map(job, key, name, not_found)
-            case DeleteJob(name, uid):
-                await self._delete(JOBS, key, name, uid, not_found)
-            case AskForStacks():
-                if self._inboxes is not None:
-                    self._inboxes.ask_for_stacks(key)
-            case LookAtEvents(pods):
-                await self._notebook.look_at_events(key, dict(pods))
-
-    async def _create(self, body: Object, job: Object, key: JobKey, *, optional: bool = False) -> None:
-        kind, name = body["kind"], body["metadata"]["name"]
-        try:
-            await self._cluster.create(body)
-        except AlreadyExists:
-            existing = await self._cluster.get(resource_of(body), key.namespace, name)
-            if obstacle := name_taken(kind, existing, job):
-                raise Refused(obstacle, kind) from None
-        except Forbidden as error:
-            obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
-            raise Refused(obstacle, kind, sure=False) from error
-        except Invalid as error:
-            raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
-        except NotFound as error:
-            if not optional:
-                raise
-            obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
-            raise Refused(obstacle, kind, sure=False) from error
-
-    async def _create_optional(self, body: Object, job: Object, key: JobKey) -> None:
-        """The gang starts without the object only if its refusal lasts: an attempt may run for weeks, and there is no
-        second chance."""
-        try:
-            await self._create(body, job, key, optional=True)
-        except Refused as refused:
-            if refused.obstacle.passes:
-                raise
-            if key in self._told_optional:
-                return
-            if wait := self._doubt(refused, key):
-                raise _Unconfirmed(wait) from refused
-            self._told_optional.add(key)
-            message = f"the gang runs without its {body['kind']}: {refused}"
-            log.warning("%s", message, extra={"job": str(key)})
-            await self._send((Event(EventReason.NETWORK_POLICY_MISSING, message, warning=True),), job, key)
-        else:
-            self._told_optional.discard(key)
-
-    async def _delete_own_config_map(self, job: Object, key: JobKey, name: str, not_found: Set[str]) -> None:
-        try:
-            existing = await self._cluster.get(CONFIG_MAPS, key.namespace, name)
-        except NotFound:
-            return
-        if is_ours(existing, job):
-            await self._delete(CONFIG_MAPS, key, name, existing["metadata"]["uid"], not_found)
-
-    async def _delete(
-        self,
-        resource: Resource,
-        key: JobKey,
-        name: str,
-        uid: str,
-        not_found: Set[str],
-        grace_seconds: int | None = None,
-    ) -> None:
-        try:
-            await self._cluster.delete(resource, key.namespace, name, uid, grace_seconds=grace_seconds)
-        except NotFound as error:
-            self._not_found.setdefault(key, set()).add(uid)
-            if uid in not_found:
-                message = f"{resource.kind} {name} exists when it is read, but is not found when it is deleted: {error}"
-                raise NotFound(error.status, error.reason, message) from error
-            log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(key)})
-
-    async def _write_status(
-        self, decided: Plan, known_good: Status, before: Status, job: Object, key: JobKey
-    ) -> Status:
-        """Writes the status if it changed, and returns it."""
-        after = decided.status or known_good
-        if after == before:
-            return before
-        await self._write(after, before, job, key, decided.events if after != known_good else ())
-        # A progress report alone is not worth a line in the log.
-        level = logging.DEBUG if after.conditions == before.conditions else logging.INFO
-        context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
-        log.log(level, "job is %s", _without_words(before, after), extra=context)
-        return after
-
-    async def _write(self, after: Status, before: Status, job: Object, key: JobKey, events: tuple[Event, ...]) -> None:
+    async def _write(self, after: Status, before: Status, job: Object, key: JobKey, memory: Memory) -> None:
         written = await self._cluster.update_status({**job, "status": after.as_json()})
-        self._written[key] = written["metadata"]["resourceVersion"]
-        self._notebook.wrote_status(key)
+        memory.version = written["metadata"]["resourceVersion"]
+        memory.notes = replace(memory.notes, written=self._clock())
         if self._metrics:
             self._metrics.status_written(before, after)
-        await self._send(events, job, key)
 
-    async def _send(self, events: tuple[Event, ...], job: Object, key: JobKey) -> bool:
-        """False if one of them could not be sent."""
-        sent = True
-        for event in events:
-            try:
-                await self._cluster.create(event_body(event, job, self._clock()))
-            except ApiError as error:
-                sent = False
-                log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": str(key)})
-        return sent
+    async def _tell_failure(self, key: JobKey, memory: Memory, error: Exception) -> None:
+        """Say in the job's status why its passes fail, and once in an event."""
+        try:
+            job = await self._cluster.get(JOBS, key.namespace, key.name)
+        except ApiError as failure:
+            log.warning("the job's owner cannot be told why passes fail: %s", failure, extra={"job": str(key)})
+            return
+        is_news, message = not memory.sent_retrying, _explanation(error)
+        try:
+            before = Status.read(job.get("status"))
+            is_news = is_news and recovered(before) is before
+            # The status of a finished job says how it ended.
+            if before.completion_time is None:
+                after = retrying(Observed.of(job, []), message, self._clock())
+                if after != before:
+                    await self._write(after, before, job, key, memory)
+        except (ApiError, ValidationError) as failure:
+            log.warning("the status cannot say why passes fail: %s", failure, extra={"job": str(key)})
+        event = Event(EventReason.RETRYING, message, warning=True)
+        if is_news and await send_events(self._cluster, (event,), job, self._clock()):
+            memory.sent_retrying = True
 
 
-def _without_words(before: Status, after: Status) -> str:
-    """State and reason, and the class and exit code of a new failure. Not the messages: they end with the log of the
-    user's program, and readers of the operator's log may not be allowed to read the job."""
+def _summary(before: Status, after: Status) -> str:
+    """State and reason, and a new failure's class and exit code. No messages: they end with the log of the user's
+    program, which is for those who may read the job, not for everyone who may read the operator's log."""
     ready = find(after.conditions, ConditionType.READY)
     text = f"{after.state} ({ready.reason})" if ready else str(after.state)
     failure = after.last_failure
@@ -378,7 +203,7 @@ def _without_words(before: Status, after: Status) -> str:
     return f"{text}: {failure.pod} failed with {failure.failure_class} ({failure.reason}{code})"
 
 
-def _words(error: Exception) -> str:
+def _explanation(error: Exception) -> str:
     """For the job's owner, who can only pass it on to an administrator."""
     match error:
         case ApiError(status=0):

@@ -1,7 +1,7 @@
-"""Which jobs to look at although nothing was heard of them."""
+"""Which jobs the resync requeues although nothing was heard of them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from pydantic import ValidationError
@@ -18,27 +18,28 @@ _POLICY = ("ttlSecondsAfterFinished",)
 _STATUS = ("state", "attempt", "completionTime")
 
 
-async def jobs_to_look_at(
-    cluster: Cluster, namespaces: Sequence[str], now: datetime, metrics: Metrics | None = None
+async def jobs_to_reconcile(
+    cluster: Cluster, namespaces: Sequence[str], clock: Callable[[], datetime], metrics: Metrics | None = None
 ) -> list[JobKey]:
-    """Those that have not finished, and those whose time to live is over; in `namespaces`, or everywhere where that is
-    empty. A namespace that cannot be listed keeps nothing from the others."""
+    """The jobs that have not finished, and those whose TTL has expired; without `namespaces`, in the whole cluster. A
+    namespace that cannot be listed does not affect the others."""
     found: list[Object] = []
     complete = True
-    for scope in namespaces or (None,):
+    for namespace in namespaces or (None,):
         try:
-            found += await cluster.list(JOBS, scope)
+            found += await cluster.list(JOBS, namespace)
         except ApiError as error:
             complete = False
-            where = "the cluster" if scope is None else f"namespace {scope}"
+            where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
         metrics.jobs_listed({_key(job): _state(job) for job in found})
+    now = clock()
     return [_key(job) for job in found if _may_need_a_pass(job, now)]
 
 
 def slim_job(job: Object) -> Object:
-    """The job with what is read here."""
+    """The fields of the job that are read here."""
     metadata, status = job["metadata"], job.get("status") or {}
     policy = (job.get("spec") or {}).get("runPolicy") or {}
     return {
@@ -56,7 +57,7 @@ def _state(job: Object) -> State | None:
     try:
         return Status.read(job.get("status")).state
     except ValidationError:
-        # Its own pass says what is wrong; the others' must not wait for it.
+        # Its own pass reports what is wrong; the other jobs must not suffer.
         return None
 
 
@@ -64,6 +65,5 @@ def _may_need_a_pass(job: Object, now: datetime) -> bool:
     try:
         return may_need_a_pass(job, now)
     except Exception as error:
-        # One job that cannot be read must not keep the others from their passes; its own pass says what is wrong.
         log.warning("its status cannot be read: %s", error, extra={"job": str(_key(job))})
         return True

@@ -1,10 +1,10 @@
-"""A queue of keys on which one key is never worked on twice at once. Used by `runtime.controller`.
+"""A queue that never hands out one key twice at once.
 
-The algorithm of client-go's work queue: any number of hints about a key that waits collapse into one, a hint about
-a key in work makes it come once more afterwards, and a key whose work failed waits longer every time.
+The algorithm is client-go's: adding a key that waits already changes nothing, adding a key in work makes it come again
+afterwards, and a key whose work failed waits longer every time.
 
-What is looked at for no better reason than that it exists waits in the background: a resync of thousands of jobs must
-not stand before the one whose worker has just failed.
+Keys that were only listed wait in the background: the resync of thousands of jobs must not delay the job whose worker
+has just failed.
 """
 
 import asyncio
@@ -17,34 +17,34 @@ Key = TypeVar("Key")
 
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 60.0
-# Keys of the background in work at once, beside other work: enough to use up the request rate, and no more in the way.
+# Background keys in work at once, beside other work: enough to use up the request rate without being in the way.
 _BACKGROUND_AT_ONCE = 2
-# Where hints never end, the background gets one turn of so many.
+# If other keys never run out, the background gets one turn in this many.
 _TURNS = 8
 
 
 class WorkQueue(Generic[Key]):
-    """`settle_seconds`: how long a hinted key waits for more hints; a starting gang sends hundreds."""
+    """`settle_seconds`: how long an added key waits to be added again; a starting gang does so hundreds of times."""
 
     def __init__(self, settle_seconds: float, metrics: Metrics | None = None) -> None:
         self._settle_seconds = settle_seconds
         self._metrics = metrics
         self._ready: deque[Key] = deque()
-        # In their order; a dictionary, because a hint takes a key out of the middle.
+        # In order of arrival. A dictionary, because keys also leave from the middle.
         self._background: dict[Key, None] = {}
         self._background_in_work: set[Key] = set()
         self._turns = 0
         self._wanted: set[Key] = set()
         self._in_work: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
-        # Keys that are not worked on before a time of the loop's clock.
+        # Keys that must not be worked on before a time of the loop's clock.
         self._paused: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._available = asyncio.Event()
 
-    def hint(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False) -> None:
-        """Something about the key may have changed; with `background`, nothing says so. `settle_seconds`: where this
-        key should wait longer for more hints than others."""
+    def add(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False) -> None:
+        """The key needs work; with `background`, nothing says that it does. `settle_seconds`: if this key should wait
+        longer than others to be added again."""
         if not background:
             self.add_after(key, max(self._settle_seconds, settle_seconds))
         elif key in self._paused:
@@ -56,7 +56,7 @@ class WorkQueue(Generic[Key]):
                 self._available.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Have the key worked on in `seconds`, or sooner if it is due sooner anyway; later while it is paused."""
+        """The key is due in `seconds`, or sooner if it was due sooner anyway; later while it is paused."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         due = max(loop.time() + seconds, self._paused.get(key, 0.0))
@@ -67,7 +67,7 @@ class WorkQueue(Generic[Key]):
         self._timers[key] = loop.call_at(due, self._add, key)
 
     def retry(self, key: Key, *, pause_seconds: float = 0.0) -> None:
-        """The work failed: once more, later each time. `pause_seconds`: whatever is heard, not before."""
+        """The work failed: try again, later each time, and never before `pause_seconds`."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         if self._metrics:
@@ -79,7 +79,7 @@ class WorkQueue(Generic[Key]):
         self.add_after(key, min(_FIRST_RETRY_SECONDS * 2 ** min(failures, 32), _LONGEST_RETRY_SECONDS))
 
     def forget(self, key: Key) -> None:
-        """The work succeeded: the next failure is the first again."""
+        """The work succeeded: the next failure counts as the first."""
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
@@ -113,11 +113,11 @@ class WorkQueue(Generic[Key]):
             self._metrics.key_done(key)
         if key in self._wanted and key not in self._paused:
             self._ready.append(key)
-        # Also for those who wait for a turn of the background.
+        # This also wakes workers that wait for a background turn.
         self._available.set()
 
     def close(self) -> None:
-        """Cancel what is due later."""
+        """Cancel all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

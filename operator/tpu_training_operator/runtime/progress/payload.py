@@ -1,7 +1,7 @@
-"""What a worker says, from the bytes of its request: our own form and Kubeflow Trainer's.
+"""Reads reports: our own payload and Kubeflow Trainer's.
 
-A wrong type is refused, with the field's name: whoever writes a reporter learns of it at once. What is merely too much
-is cut: a report that is refused is a report less, and a training that is silent for long is taken for one that hangs.
+A wrong type is refused with the field's name, so that the author of a reporter learns of it at once. Excess is only
+cut off: a refused report is a lost one, and training that stays silent for long is treated as hung.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,20 @@ from pydantic.alias_generators import to_camel
 from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, ReportPhase
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.domain.words import number_text
-from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.errors import Refused
+from tpu_training_operator.runtime.progress.tokens import Sender
 
 LONGEST_WARNING = 1024
 LONGEST_METRIC_NAME = 128
-# In characters, of which the last ones say where a thread stands.
+# In characters. The last ones are kept: they say where a thread stands.
 LONGEST_STACKS = 16 * 1024
 
-# As in the recipe: what a double holds exactly.
+# As in the recipe: the largest whole number that a double holds exactly.
 _LARGEST_COUNT = 2**53
 _MOST_PROBLEMS = 5
 _LONGEST_PROBLEM = 200
 
-# What reporters call their step: Hugging Face's callback says current_step and total_steps.
+# Names that reporters use for their step: Hugging Face's callback says current_step and total_steps.
 _STEP_METRICS = ("current_step", "currentStep", "step", "global_step", "globalStep")
 _TOTAL_METRICS = ("total_steps", "totalSteps", "max_steps", "maxSteps")
 
@@ -68,7 +68,7 @@ class _TrainJob(_Payload):
 
 
 def read_progress(body: bytes, sender: Sender, received: datetime) -> Report:
-    """Our own payload (docs/progress.md). Raises Refused (400) for what is none."""
+    """Our own payload (docs/progress.md). Raises Refused (400) for anything else."""
     said = _parse(_Progress, body)
     return Report(
         attempt=sender.attempt,
@@ -88,9 +88,10 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> Report:
 
 
 def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Report:
-    """Kubeflow Trainer's payload: `trainerStatus` of KEP-2779, which knows a percentage and metrics but no step.
+    """Kubeflow Trainer's payload: `trainerStatus` of KEP-2779, which has a percentage and metrics but no step.
 
-    The step is a metric of that meaning, or else the percentage of the job's steps. Raises Refused (400) without both.
+    The step comes from a metric of that meaning, or else from the percentage and the job's steps. Raises Refused (400)
+    if neither is there.
     """
     status = _parse(_TrainJob, body).trainer_status
     numbers = {metric.name: number for metric in status.metrics or () if (number := _number(metric.value)) is not None}
@@ -140,7 +141,7 @@ def _problem(location: tuple[int | str, ...], message: str) -> str:
 
 
 def _metrics(given: Iterable[tuple[str, float | None]]) -> Mapping[str, str]:
-    """The first of them, as many as the status has room for."""
+    """As many as the status has room for."""
     texts = ((name, number_text(value)) for name, value in given if len(name) <= LONGEST_METRIC_NAME)
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
 
@@ -153,6 +154,6 @@ def _number(text: str) -> float | None:
 
 
 def _count(numbers: Mapping[str, float], names: tuple[str, ...]) -> int | None:
-    """The first of the names that is a count."""
+    """The number under the first of the names that is a count."""
     found = (numbers[name] for name in names if name in numbers)
     return next((int(number) for number in found if 0 <= number <= _LARGEST_COUNT), None)

@@ -1,81 +1,115 @@
-"""The progress service's HTTP side: who may say how much, and what is answered. Started by `main`.
+"""The progress service: takes workers' reports over HTTPS, and limits what anyone can cost the operator.
 
-Cheap refusals come first. A job's own limit counts its own worker's reports only, or anybody could use it up. Each
-unknown token costs the API server a look, so it counts as a refusal of its address until it is accepted.
+Cheap refusals come first. Only its own worker's reports count against a job's limit, or anyone could use it up. Every
+unknown token costs the API server a request, so it counts as a refusal of its address until it is accepted.
 
-A stranger must not be able to make the operator disbelieve a silence. So only two things tell the inbox that a report
-could not be heard: an error of ours over the report of an accepted worker, and an API server that does not answer.
+A stranger must not be able to make the operator doubt a silence. So only two failures tell the inbox that a report
+could not be received: our own error over an accepted worker's report, and an API server that does not answer.
+
+Anyone who reaches the port can open connections. They are counted from accept() on, before TLS costs anything. A new
+one is always accepted: when all places are taken, the address with the most connections loses its oldest.
 """
 
 import asyncio
 import json
 import logging
 import math
+import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import Generic, TypeVar
 
 from aiohttp import web
 
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.kube.cluster import JobKey
+from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.progress.connections import Connections, TlsConnection
-from tpu_training_operator.runtime.progress.limits import Limits
+from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
-from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import NoAnswer, Reviewer
-from tpu_training_operator.runtime.progress.sender import Sender
+from tpu_training_operator.runtime.progress.tokens import Reviewer, Sender
 
 PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}/progress"
-# Kubeflow Trainer's, word for word (KEP-2779): its clients are given the whole URL, but may look at it.
+# Kubeflow Trainer's path, literally (KEP-2779): its clients are given the whole URL, but may look at it.
 TRAINER_STATUS_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs/{name}/status"
 
 MOST_BYTES = 64 * 1024
-# Each lasts for one report, some 50 ms, and takes about 75 KiB.
-MOST_CONNECTIONS = 500
-# Behind one address may be many workers, and the connections of one stranger.
-MOST_CONNECTIONS_PER_ADDRESS = 50
+# A connection lasts for one report, some 50 ms, and takes up to 350 KiB of memory, most of it asyncio's TLS buffers.
+MOST_CONNECTIONS = 200
 REPORTS_PER_SECOND, REPORTS_AT_ONCE = 1.0, 5
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 0.2, 20
 
+_SECONDS_TO_SHAKE_HANDS = 5.0
+_SECONDS_TO_PART = 2.0
 _SECONDS_TO_READ = 10.0
-# Longer than one question to the API server may take: a token may have to wait for its turn first.
+# Longer than one request to the API server may take: a token may have to wait for its turn first.
 _SECONDS_TO_REVIEW = 20.0
 _SECONDS_OF_SILENCE = 5.0
 _SECONDS_TO_STOP = 2.0
 _SECONDS_TO_DRAIN = 1.0
 _RETRY_SECONDS = 5.0
-# Longer names than Kubernetes has are not worth remembering.
+# No name in Kubernetes is longer.
 _LONGEST_NAME = 253
+# Jobs or addresses whose limits are remembered: as many as a large cluster has jobs, and some more.
+_MOST_KEYS = 10_000
 
 log = logging.getLogger(__name__)
-# aiohttp reports each request that is no HTTP with a traceback; what fails in our own code is told by `_answered`.
+# aiohttp logs a traceback for every request that is not HTTP. Failures of our own code are logged by `_answered`.
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.setLevel(logging.CRITICAL)
 
 _Reader = Callable[[bytes, Sender, datetime], Report]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Key = TypeVar("_Key")
+
+
+class Limits(Generic[_Key]):
+    """A token bucket for each key: `burst` at once and `per_second` on average. The key that has been quiet for longest
+    is forgotten first, and starts with a full bucket when it comes back."""
+
+    def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._clock = clock
+        self._buckets: OrderedDict[_Key, Throttle] = OrderedDict()
+
+    def take(self, key: _Key, why: str) -> None:
+        """Use one token of the key's bucket. Raises Refused (429) with the reason `why` if there is none."""
+        bucket = self._buckets.pop(key, None) or Throttle(self._per_second, self._burst, self._clock)
+        self._buckets[key] = bucket
+        if wait := bucket.due():
+            raise Refused(429, why, wait)
+        bucket.take()
+        if len(self._buckets) > _MOST_KEYS:
+            self._buckets.popitem(last=False)
+
+    def give_back(self, key: _Key) -> None:
+        """Return the token taken last."""
+        if bucket := self._buckets.get(key):
+            bucket.give_back()
 
 
 @dataclass(frozen=True)
 class ProgressService:
-    """Takes reports in. `hint`: called for a job that has something new in its inbox. `clock`: the time of a report;
-    `seconds` only ever grow, and time the limits."""
+    """Puts reports into `inboxes`. `enqueue` asks for a pass over a job within so many seconds. `clock` gives the time
+    of a report; `seconds` are monotonic and time the limits."""
 
     reviewer: Reviewer
     inboxes: Inboxes
-    hint: Callable[[JobKey], None]
+    enqueue: Callable[[JobKey, float], None]
     clock: Callable[[], datetime]
     seconds: Callable[[], float]
     metrics: Metrics | None = None
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._told, _answered], client_max_size=MOST_BYTES)
+        app = web.Application(middlewares=[self._answered], client_max_size=MOST_BYTES)
         reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
         refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
 
@@ -87,7 +121,7 @@ class ProgressService:
             reports.take(key, f"job {key} may report {REPORTS_PER_SECOND:g} times a second")
             with self._noting_own_errors(key):
                 self.inboxes.put(key, read(await _body(request), sender, self.clock()))
-                self.hint(key)
+                self.enqueue(key, self.inboxes.between_writes.total_seconds())
             return key
 
         async def progress(request: web.Request) -> web.Response:
@@ -104,7 +138,7 @@ class ProgressService:
 
     async def _sender(self, request: web.Request, key: JobKey, refusals: Limits[str]) -> Sender:
         address, token = request.remote or "", _token(request)
-        # Behind one address may be many workers: those whose tokens are known are not locked out by another's.
+        # Many workers may share an address: a stranger must not lock out those whose tokens are known.
         is_trusted = self.reviewer.trusts(token)
         if not is_trusted:
             refusals.take(address, "too many reports from this address were refused")
@@ -112,12 +146,12 @@ class ProgressService:
             async with asyncio.timeout(_SECONDS_TO_REVIEW):
                 sender = await self.reviewer.sender(token, key, address)
         except TimeoutError:
-            raise Refused(429, "too many unknown tokens wait to be looked at", _RETRY_SECONDS) from None
+            raise Refused(429, "too many unknown tokens are waiting for review", _RETRY_SECONDS) from None
         except NoAnswer as error:
             self.inboxes.could_not_listen(key)
             if not is_trusted:
                 refusals.give_back(address)
-            raise Refused(503, f"the API server could not be asked about the token: {error}", _RETRY_SECONDS) from error
+            raise Refused(503, f"the API server could not review the token: {error}", _RETRY_SECONDS) from error
         if not is_trusted:
             refusals.give_back(address)
         return sender
@@ -133,12 +167,23 @@ class ProgressService:
             raise
 
     @web.middleware
-    async def _told(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """The last to see an answer."""
-        response = await handler(request)
+    async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Counts every answer, and turns every error into JSON with a message."""
+        try:
+            response = await handler(request)
+        except Refused as refused:
+            response = _error(refused.status, str(refused), refused.retry_after)
+        except web.HTTPRequestEntityTooLarge:
+            response = _error(413, f"the body is longer than {MOST_BYTES} bytes")
+        except web.HTTPException as error:
+            # No such path or method.
+            response = _error(error.status, f"{error.reason}; reports are POSTed to {PROGRESS_PATH}")
+        except Exception:
+            log.exception("a report could not be processed")
+            response = _error(500, "the report could not be processed; see the operator's log")
         if self.metrics:
             self.metrics.report_answered(response.status)
-        # One that is kept between two reports costs more memory than the next handshake costs time.
+        # A connection kept open between two reports costs more memory than the next handshake costs time.
         response.force_close()
         return response
 
@@ -147,13 +192,13 @@ class ProgressService:
 async def serve(
     service: ProgressService, port: int, tls: ssl.SSLContext, host: str | None = None
 ) -> AsyncIterator[int]:
-    """Listen on `host` (None: all addresses) until the end of the block; then requests under way have a moment to end.
-    Yields the port, which is any free one for 0."""
+    """Listen on `host` (None: all addresses) until the block ends; then requests under way have a moment to finish.
+    Yields the port; 0 asks for any free one."""
     runner = web.AppRunner(
         service.application(),
         access_log=None,
         logger=_http_log,
-        # A bomb is smaller than what it unpacks to.
+        # A decompression bomb passes the limit on bytes while it is packed.
         auto_decompress=False,
         keepalive_timeout=_SECONDS_OF_SILENCE,
         lingering_time=_SECONDS_TO_DRAIN,
@@ -162,37 +207,126 @@ async def serve(
     await runner.setup()
     server = runner.server
     assert server is not None
-
-    connections = Connections(MOST_CONNECTIONS, MOST_CONNECTIONS_PER_ADDRESS)
-
-    def protocol() -> asyncio.BaseProtocol:
-        return TlsConnection(connections, tls, server())
-
+    connections = _Connections(tls, server)
     try:
-        listening = await asyncio.get_running_loop().create_server(protocol, host, port)
-        try:
-            yield listening.sockets[0].getsockname()[1]
-        finally:
-            listening.close()
+        with _listening_socket(host, port) as listener:
+            accepting = asyncio.create_task(connections.accept(listener), name="progress service")
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                accepting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await accepting
     finally:
         await runner.cleanup()
+        await connections.close()
 
 
-@web.middleware
-async def _answered(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Every error as JSON, with a message for a person."""
-    try:
-        return await handler(request)
-    except Refused as refused:
-        return _error(refused.status, str(refused), refused.retry_after)
-    except web.HTTPRequestEntityTooLarge:
-        return _error(413, f"the body is longer than {MOST_BYTES} bytes")
-    except web.HTTPException as error:
-        # No such path or method.
-        return _error(error.status, f"{error.reason}; reports are POSTed to {PROGRESS_PATH}")
-    except Exception:
-        log.exception("a report could not be taken")
-        return _error(500, "the report could not be taken; the operator's log says why")
+def _listening_socket(host: str | None, port: int) -> socket.socket:
+    if host is None and socket.has_dualstack_ipv6():
+        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server((host or "", port))
+    listener.setblocking(False)
+    return listener
+
+
+class _Connections:
+    """All connections, by address, the oldest first. A task serves each until it is gone; cancelling the task closes
+    the connection at once."""
+
+    def __init__(self, tls: ssl.SSLContext, handlers: Callable[[], asyncio.Protocol]) -> None:
+        self._tls = tls
+        self._handlers = handlers
+        self._by_address: dict[str, dict[asyncio.Task[None], None]] = {}
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, (address, *_) = await loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                # This process has no file descriptor left, for example.
+                log.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(1)
+                continue
+            if sum(map(len, self._by_address.values())) >= MOST_CONNECTIONS:
+                self._close_one()
+            task = asyncio.create_task(self._serve(accepted))
+            self._by_address.setdefault(address, {})[task] = None
+            task.add_done_callback(partial(self._forget, address))
+
+    def _close_one(self) -> None:
+        address, own = max(self._by_address.items(), key=lambda item: len(item[1]))
+        oldest = next(iter(own))
+        self._forget(address, oldest)
+        oldest.cancel()
+
+    def _forget(self, address: str, task: "asyncio.Task[None]") -> None:
+        own = self._by_address.get(address, {})
+        own.pop(task, None)
+        if not own:
+            self._by_address.pop(address, None)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        connection = _Connection(self._handlers())
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=_SECONDS_TO_SHAKE_HANDS,
+                ssl_shutdown_timeout=_SECONDS_TO_PART,
+            )
+            await connection.closed.wait()
+        except OSError:
+            # Not TLS, a client that does not trust us, or a handshake that took too long.
+            pass
+        finally:
+            connection.abort()
+
+    async def close(self) -> None:
+        tasks = [task for own in self._by_address.values() for task in own]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Connection(asyncio.Protocol):
+    """Hands everything on to aiohttp's protocol, and says when the connection is closed."""
+
+    def __init__(self, handler: asyncio.Protocol) -> None:
+        self._handler = handler
+        self._transport: asyncio.Transport | None = None
+        self.closed = asyncio.Event()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._handler.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._handler.connection_lost(error)
+        self.closed.set()
 
 
 def _token(request: web.Request) -> str:
@@ -201,7 +335,7 @@ def _token(request: web.Request) -> str:
     if scheme.lower() != "bearer" or not token:
         raise Refused(401, "a report needs the header Authorization: Bearer <the token that is mounted into worker 0>")
     if not token.isascii():
-        raise Refused(401, "that is no token")
+        raise Refused(401, "the token is not ASCII; send the one that is mounted into worker 0")
     return token
 
 

@@ -10,15 +10,15 @@ from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingC
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.kube.cluster import Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
-from tpu_training_operator.runtime.progress import reviewer as module
-from tpu_training_operator.runtime.progress.refused import Refused
-from tpu_training_operator.runtime.progress.reviewer import (
+from tpu_training_operator.runtime.progress import tokens as module
+from tpu_training_operator.runtime.progress.errors import Refused
+from tpu_training_operator.runtime.progress.tokens import (
     MOST_QUESTIONS,
     MOST_QUESTIONS_PER_ADDRESS,
     NoAnswer,
     Reviewer,
+    Sender,
 )
-from tpu_training_operator.runtime.progress.sender import Sender
 
 KEY = JobKey("default", "digits")
 ADDRESS = "10.0.0.1"
@@ -111,30 +111,38 @@ NEXT_ATTEMPT = pod(attempt=3)
 STRANGERS = {
     "another worker": ([begun_job(), WORKER_1], WORKER_1, "not worker 0"),
     "another slice": ([begun_job(), SECOND_SLICE], SECOND_SLICE, "not worker 0"),
-    "no owner": ([begun_job(), changed(pod(), ownerReferences=[])], pod(), "is no worker of a TPUTrainingJob"),
+    "no owner": ([begun_job(), changed(pod(), ownerReferences=[])], pod(), "is not a worker of a TPUTrainingJob"),
     "another kind of owner": (
         [changed(pod(), ownerReferences=[{"kind": "Job", "name": "digits", "uid": "1", "controller": True}])],
         pod(),
-        "is no worker of a TPUTrainingJob",
+        "is not a worker of a TPUTrainingJob",
     ),
     "an owner that does not control": (
         [changed(pod(), ownerReferences=[{**OWNER, "controller": False}])],
         pod(),
-        "is no worker of a TPUTrainingJob",
+        "is not a worker of a TPUTrainingJob",
     ),
     "another job": (
         [begun_job({"metadata.name": "letters"}), RENAMED],
         RENAMED,
         "pod letters-1-0-0 belongs to job letters, not digits",
     ),
-    "a namesake of its job": ([begun_job({"metadata.uid": "another"}), pod()], pod(), "no worker of job digits as it"),
-    "the name of no worker": ([begun_job(), OTHER_NAME], OTHER_NAME, "is no worker"),
-    "a name after another job": ([begun_job(), OTHER_JOBS_LABEL], OTHER_JOBS_LABEL, "is no worker"),
-    "an attempt that has not begun": ([begun_job(), NEXT_ATTEMPT], NEXT_ATTEMPT, "of attempt 3, which has not begun"),
+    "a namesake of its job": (
+        [begun_job({"metadata.uid": "another"}), pod()],
+        pod(),
+        "is not a worker of the present",
+    ),
+    "the name of no worker": ([begun_job(), OTHER_NAME], OTHER_NAME, "is not a worker"),
+    "a name after another job": ([begun_job(), OTHER_JOBS_LABEL], OTHER_JOBS_LABEL, "is not a worker"),
+    "an attempt that has not begun": (
+        [begun_job(), NEXT_ATTEMPT],
+        NEXT_ATTEMPT,
+        "belongs to attempt 3",
+    ),
     "an owner of another API": (
         [begun_job(), changed(pod(), ownerReferences=[{**OWNER, "apiVersion": "example.com/v1"}])],
         pod(),
-        "is no worker",
+        "is not a worker",
     ),
     "the pod is gone": ([begun_job()], pod(), "is gone"),
     "a namesake of the pod": ([begun_job(), changed(pod(), uid="another")], pod(), "is gone"),
@@ -177,7 +185,7 @@ async def test_what_the_api_server_refuses_says_nothing_about_the_worker(error: 
 
 async def test_an_api_server_that_is_silent_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ANSWER", 0.01)
-    with pytest.raises(NoAnswer, match="not heard from in time"):
+    with pytest.raises(NoAnswer, match="no answer within"):
         await reviewer(ReviewingCluster(gate=asyncio.Event())).sender("token", KEY, ADDRESS)
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tpu_training_operator.runtime.progress import answers as module
-from tpu_training_operator.runtime.progress.answers import Answers
-from tpu_training_operator.runtime.progress.refused import Refused
+from tpu_training_operator.runtime.progress import tokens as module
+from tpu_training_operator.runtime.progress.errors import Refused
+from tpu_training_operator.runtime.progress.tokens import Cache
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Questions:
 
 async def test_an_answer_holds_for_its_time() -> None:
     clock, ask = Clock(), Questions()
-    answers: Answers[int] = Answers(60, clock)
+    answers: Cache[int] = Cache(60, clock)
     heard = []
     for clock.now in (0.0, 59.9, 60.0, 119.9):
         heard.append(await answers.get("key", ask))
@@ -38,13 +38,13 @@ async def test_an_answer_holds_for_its_time() -> None:
 
 async def test_each_key_has_its_own() -> None:
     ask = Questions()
-    answers: Answers[int] = Answers(60, Clock())
+    answers: Cache[int] = Cache(60, Clock())
     assert [await answers.get(key, ask) for key in ("a", "b", "a")] == [1, 2, 1]
 
 
 async def test_who_asks_meanwhile_gets_the_same_answer() -> None:
     ask = Questions()
-    answers: Answers[int] = Answers(60, Clock())
+    answers: Cache[int] = Cache(60, Clock())
     assert await asyncio.gather(*(answers.get("key", ask) for _ in range(5))) == [1] * 5
 
 
@@ -55,7 +55,7 @@ async def test_one_that_gives_up_takes_nothing_from_the_others() -> None:
         await gate.wait()
         return 1
 
-    answers: Answers[int] = Answers(60, Clock())
+    answers: Cache[int] = Cache(60, Clock())
     first, second = (asyncio.create_task(answers.get("key", ask)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -72,7 +72,7 @@ async def test_an_error_is_told_to_all_who_wait_and_forgotten() -> None:
             raise OSError("no route")
         return await ask()
 
-    answers: Answers[int] = Answers(60, Clock())
+    answers: Cache[int] = Cache(60, Clock())
     results = await asyncio.gather(*(answers.get("key", unsteady) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["no route"] * 3
     failing = False
@@ -86,7 +86,7 @@ async def test_an_error_that_nobody_waits_for_any_more_is_no_complaint(caplog: p
         await gate.wait()
         raise OSError("no route")
 
-    answers: Answers[int] = Answers(60, Clock())
+    answers: Cache[int] = Cache(60, Clock())
     waiting = asyncio.create_task(answers.get("key", ask))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -106,7 +106,7 @@ async def test_a_refusal_holds_for_less() -> None:
         raise Refused(401, f"refusal {count}")
 
     clock = Clock()
-    answers: Answers[int] = Answers(60, clock)
+    answers: Cache[int] = Cache(60, clock)
     heard = []
     for clock.now in (0.0, 4.9, 5.0):
         with pytest.raises(Refused) as refused:
@@ -118,7 +118,7 @@ async def test_a_refusal_holds_for_less() -> None:
 async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ANSWERS", 3)
     ask = Questions()
-    answers: Answers[int] = Answers(60, Clock())
+    answers: Cache[int] = Cache(60, Clock())
     for key in ("a", "b", "c", "d"):
         await answers.get(key, ask)
     assert [await answers.get(key, ask) for key in ("b", "c", "d", "a")] == [2, 3, 4, 5]

@@ -1,0 +1,56 @@
+"""The loss of every step and the metrics of every evaluation, from the files in which the trainer records them.
+
+The status keeps only the newest numbers. The trainer appends one JSON object a line to `TPUJOB_PROGRESS_FILE`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from tpu_training_operator.api.text import plain_json
+
+
+@dataclass(frozen=True)
+class _Line:
+    """`losses` of the last steps up to `step`; None is a number that was not finite. `evaluation` has its own step."""
+
+    step: int
+    losses: tuple[float | None, ...] = ()
+    evaluation: dict[str, float | None] | None = None
+
+
+_LINE = TypeAdapter(_Line)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Losses and metrics by step, in order. None is a number that was not finite."""
+
+    losses: dict[int, float | None] = field(default_factory=dict)
+    evaluations: dict[int, dict[str, float | None]] = field(default_factory=dict)
+
+
+def read_curves(files: Iterable[Path]) -> Curves:
+    """What the files of all attempts say, the earliest attempt first: the last attempt that reached a step counts."""
+    losses: dict[int, float | None] = {}
+    evaluations: dict[int, dict[str, float | None]] = {}
+    for line in (line for file in files if file.exists() for line in _lines(file)):
+        first = line.step - len(line.losses) + 1
+        losses |= {first + index: loss for index, loss in enumerate(line.losses)}
+        step = (line.evaluation or {}).get("step")
+        if line.evaluation and step is not None and isfinite(step):
+            evaluations[int(step)] = {name: value for name, value in line.evaluation.items() if name != "step"}
+    return Curves(dict(sorted(losses.items())), dict(sorted(evaluations.items())))
+
+
+def _lines(file: Path) -> Iterator[_Line]:
+    for line in file.read_bytes().splitlines():
+        try:
+            yield _LINE.validate_python(plain_json(json.loads(line)))
+        except (ValidationError, ValueError, RecursionError):
+            # A loop of the user's own may write here, too, and whatever it likes.
+            continue

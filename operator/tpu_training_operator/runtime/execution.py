@@ -1,0 +1,271 @@
+"""Carries out a plan: creates and deletes objects, stage after stage, the actions of a stage side by side in pages.
+
+Before every further page the job is read again, in case it no longer wants the rest: a stage of a large gang takes
+minutes. A stage ends early when an action is refused, or when several requests in a row fail: the rest would fare no
+better.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.conditions import EventReason, Reason
+from tpu_training_operator.domain.actions import (
+    Action,
+    AskForStacks,
+    Create,
+    DeleteConfigMap,
+    DeleteJob,
+    DeletePod,
+    Event,
+    LookAtEvents,
+    Plan,
+)
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
+from tpu_training_operator.domain.lifecycle.waiting import line_of
+from tpu_training_operator.domain.ownership import is_ours
+from tpu_training_operator.domain.report import Notes, PodEvents
+from tpu_training_operator.kube.cluster import (
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    PODS,
+    Cluster,
+    JobKey,
+    Object,
+    Resource,
+    resource_of,
+)
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
+from tpu_training_operator.runtime.events import send_events
+from tpu_training_operator.runtime.inbox import Inboxes
+
+log = logging.getLogger(__name__)
+
+_PAGE = 64
+_SIDE_BY_SIDE = 32
+_FAILURES_IN_A_ROW = 3
+# Longer than it takes to replace an API server, or for a role to reach all of them.
+_DOUBT = timedelta(seconds=10)
+
+
+class Refused(Exception):
+    """An action was refused, and will be until somebody changes something. `kind`: of the refused object."""
+
+    def __init__(self, obstacle: Obstacle, kind: str, *, sure: bool = True) -> None:
+        super().__init__(obstacle.message)
+        self.obstacle = obstacle
+        self.kind = kind
+        self.sure = sure
+        """False: an API server that is being replaced may refuse what it accepts a moment later."""
+
+
+class Unconfirmed(Exception):
+    """An action was refused, and it is not yet sure that the refusal lasts. Try again after `wait`."""
+
+    def __init__(self, wait: timedelta) -> None:
+        super().__init__()
+        self.wait = wait
+
+
+@dataclass
+class Memory:
+    """What one operator process remembers about a job between passes. Nothing relies on it: without it, a write, an
+    event or a list is repeated once."""
+
+    notes: Notes = field(default_factory=Notes)
+    version: str = ""
+    """resourceVersion of the status written last."""
+    pods: int = 0
+    failed_passes: int = 0
+    """In a row."""
+    sent_retrying: bool = False
+    sent_missing: bool = False
+    """An event about a missing optional object."""
+    refused_since: dict[str, datetime] = field(default_factory=dict)
+    """By the kind of object, while the refusal may pass."""
+    not_found: set[str] = field(default_factory=set)
+    """uids that the last pass wanted to delete and the API server did not find."""
+
+    def confirm(self, refused: Refused, now: datetime) -> None:
+        """Raises Unconfirmed while the refusal may pass."""
+        if refused.sure:
+            return
+        wait = self.refused_since.setdefault(refused.kind, now) + _DOUBT - now
+        # A longer wait comes from a clock that was set back since.
+        if timedelta(0) < wait <= _DOUBT:
+            raise Unconfirmed(wait) from refused
+
+
+@dataclass
+class Execution:
+    """One pass's actions for `job`."""
+
+    cluster: Cluster
+    clock: Callable[[], datetime]
+    inboxes: Inboxes | None
+    key: JobKey
+    job: Object
+    memory: Memory
+    _not_found_before: set[str] = field(default_factory=set, init=False)
+
+    async def carry_out(self, plan: Plan) -> bool:
+        """False if the job has changed meanwhile, so that the rest of the plan no longer applies. Raises Refused,
+        Unconfirmed and ApiError; a refusal first, because it cannot heal by itself."""
+        self._not_found_before, self.memory.not_found = self.memory.not_found, set()
+        try:
+            for stage in plan.stages:
+                if not await self._stage(stage):
+                    return False
+        except Refused as refused:
+            self.memory.confirm(refused, self.clock())
+            raise
+        self.memory.refused_since.clear()
+        return True
+
+    async def _stage(self, stage: Sequence[Action]) -> bool:
+        done: Counter[str] = Counter()
+        limit = asyncio.Semaphore(_SIDE_BY_SIDE)
+        was_refused, failures = False, 0
+
+        async def act(action: Action) -> None:
+            nonlocal was_refused, failures
+            async with limit:
+                if was_refused or failures >= _FAILURES_IN_A_ROW:
+                    return
+                try:
+                    await self._act(action)
+                except Exception as error:
+                    was_refused = was_refused or isinstance(error, Refused)
+                    failures += 1
+                    raise
+                failures = 0
+                done[_verb(action)] += 1
+
+        try:
+            for start in range(0, len(stage), _PAGE):
+                if start and not await self._is_still_wanted():
+                    return False
+                page = stage[start : start + _PAGE]
+                results = await asyncio.gather(*map(act, page), return_exceptions=True)
+                if errors := [result for result in results if isinstance(result, BaseException)]:
+                    raise next((error for error in errors if isinstance(error, Refused)), errors[0])
+        finally:
+            if done:
+                what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
+                log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
+        return True
+
+    async def _is_still_wanted(self) -> bool:
+        try:
+            now = (await self.cluster.get(JOBS, self.key.namespace, self.key.name))["metadata"]
+        except NotFound:
+            return False
+        same = all(now.get(name) == self.job["metadata"].get(name) for name in ("uid", "generation"))
+        return same and "deletionTimestamp" not in now
+
+    async def _act(self, action: Action) -> None:
+        match action:
+            case Create(body, optional=True):
+                await self._create_optional(body)
+            case Create(body):
+                await self._create(body)
+            case DeletePod(name, uid, force):
+                await self._delete(PODS, name, uid, grace_seconds=0 if force else None)
+            case DeleteConfigMap(name):
+                await self._delete_own_config_map(name)
+            case DeleteJob(name, uid):
+                await self._delete(JOBS, name, uid)
+            case AskForStacks():
+                if self.inboxes is not None:
+                    self.inboxes.ask_for_stacks(self.key)
+            case LookAtEvents(pods):
+                await self._look_at_events(pods)
+
+    async def _create(self, body: Object, *, optional: bool = False) -> None:
+        kind, name = body["kind"], body["metadata"]["name"]
+        try:
+            await self.cluster.create(body)
+        except AlreadyExists:
+            existing = await self.cluster.get(resource_of(body), self.key.namespace, name)
+            if obstacle := name_taken(kind, existing, self.job):
+                raise Refused(obstacle, kind) from None
+        except Forbidden as error:
+            obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
+            raise Refused(obstacle, kind, sure=False) from error
+        except Invalid as error:
+            raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
+        except NotFound as error:
+            if not optional:
+                raise
+            obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
+            raise Refused(obstacle, kind, sure=False) from error
+
+    async def _create_optional(self, body: Object) -> None:
+        """The gang starts without the object only if its refusal lasts: an attempt may take weeks, and the object gets
+        no other chance."""
+        try:
+            await self._create(body, optional=True)
+        except Refused as refused:
+            if refused.obstacle.passes:
+                raise
+            if self.memory.sent_missing:
+                return
+            self.memory.confirm(refused, self.clock())
+            self.memory.sent_missing = True
+            message = f"the gang runs without its {body['kind']}: {refused}"
+            log.warning("%s", message, extra={"job": str(self.key)})
+            event = Event(EventReason.NETWORK_POLICY_MISSING, message, warning=True)
+            await send_events(self.cluster, (event,), self.job, self.clock())
+        else:
+            self.memory.sent_missing = False
+
+    async def _delete_own_config_map(self, name: str) -> None:
+        try:
+            existing = await self.cluster.get(CONFIG_MAPS, self.key.namespace, name)
+        except NotFound:
+            return
+        if is_ours(existing, self.job):
+            await self._delete(CONFIG_MAPS, name, existing["metadata"]["uid"])
+
+    async def _delete(self, resource: Resource, name: str, uid: str, grace_seconds: int | None = None) -> None:
+        try:
+            await self.cluster.delete(resource, self.key.namespace, name, uid, grace_seconds=grace_seconds)
+        except NotFound as error:
+            self.memory.not_found.add(uid)
+            if uid in self._not_found_before:
+                message = f"{resource.kind} {name} exists when it is read, but is not found when it is deleted: {error}"
+                raise NotFound(error.status, error.reason, message) from error
+            log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(self.key)})
+
+    async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
+        """Note the events of the pods, by name and uid. If they cannot be read, the job goes on without them."""
+        lines = {}
+        try:
+            for name, uid in pods:
+                found = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
+                if line := line_of(found):
+                    lines[name] = line
+        except ApiError as error:
+            level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG
+            log.log(level, "the events of pods cannot be read: %s", error, extra={"job": str(self.key)})
+        self.memory.notes = replace(self.memory.notes, events=PodEvents(self.clock(), lines))
+
+
+def _verb(action: Action) -> str:
+    match action:
+        case Create(body):
+            return f"create {body['kind']}"
+        case DeletePod(force=force):
+            return "delete Pod by force" if force else "delete Pod"
+        case DeleteConfigMap():
+            return "delete old ConfigMap"
+        case DeleteJob():
+            return "delete finished job"
+        case AskForStacks():
+            return "ask for stacks"
+        case LookAtEvents():
+            return "look at events"
