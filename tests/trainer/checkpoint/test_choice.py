@@ -47,7 +47,7 @@ def test_checkpoints_of_another_fingerprint_are_passed_over_with_a_line(store: S
     commit(store, 20, author(fingerprint="g"))
     lines: list[str] = []
     assert latest(store, "f", lines.append).commit.step == 10
-    assert lines == ["checkpoint step-00000020-5f0c1234-1 is skipped: it is of another task, model or seed"]
+    assert lines == ["checkpoint step-00000020-5f0c1234-1 is passed over: it is of another task, model or seed"]
 
 
 def test_other_files_are_not_looked_at(store: Store) -> None:

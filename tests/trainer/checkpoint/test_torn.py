@@ -175,7 +175,7 @@ def test_a_checkpoint_that_is_passed_over_is_one_line_in_the_log(
     assert latest(store, author().fingerprint, lines.append).commit.step == 10
     (line,) = lines
     assert line.startswith("checkpoint step-0000002")
-    assert f"-5f0c1234-1 is skipped: {said}" in line
+    assert f"-5f0c1234-1 is passed over: {said}" in line
 
 
 def test_a_writer_that_finds_another_writers_commit_does_not_claim_it(store: Store) -> None:

@@ -278,4 +278,4 @@ def _present(store: Store, folder: Folder, file: str) -> bytes:
 
 
 def _skipped(folder: Folder, why: SkippedError) -> str:
-    return f"checkpoint {folder} is skipped: {why}"
+    return f"checkpoint {folder} is passed over: {why}"

@@ -56,7 +56,7 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
     usable = [one for one in others if one[0].author.fingerprint == author.fingerprint]
     _refuse_other_recipe(store, author, usable)
     for commit, entry in others:
-        say(f"checkpoint {entry.folder} is skipped: it is of job {commit.author}")
+        say(f"checkpoint {entry.folder} is passed over: it is of job {commit.author}")
     if held:
         warn(
             f"begins at step 0: {store.uri} holds checkpoints, but none that this job continues unasked; the log says "
