@@ -148,7 +148,7 @@ def test_a_run_whose_data_never_arrives_ends_with_the_place_where_it_hangs(launc
     assert gang.wait() == [ExitCode.Hung], gang.output()
     last = gang.hosts[0].message()
     assert last["outcome"] == "Hung"
-    assert "in phase input after step 6: the task's dataset did not return the next batch" in last["message"]
+    assert "in phase input after step 6: the task's dataset did not give the next batch" in last["message"]
     assert "doctor_tasks.py" in last["message"]
     assert "in __getitem__: threading.Event().wait()" in last["message"]
     assert "Thread 0x" in gang.hosts[0].output

@@ -58,7 +58,7 @@ def test_a_phase_that_does_not_end_is_named_with_step_place_and_all_stacks(stack
     (outcome,) = grave.outcomes
     assert (outcome.code, outcome.step) == (ExitCode.Hung, 120)
     what, _, where = outcome.message.partition("; it is at ")
-    assert what == "hung for 0 s in phase input after step 120: the task's dataset did not return the next batch"
+    assert what == "hung for 0 s in phase input after step 120: the task's dataset did not give the next batch"
     # The line that waits, in this very file.
     assert where.startswith(f"{__file__}:")
     assert "grave.dug.wait()" in where

@@ -128,7 +128,7 @@ def test_a_snapshot_is_taken_only_after_the_one_before_is_written(gate: Gate) ->
     assert run.checkpoints.finish()
     assert run.taken == [2, 4]
     (said,) = run.said
-    assert said.startswith("step 4: training waited 5.0 s until the checkpoint of step 2 was written")
+    assert said.startswith("step 4: training stood still for 5.0 s until the checkpoint of step 2 was written")
 
 
 def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:

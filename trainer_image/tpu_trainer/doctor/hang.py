@@ -187,7 +187,7 @@ def _message(
 
 _REASONS = {
     Phase.START: "the start did not finish: loading the task, meeting the other hosts, or the first programs",
-    Phase.INPUT: "the task's dataset did not return the next batch",
+    Phase.INPUT: "the task's dataset did not give the next batch",
     Phase.HOST: "the task's own code did not return",
     Phase.DEVICE: "the device returned no result, or another replica did not arrive at the exchange",
     Phase.CHECKPOINT: "a checkpoint was not written, or the one before it is still being written",

@@ -28,7 +28,7 @@ KINDS_OF_FINDINGS = 100
 
 _RATES = ("examples_per_second", "mfu", "noise_scale")
 
-P = TypeVar("P", "Loss", "Stretch", "Evaluation")
+P = TypeVar("P", bound="Loss | Stretch | Evaluation")
 
 
 @dataclass(frozen=True)
