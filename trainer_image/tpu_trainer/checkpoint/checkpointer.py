@@ -132,8 +132,8 @@ class Checkpointer(Checkpoints):
         waited = self._now() - begun
         if previous is not None and waited >= WORTH_SAYING:
             self._say(
-                f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {previous.step} was "
-                "written: checkpoints are due faster than this storage takes them"
+                f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {previous.step} "
+                "was written: checkpoints are due faster than this storage takes them"
             )
         snapshot = self._take(step, position, clean)
         self._newest, self._since = step, self._now()
