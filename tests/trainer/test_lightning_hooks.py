@@ -183,7 +183,7 @@ def test_an_optimizer_that_evaluates_its_closure_late_is_refused(kind: Callable[
         run.steps(1)
 
 
-def test_an_optimizer_that_needs_its_closure_once_a_step_is_served() -> None:
+def test_an_optimizer_that_calls_its_closure_once_a_step_is_supported() -> None:
     module = _repeating(lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr, max_iter=1), Line)
     Run(module).begin().steps(2)
     assert module.layer.weight.item() < 1
@@ -221,7 +221,7 @@ def test_after_a_resume_the_rates_are_those_of_a_run_that_never_stopped(name: st
     assert first.rates + second.rates == whole.rates
 
 
-def test_resumed_with_another_number_of_steps_the_schedule_is_the_new_ones_at_that_step() -> None:
+def test_a_run_resumed_with_another_number_of_steps_follows_the_new_schedule() -> None:
     schedule = SCHEDULES["one cycle"]
     first = Run(Line(schedule), steps=24).begin().steps(8)
     second = Run(Line(schedule), steps=12)

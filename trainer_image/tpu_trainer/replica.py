@@ -15,7 +15,7 @@ import torch
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
-from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
@@ -34,8 +34,7 @@ from tpu_trainer.data import (
 )
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.doctor.hang import watchdog
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.hang import Pace, watchdog
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
@@ -249,7 +248,7 @@ class _Run:
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:
-            safe = "" if isinstance(checkpoints, NoCheckpoints) else _safe(trained.step, checkpoints.last_step)
+            safe = _safe(trained.step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
             progress.stopped(checkpoints.last_step)
             ending = f"stopped on request after {trained.step} steps"
             return _outcome(ExitCode.Preempted, ending, trained, {}, rate, safe + finiteness.summary)

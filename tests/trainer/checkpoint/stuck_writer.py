@@ -6,8 +6,8 @@ import threading
 
 from tests.trainer.checkpoint.runs import author, snapshot
 from tests.trainer.checkpoint.stores import Intercepted, MemoryStore
+from tpu_trainer.checkpoint.catalogue import Target
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Due
-from tpu_trainer.checkpoint.writing import Target
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finite import Health
 

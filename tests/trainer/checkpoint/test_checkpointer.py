@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import author, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Cost, Due, NoCheckpoints
+from tpu_trainer.checkpoint.catalogue import Target, prepare
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Cost, Due
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.checkpoint.writing import Target, prepare
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import StorageError
@@ -132,7 +132,7 @@ def test_a_snapshot_is_taken_only_after_the_one_before_is_written(gate: Gate) ->
     assert said.startswith("step 4: training stood still for 5.0 s until the checkpoint of step 2 was written")
 
 
-def test_a_failed_write_is_said_and_the_next_one_is_tried() -> None:
+def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:
     store = MemoryStore()
     failing = iter([StorageError("memory: cannot write model.safetensors: No space left on device")])
 
@@ -153,7 +153,7 @@ def test_a_failed_write_is_said_and_the_next_one_is_tried() -> None:
     assert len(run.said) == 1
 
 
-def test_an_error_of_any_other_kind_is_said_with_its_type_and_fails_nothing_either() -> None:
+def test_any_other_error_is_reported_with_its_type_and_fails_nothing() -> None:
     def fail(operation: str) -> None:
         raise MemoryError("of the\nhost")
 
@@ -163,7 +163,7 @@ def test_an_error_of_any_other_kind_is_said_with_its_type_and_fails_nothing_eith
     assert run.said == ["the checkpoint of step 2 was not written, there is none: MemoryError: of the"]
 
 
-def test_old_ones_that_cannot_be_deleted_are_said_but_the_checkpoint_counts() -> None:
+def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts() -> None:
     store = MemoryStore()
 
     def forbid(operation: str) -> None:
@@ -194,7 +194,7 @@ def test_a_stop_at_a_step_that_was_due_writes_it_once() -> None:
     assert run.taken == [10]
 
 
-def test_a_stop_tries_a_write_that_failed_once_more() -> None:
+def test_a_stop_repeats_a_write_that_failed() -> None:
     store = MemoryStore()
     failing = iter([StorageError("memory: no connection")])
 
@@ -208,7 +208,7 @@ def test_a_stop_tries_a_write_that_failed_once_more() -> None:
     assert steps_in(store) == 10
 
 
-def test_a_stop_whose_checkpoint_cannot_be_written_says_so_by_none() -> None:
+def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
     store = MemoryStore()
     refusing = threading.Event()
 
@@ -233,7 +233,7 @@ def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
     assert checkpoints.save_now(40, HERE, Health()) == 40
 
 
-def test_minutes_are_counted_from_the_snapshot_before() -> None:
+def test_minutes_count_from_the_last_snapshot() -> None:
     seconds = [0.0]
     run = Run(MemoryStore(), Due(None, 1, 99), now=lambda: seconds[0])
     for seconds[0], step in ((59.0, 1), (61.0, 2), (120.0, 3), (121.0, 4)):
@@ -251,10 +251,10 @@ def test_the_cost_adds_up() -> None:
     assert run.checkpoints.cost.size == sum(map(len, store.objects.values()))
 
 
-def test_a_replica_that_writes_none_knows_when_the_writer_does_and_says_it_has_none() -> None:
-    silent = NoCheckpoints(Due(10, 1, 99))
+def test_a_replica_that_does_not_write_knows_when_the_writer_does() -> None:
+    silent = Checkpoints(Due(10, 1, 99))
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
-    assert not NoCheckpoints().due(99)
+    assert not Checkpoints().due(99)
     assert not silent.overdue()
     silent.save(10, HERE, Health())
     assert (silent.save_now(10, HERE, Health()), silent.finish(), silent.last_step, silent.cost) == (
@@ -266,7 +266,7 @@ def test_a_replica_that_writes_none_knows_when_the_writer_does_and_says_it_has_n
 
 
 @pytest.mark.parametrize("forbidden", ["list", "put", "delete"])
-def test_a_place_that_refuses_is_found_out_before_the_first_step(forbidden: str) -> None:
+def test_a_place_that_refuses_is_found_before_the_first_step(forbidden: str) -> None:
     def forbid(operation: str) -> None:
         if operation == forbidden:
             raise StorageError("permission denied")
@@ -276,7 +276,7 @@ def test_a_place_that_refuses_is_found_out_before_the_first_step(forbidden: str)
 
 
 @given(dues=st.sets(st.integers(1, 30)), stop=st.integers(1, 31), keep=st.integers(1, 3))
-def test_wherever_a_run_is_stopped_the_newest_checkpoint_is_of_that_step(dues: set[int], stop: int, keep: int) -> None:
+def test_wherever_a_run_is_stopped_the_newest_checkpoint_has_that_step(dues: set[int], stop: int, keep: int) -> None:
     store = MemoryStore()
     run = Run(store, Due(max(dues, default=99), None, 99), keep)
     run.train(*range(1, stop + 1))

@@ -1,4 +1,4 @@
-"""What becomes of a run whose loss, gradients or weights are not finite, as recipe.onNotFinite says. Held by `doctor`.
+"""What happens to a run whose loss, gradients or weights are not finite, as recipe.onNotFinite says.
 
 Decided when the signals are read, and when the parameters are compared. All replicas do both after the same steps, so
 they all end alike.
@@ -10,13 +10,13 @@ import math
 from dataclasses import dataclass, replace
 from itertools import count
 
-from tpu_trainer.doctor.findings import Voice
+from tpu_trainer.doctor.findings import Check, Voice
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import Reading
 from tpu_trainer.spec import OnNotFinite
 
 MOST_SKIPPED = 100
-"""Steps in a row that are skipped before the run ends: nothing is trained any more."""
+"""Steps skipped in a row before the run ends: it no longer learns anything."""
 
 _ADVICE = (
     "lower the learning rate or lengthen the warm-up; clip the gradients; look for a division by zero, the logarithm "
@@ -74,7 +74,7 @@ class Finiteness:
         """`first`: the step of the reading's first loss.
 
         Raises:
-            NotFiniteError: in all replicas alike, where the run must not go on.
+            NotFiniteError: in all replicas alike, if the run must not go on.
         """
         for step, loss, finite in zip(count(first), reading.losses, reading.finite, strict=False):
             if finite:
@@ -100,7 +100,7 @@ class Finiteness:
         if self.health.clean:
             self.health = replace(self.health, clean=False)
             self._voice.say(
-                "NotFinite", step, f"{text}. recipe.onNotFinite is Warn, so the run goes on", cause="weights"
+                Check.NOT_FINITE, step, f"{text}. recipe.onNotFinite is Warn, so the run goes on", cause="weights"
             )
 
     @property
@@ -133,12 +133,12 @@ class Finiteness:
                 )
             times = "" if skipped == 1 else f"; steps skipped so far: {skipped}"
             self._voice.say(
-                "NotFinite", step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(skipped)
+                Check.NOT_FINITE, step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(skipped)
             )
             return
         self.health = replace(self.health, clean=False)
         self._voice.say(
-            "NotFinite",
+            Check.NOT_FINITE,
             step,
             f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: the training goes on, most likely with "
             f"parameters that are not finite either. What helps: {_ADVICE}",
