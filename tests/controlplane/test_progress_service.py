@@ -249,7 +249,7 @@ async def test_another_worker_of_the_job_is_403(space: Space) -> None:
 async def test_a_pod_that_only_carries_the_labels_is_403(space: Space) -> None:
     bearer = space.token(space.worker(space.job(), owned=False))
     status, answer = await space.post(bearer)
-    assert (status, "is no worker" in answer["message"]) == (403, True)
+    assert (status, "is not a worker" in answer["message"]) == (403, True)
 
 
 async def test_a_pod_of_a_job_before_of_the_same_name_is_refused(space: Space) -> None:
