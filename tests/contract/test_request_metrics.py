@@ -45,7 +45,7 @@ async def test_an_answer_is_counted_by_status_and_method(server: ApiServer, clus
     assert counted(metrics, "rest_client_requests_total", "method") == {"GET": 1, "DELETE": 1}
 
 
-async def test_its_time_is_measured(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
+async def test_the_time_of_a_request_is_measured(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [OK]
     await read(cluster)
     assert value(metrics, "rest_client_request_duration_seconds_count", verb="GET") == 1

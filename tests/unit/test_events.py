@@ -29,7 +29,7 @@ def test_an_event_in_full() -> None:
     }
 
 
-def test_what_was_wanted_is_no_warning() -> None:
+def test_an_intended_event_is_not_a_warning() -> None:
     assert event_body(Event("Succeeded", "done"), job_body(), NOON)["type"] == "Normal"
 
 
