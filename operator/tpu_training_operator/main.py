@@ -101,7 +101,7 @@ class Operator:
             beat()
 
         throttle = Throttle(options.qps, options.burst, time.monotonic)
-        client_options = ClientOptions(throttle=throttle, answered=answered, keep=_KEPT)
+        client_options = ClientOptions(throttle=throttle, on_answer=answered, keep=_KEPT)
         cluster = await enter(connect(self._credentials, client_options))
         now = cluster.clock.now
         authority = await _load_authority(cluster, options.service) if options.service else None

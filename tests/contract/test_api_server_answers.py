@@ -1,4 +1,4 @@
-"""What the adapter makes of an API server's answers, the bad ones above all, against a scripted server on loopback."""
+"""How the client handles an API server's answers, the bad ones above all, against a scripted server on loopback."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,7 +59,7 @@ async def cluster(server: ApiServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the adapter has slept; the sleeps take no time."""
+    """How long the client has slept; the sleeps take no time."""
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -130,14 +130,14 @@ async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: C
     ]
 
 
-async def test_what_is_not_wanted_of_an_object_is_not_kept(server: ApiServer) -> None:
+async def test_a_list_keeps_only_the_wanted_part_of_an_object(server: ApiServer) -> None:
     server.answers = [says(200, {"kind": "PodList", "metadata": {}, "items": [{"n": 1, "managedFields": "x" * 1000}]})]
     async with connect(credentials_for(server.url), ClientOptions(keep={PODS: lambda pod: {"n": pod["n"]}})) as cluster:
         assert await cluster.list(PODS, None) == [{"n": 1}]
         assert await cluster.list(JOBS, None) == [{"n": 1, "managedFields": "x" * 1000}]
 
 
-async def test_what_is_dropped_of_a_list_is_not_there(server: ApiServer) -> None:
+async def test_a_list_can_leave_objects_out(server: ApiServer) -> None:
     server.answers = [says(200, {"kind": "PodList", "metadata": {}, "items": [{"n": 1}, {"n": 2}]})]
     keep = {PODS: lambda pod: pod if pod["n"] == 2 else None}
     async with connect(credentials_for(server.url), ClientOptions(keep=keep)) as cluster:
@@ -157,7 +157,7 @@ def many(plural: str, count: int, size: int = 0) -> Answer:
     return answer
 
 
-async def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(
+async def test_a_page_that_is_too_large_is_requested_in_smaller_ones(
     server: ApiServer, cluster: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_LONGEST_BODY", 30_000)
@@ -166,7 +166,7 @@ async def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(
     assert [call.query["limit"] for call in server.calls] == ["100", "50", "25", "25", "25"]
 
 
-async def test_an_answer_of_no_end_is_not_read_to_its_end(
+async def test_an_endless_answer_is_not_read_to_the_end(
     server: ApiServer, cluster: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -184,7 +184,7 @@ async def test_an_answer_of_no_end_is_not_read_to_its_end(
         assert (type(failure).__base__, failure.reason) == (Unavailable, "TooLarge")
 
 
-async def test_of_a_pods_events_a_bounded_number_is_read(server: ApiServer, cluster: Client) -> None:
+async def test_a_list_of_events_is_bounded(server: ApiServer, cluster: Client) -> None:
     server.answers = [many("EventList", 10_000)]
     assert len(await cluster.list(EVENTS, "default", None, {"regarding.uid": "4d5f"})) == 100
     assert len(server.calls) == 2
@@ -245,7 +245,7 @@ REFUSALS = [
     REFUSALS,
     ids=[f"{request.__name__}-{status}-{reason}" for request, status, reason, _ in REFUSALS],
 )
-async def test_a_refusal_is_told_at_once_in_the_servers_words(
+async def test_a_refusal_is_raised_at_once_with_the_servers_words(
     server: ApiServer,
     cluster: Client,
     request_: Callable[[Client], Awaitable[Any]],
@@ -265,7 +265,7 @@ async def test_a_refusal_without_words_still_says_something(server: ApiServer, c
     assert str(await failure_of(get(cluster))) == "HTTP 500"
 
 
-async def test_an_answer_of_no_kind_is_no_object(server: ApiServer, cluster: Client) -> None:
+async def test_an_answer_without_a_kind_is_not_an_object(server: ApiServer, cluster: Client) -> None:
     server.answers = [says(200, {"metadata": {"name": "data"}})]
     failure = await failure_of(get(cluster))
     assert (type(failure), failure.reason) == (Unavailable, "NoObject")
@@ -429,7 +429,7 @@ async def test_a_token_is_kept_between_requests(server: ApiServer, with_token: C
     assert [call.authorization for call in server.calls] == ["Bearer 1", "Bearer 1"]
 
 
-async def test_a_refused_token_is_read_anew(server: ApiServer, with_token: Client) -> None:
+async def test_a_refused_token_is_read_again(server: ApiServer, with_token: Client) -> None:
     server.answers = [refuses(401, "Unauthorized"), OK]
     failure = await failure_of(get(with_token))
     await get(with_token)
@@ -462,7 +462,7 @@ async def test_an_answer_beats_for_the_pass_that_asked(server: ApiServer, answer
     server.answers = [answer]
     with pulse() as stuck:
         pass
-    options = ClientOptions(answered=lambda *_: beat())
+    options = ClientOptions(on_answer=lambda *_: beat())
     async with connect(credentials_for(server.url), options) as cluster:
         with pulse() as working:
             begun = working.at

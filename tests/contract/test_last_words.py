@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.termination import termination_message, write_termination
+from tpu_trainer.outcome import Outcome, termination_message, write_termination
 from tpu_training_operator.api.status import Progress
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.domain.lifecycle.completion import final_progress
 from tpu_training_operator.domain.observed import WorkerPod
 
@@ -47,7 +45,7 @@ def test_a_worker_that_reached_no_step_leaves_no_progress() -> None:
 
 @pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
 def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
-    assert last_words(pod_after(Outcome(code, 'line 1\n  "line 2"'))) == 'line 1\n  "line 2"'
+    assert pod_after(Outcome(code, 'line 1\n  "line 2"')).last_words == 'line 1\n  "line 2"'
 
 
 @settings(deadline=None)
@@ -59,7 +57,7 @@ def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
 )
 def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, float], rate: float | None) -> None:
     pod = pod_after(Outcome(ExitCode.UserError, message, step, metrics, rate))
-    assert last_words(pod) == plain(message)
+    assert pod.last_words == plain(message)
     progress = final_progress(pod, TOTAL, None)
     if step is None:
         assert progress is None

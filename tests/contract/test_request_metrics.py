@@ -28,7 +28,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[Client]:
-    async with connect(credentials_for(server.url), ClientOptions(answered=metrics.request_answered)) as connected:
+    async with connect(credentials_for(server.url), ClientOptions(on_answer=metrics.request_answered)) as connected:
         yield connected
 
 
@@ -45,7 +45,7 @@ async def test_an_answer_is_counted_by_status_and_method(server: ApiServer, clus
     assert counted(metrics, "rest_client_requests_total", "method") == {"GET": 1, "DELETE": 1}
 
 
-async def test_the_time_of_a_request_is_measured(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
+async def test_the_duration_of_a_request_is_measured(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [OK]
     await read(cluster)
     assert value(metrics, "rest_client_request_duration_seconds_count", verb="GET") == 1
@@ -58,16 +58,16 @@ async def test_every_try_counts(server: ApiServer, cluster: Client, metrics: Met
     assert counted(metrics, "rest_client_requests_total", "code") == {"429": 1, "200": 1}
 
 
-async def test_an_answer_that_was_cut_off_counts_as_none(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
+async def test_a_cut_off_answer_counts_as_no_answer(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
     server.answers = [hangs_up]
     with pytest.raises(Unavailable):
         await read(cluster)
     assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}
 
 
-async def test_a_server_that_is_down_gives_none(metrics: Metrics) -> None:
+async def test_a_server_that_is_down_counts_as_no_answer(metrics: Metrics) -> None:
     async with connect(
-        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(answered=metrics.request_answered)
+        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(on_answer=metrics.request_answered)
     ) as cluster:
         with pytest.raises(Unavailable):
             await read(cluster)

@@ -1,7 +1,7 @@
-"""Any job that the API server would take, drawn from the definition's own schema: every number at its bounds, next to
+"""Any job that the API server accepts, drawn from the definition's own schema: every number at its bounds, next to
 them, and in between.
 
-Slices are drawn apart: of all strings, those that name a slice are too few to be found by chance.
+Slices are drawn separately, because a random string hardly ever names one.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ Schema = dict[str, Any]
 Path = tuple[str, ...]
 
 _SCHEMA = structural(Spec)
-# What the planner and the rules compute with. The rest of `trainer` is handed on as it is.
+# The fields that the planner and the rules compute with. The rest of `trainer` is passed on unchanged.
 _SECTIONS = ("recipe", "runPolicy", "checkpoint", "trainer.torch", "trainer.terminationGracePeriodSeconds")
 _MORE_HOSTS_THAN_A_TEST_HAS_TIME_FOR = 8
 
-# By the patterns of `api.model`: the longest, the largest, the smallest, and what lies next to 0 and to 1.
+# By the patterns of `api.model`: the longest, the largest, the smallest, and neighbours of 0 and 1.
 _DIGITS = 30
 _TEXTS = {
     "decimal": [
@@ -104,7 +104,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 _FEW_FIELDS = st.lists(st.sampled_from(sorted(FIELDS)), unique=True, max_size=8)
-# What meets in one computation is not often drawn together.
+# Fields of one computation, which are rarely drawn together by chance.
 _WHOLE_SECTIONS = st.sampled_from(["recipe.", "recipe.optimizer", "runPolicy.", "runPolicy.restart"]).map(
     lambda section: [path for path in sorted(FIELDS) if path.startswith(section)]
 )
@@ -115,7 +115,7 @@ _SIDES = st.sampled_from([1, 2, 3, 4, 9967, 9973, 9999]) | st.integers(1, 9999)
 
 @st.composite
 def _newer(draw: st.DrawFn) -> dict[str, Any]:
-    """A slice of a generation newer than the catalogue: whatever the user says it is."""
+    """A slice of a generation newer than the catalogue, as the user describes it."""
     sides = draw(st.lists(_SIDES, min_size=2, max_size=3))
     described: dict[str, Any] = {"generation": "tpu8t", "topology": "x".join(map(str, sides))}
     for name in ("chipsPerHost", "devicesPerChip"):
@@ -130,7 +130,7 @@ REFERENCES = st.sampled_from(_KNOWN) | _newer()
 
 @st.composite
 def any_job(draw: st.DrawFn, most_hosts: int = _MORE_HOSTS_THAN_A_TEST_HAS_TIME_FOR) -> dict[str, Any]:
-    """The object, valid by the schema and by every rule. What only arithmetic rules out is left to the operator."""
+    """An object that obeys the schema and every rule. What only arithmetic excludes is left to the operator."""
     hardware = draw(st.sampled_from(["TPU", "CPU", "CPU"]))
     reference = draw(REFERENCES) | {"hardware": hardware, "count": draw(st.sampled_from([1, 1, 2]))}
     body = job_body({"spec.slice": reference})
@@ -165,7 +165,7 @@ def _put(spec: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _make_whole(draw: st.DrawFn, spec: dict[str, Any]) -> None:
-    """Give what goes with what was drawn, so that few jobs are refused."""
+    """Adds what the drawn fields require, so that few jobs are refused."""
     recipe = spec["recipe"]
     if "epochs" in recipe or "datasetSize" in recipe:
         recipe.pop("trainSteps", None)
@@ -186,7 +186,7 @@ def _make_whole(draw: st.DrawFn, spec: dict[str, Any]) -> None:
 
 
 def _divide(draw: st.DrawFn, recipe: dict[str, Any], reference: dict[str, Any]) -> None:
-    """A batch that divides over the replicas it was tuned on, and often over those that it runs on."""
+    """A batch that divides over the replicas it was tuned on, and often over the job's own."""
     replicas = _replicas(recipe.get("tunedOn") or reference)
     if recipe.get("scaling", {}).get("batch") == "GlobalConstant":
         replicas *= _replicas(reference)

@@ -1,6 +1,6 @@
-"""What kubelets, nodes, workers and people do to the pods of a `ModelCluster`.
+"""What kubelets, nodes, workers and users do to the pods of a `ModelCluster`.
 
-A node that is lost does nothing any more: its pods stay as they were last seen, deleted or not, until it is back.
+A lost node does nothing: its pods stay as they were last seen, deleted or not, until the node is back.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from tpu_training_operator.domain.report import Report
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.runtime.inbox import Inboxes
 
-# What the control plane says of a pod that it gives up: its node is lost, about to go, or taken by a better job.
+# Why the control plane gives up a pod: its node is lost, about to go, or needed for a more important job.
 NODE_LOST = "DeletionByTaintManager"
 TERMINATED_BY_KUBELET = "TerminationByKubelet"
 
 
 def place(cluster: ModelCluster, pod: Object, node: str | None = None) -> None:
-    """The scheduler has found a node; nothing runs there yet."""
+    """Assigns the pod to a node; nothing runs there yet."""
     if "nodeName" not in pod["spec"] and not _is_deleted(pod):
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(cluster.now)}
         pod["spec"]["nodeName"] = node or "node-of-" + pod["metadata"]["name"]
@@ -27,7 +27,7 @@ def place(cluster: ModelCluster, pod: Object, node: str | None = None) -> None:
 
 
 def start(cluster: ModelCluster, pod: Object) -> None:
-    """Bound to a node and running; not ready yet."""
+    """The pod runs on its node and is not ready yet."""
     if pod["status"]["phase"] == "Pending" and not _is_deleted(pod):
         place(cluster, pod)
         if is_lost(cluster, pod):
@@ -47,7 +47,7 @@ def make_ready(cluster: ModelCluster, pod: Object) -> None:
 
 
 def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str | None = None) -> None:
-    """The container exits, if it ever ran and has not already; `message` is the trainer's where none is given."""
+    """The container exits, if it runs. `message`: by default the trainer's."""
     if pod["status"]["phase"] != "Running" or is_lost(cluster, pod):
         return
     terminated = {
@@ -64,14 +64,14 @@ def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", 
 
 
 def refuse(cluster: ModelCluster, pod: Object) -> None:
-    """The kubelet has no room for it: no container ever runs."""
+    """The kubelet has no room for the pod, so no container ever runs."""
     if pod["status"]["phase"] == "Pending":
         place(cluster, pod)
         pod["status"] |= {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no chips are free"}
 
 
 def find_no_image(cluster: ModelCluster, pod: Object) -> None:
-    """The pod has its node, and its image is nowhere."""
+    """The pod has its node, but its image does not exist."""
     if pod["status"]["phase"] == "Pending":
         place(cluster, pod)
         waiting = {"reason": "ImagePullBackOff", "message": "ghcr.io/example/digits:1: not found"}
@@ -88,12 +88,12 @@ def delete_by_hand(cluster: ModelCluster, pod: Object) -> None:
 
 
 def vanish(cluster: ModelCluster, pod: Object) -> None:
-    """Deleted by force: gone at once, whatever it was doing."""
+    """Deletes the pod by force: it is gone at once, whatever it was doing."""
     del cluster.pods[pod["metadata"]["name"]]
 
 
 def sweep(cluster: ModelCluster) -> None:
-    """Every deleted pod stops and goes, where a node is left to stop it."""
+    """Every pod that is being deleted stops and goes, if its node is alive."""
     gone = [name for name, pod in cluster.pods.items() if _is_deleted(pod) and not is_lost(cluster, pod)]
     for name in gone:
         del cluster.pods[name]
@@ -107,13 +107,13 @@ def is_lost(cluster: ModelCluster, pod: Object) -> bool:
 
 
 def lose_node(cluster: ModelCluster, pod: Object) -> None:
-    """Nothing is heard any more of the node that the pod is on."""
+    """The pod's node falls silent."""
     if "nodeName" in pod["spec"]:
         cluster.lost.add(pod["spec"]["nodeName"])
 
 
 def give_up(cluster: ModelCluster, pod: Object) -> None:
-    """The control plane deletes a pod whose node has been silent for long; only the node could let it go."""
+    """The control plane deletes a pod on a silent node. Only the node could release it."""
     if is_lost(cluster, pod) and not _has_ended(pod):
         if ready := [condition for condition in pod["status"]["conditions"] if condition["type"] == "Ready"]:
             ready[0]["status"] = "False"
@@ -122,27 +122,27 @@ def give_up(cluster: ModelCluster, pod: Object) -> None:
 
 
 def taint_node(cluster: ModelCluster, pod: Object) -> None:
-    """Somebody wants the node to himself: a pod that runs there gets its grace period."""
+    """A NoExecute taint: a pod that runs on the node gets its grace period."""
     if not is_lost(cluster, pod) and not _has_ended(pod):
         _disrupt(cluster, pod, NODE_LOST, "Taint manager: deleting due to NoExecute taint")
         delete_by_hand(cluster, pod)
 
 
 def lose_node_for_good(cluster: ModelCluster, pod: Object) -> None:
-    """And the control plane has seen it."""
+    """The node is lost, and the control plane knows it."""
     lose_node(cluster, pod)
     give_up(cluster, pod)
 
 
 def shut_down(cluster: ModelCluster, pod: Object) -> None:
-    """The pod's node is drained for maintenance: its kubelet stops the worker."""
+    """The pod's node shuts down for maintenance: its kubelet stops the worker."""
     if pod["status"]["phase"] == "Running" and not is_lost(cluster, pod):
         _disrupt(cluster, pod, TERMINATED_BY_KUBELET, "Pod was terminated in response to imminent node shutdown.")
         end(cluster, pod, 143)
 
 
 def nodes_come_back(cluster: ModelCluster) -> None:
-    """They find out what has been deleted meanwhile; workers that nobody has deleted have run on."""
+    """Lost nodes come back and stop the pods deleted meanwhile; other workers kept running."""
     cluster.lost.clear()
 
 
@@ -158,7 +158,7 @@ def _disrupt(cluster: ModelCluster, pod: Object, reason: str, message: str) -> N
     pod["status"]["conditions"] = [*others, condition]
 
 
-# What workers say.
+# Reports of workers.
 
 
 def report(
@@ -169,7 +169,7 @@ def report(
     to: Inboxes | None = None,
     **fields: Any,
 ) -> None:
-    """The first worker of the present attempt reports to an operator; nobody listens to one that does not run."""
+    """Worker 0 of the current attempt reports to an operator, if it runs."""
     inboxes = cluster.inboxes if to is None else to
     assert inboxes is not None, "nobody listens"
     if (pod := reporter(cluster)) is not None:
@@ -178,7 +178,7 @@ def report(
 
 
 def reporter(cluster: ModelCluster) -> Object | None:
-    """The pod of the first worker, while it runs and can be heard."""
+    """The pod of worker 0, while it runs and its node is reachable."""
     pod = cluster.pods.get(f"digits-{cluster.status.attempt}-0-0")
     if pod is None or pod["status"]["phase"] != "Running" or is_lost(cluster, pod):
         return None
@@ -194,12 +194,12 @@ def _has_ended(pod: Object) -> bool:
 
 
 def is_going(pod: Object) -> bool:
-    """Being deleted, or ended: it computes nothing any more."""
+    """The pod is being deleted or has ended, so it computes nothing."""
     return _is_deleted(pod) or _has_ended(pod)
 
 
 def stranger(name: str, *, attempt: int) -> Object:
-    """A pod that carries the job's labels and is nobody's worker."""
+    """A pod with the job's labels that is not a worker."""
     labels = {
         "tpu-operator.dev/job-name": "digits",
         "tpu-operator.dev/attempt": str(attempt),

@@ -1,4 +1,4 @@
-"""What every status that an operator writes must keep to, given the one before it. Used by the state machine."""
+"""The laws that every status write must obey, given the status before it. The state machine checks them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ def is_finished(status: Status) -> bool:
 
 
 def is_restart(before: Status, after: Status) -> bool:
-    """A failure was decided upon, and another attempt follows."""
+    """The write records a failure and raises the attempt."""
     return after.attempt > before.attempt and reason(after) == ("False", "ReplacingWorkers")
 
 
@@ -27,7 +27,7 @@ def total(restarts: Mapping[str, int]) -> int:
 
 
 def life(goodput: Goodput) -> int:
-    """All the seconds that are accounted for."""
+    """All seconds that the goodput accounts for."""
     return goodput.suspended_seconds + goodput.queue_seconds + active(goodput)
 
 
@@ -37,7 +37,7 @@ def active(goodput: Goodput) -> int:
 
 
 def _one_picture(_: Status, after: Status) -> bool:
-    """Besides, Reconciling may say that passes fail, whatever was decided before."""
+    """Reconciling may also say that passes fail, whatever was decided before."""
     shown = [kind for kind in _PICTURES if is_true(after.conditions, kind)]
     if reason(after, ConditionType.RECONCILING) == ("True", "ProgressingWithRetry") and len(shown) > 1:
         shown.remove(ConditionType.RECONCILING)
@@ -144,10 +144,10 @@ def broken_laws(before: Status, after: Status, created: datetime) -> list[str]:
 
 
 class Ledger:
-    """Keeps book of the restarts by itself, and says when a budget is overdrawn.
+    """Counts the restarts independently of the operator, and says when a budget is exceeded.
 
-    Within the window and since the last refill no class may have more restarts than its limit. The clock of the window
-    never goes back: what has once been forgiven stays forgiven.
+    Within the window and since the last refill, no class may have more restarts than its limit. A restart that no
+    longer counts never counts again, even if the clock is set back.
     """
 
     def __init__(self, limits: Mapping[str, int], window: timedelta) -> None:
@@ -157,7 +157,7 @@ class Ledger:
         self._restarts: dict[str, list[datetime]] = {}
 
     def follow(self, before: Status, after: Status, now: datetime) -> list[str]:
-        """The classes that are overdrawn after the write."""
+        """The classes whose limit the write exceeds."""
         self._latest = max(now, self._latest or now)
         if checkpoint(after.progress) > checkpoint(before.progress):
             self._restarts = {}

@@ -1,4 +1,4 @@
-"""What can befall a gang and its operators, by name, and how often it has happened. Used by the state machine."""
+"""What can go wrong with a gang and its operators, by name, and how often it happened in the state machine."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.planner.model_cluster import ModelCluster
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, Unavailable
 
-# How often each of them has really happened, over all examples.
+# How often each really happened, over all examples.
 FIRED: Counter[str] = Counter()
 
 
@@ -22,7 +22,7 @@ def fired(what: str) -> None:
 
 Mishap = Callable[[ModelCluster, Object], None]
 
-# One code of each kind that the planner treats differently; `tests.unit.test_failure_table` has them all.
+# One code of each kind that the planner treats differently; `tests.unit.test_failure_table` covers all.
 ENDINGS: dict[str, Mishap] = {
     **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 65, 69, 71, 75, 77, 137)},
     "exit without a word": partial(kubelet.end, code=0, message=""),
@@ -53,7 +53,7 @@ TROUBLES: dict[str, tuple[ApiError, bool]] = {
     "409": (Conflict(409, "Conflict", "the object has been modified"), False),
 }
 
-# What must have happened besides: that a run never gets anywhere would look like one in which nothing breaks.
+# What must also have happened: a run that gets nowhere would look like one in which nothing breaks.
 ENDS = [
     *(
         "Succeeded",

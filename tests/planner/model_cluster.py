@@ -1,8 +1,8 @@
-"""A cluster small enough to hold in one's head: one job, its pods, and the rules that the operator leans on.
+"""A minimal cluster: one job, its pods, and the rules that the operator relies on.
 
-The API server's rules: a name is taken once; a deletion names a uid; a pod that runs is marked first and goes later,
-unless it is deleted by force; a status is written over the version that was read, or not at all. Operators reach it
-through `tests.planner.operators`, kubelets and people through `tests.planner.kubelet`.
+The API server's rules: a name is unique; a deletion names a uid; a running pod is marked first and goes later, unless
+it is deleted by force; a status is written over the version that was read, or not at all. Operators reach the cluster
+through `tests.planner.operators`, kubelets and users through `tests.planner.kubelet`.
 """
 
 import json
@@ -24,7 +24,7 @@ REPORTING = Reporting("https://operator.tpu-operator.svc:8443", "-----BEGIN CERT
 
 
 class ModelCluster:
-    """`listens`: the operators have a progress service. `lost`: nodes of which nothing is heard."""
+    """`listens`: the operators have a progress service. `lost`: silent nodes."""
 
     def __init__(self, changes: dict[str, Any] | None = None, *, listens: bool = False) -> None:
         self.now = NOON
@@ -34,11 +34,11 @@ class ModelCluster:
         self.pods: dict[str, Object] = {}
         self.others: dict[str, Object] = {}
         self.events: list[Object] = []
-        # Of others, about pods; and how often they were asked for.
+        # Events about pods from other components, and how often they were read.
         self.pod_events: list[Object] = []
         self.event_lists = 0
-        # Of the one operator that most tests have.
-        # The one that makes the passes of a story: what it remembers counts in the next.
+        # The inboxes of the single operator that most tests have.
+        # The operator that makes the passes of a story and remembers things between them.
         self.operator: Any = None
         self.lost: set[str] = set()
         self.reporting = REPORTING if listens else None
@@ -55,10 +55,10 @@ class ModelCluster:
         return str(self.job["metadata"]["uid"])
 
     def new_inboxes(self) -> Inboxes | None:
-        """Those of an operator that begins to listen now."""
+        """The inboxes of an operator that starts to listen now."""
         return Inboxes(lambda: self.now) if self.reporting else None
 
-    # What operators ask for.
+    # Requests of operators.
 
     def read_job(self) -> Object:
         if self.job_is_gone:
@@ -106,21 +106,21 @@ class ModelCluster:
         del self.others[name]
 
     def delete_job(self, uid: str) -> None:
-        """In the background, as it is by default: the job is gone at once, its own things follow."""
+        """Background deletion, the default: the job is gone at once, its objects follow."""
         if self.read_job()["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", "the job is another one by now")
         self.job_is_gone = True
 
-    # What others do to the job.
+    # What other actors do to the job.
 
     def edit_run_policy(self, **fields: Any) -> None:
-        """The user's `kubectl edit`: a new generation."""
+        """The user's `kubectl edit`, which gives a new generation."""
         self.job["spec"]["runPolicy"] = self.job["spec"].get("runPolicy", {}) | fields
         self.job["metadata"]["generation"] += 1
         self._new_version()
 
     def apply_again(self) -> None:
-        """The user deletes the job and applies it once more: it has its name and nothing else of the old one."""
+        """The user deletes the job and applies it again: a new job with the same name."""
         body = {key: value for key, value in self.job.items() if key != "status"}
         self._uids += 1
         fresh = {"uid": f"job-{self._uids}", "generation": 1, "creationTimestamp": format_time(self.now)}
@@ -129,7 +129,7 @@ class ModelCluster:
         self._new_version()
 
     def collect_garbage(self) -> None:
-        """What belongs to a job that is gone goes too; a worker that runs gets its grace period."""
+        """Deletes the objects of a deleted job; a running worker gets its grace period."""
         for name, pod in list(self.pods.items()):
             if self.is_orphan(pod) and "deletionTimestamp" not in pod["metadata"]:
                 self.delete_pod(name, pod["metadata"]["uid"])
@@ -144,7 +144,7 @@ class ModelCluster:
 
 
 def copied(body: Any) -> Any:
-    """As it comes out at the other end of a connection."""
+    """As the other end of a connection receives it."""
     return json.loads(json.dumps(body))
 
 

@@ -1,7 +1,7 @@
-"""Operators on a `ModelCluster`: the reconciler itself, with a cluster adapter in which anything can go wrong.
+"""Operators on a `ModelCluster`: the real reconciler, with a cluster adapter in which anything can go wrong.
 
-An operator has an inbox of its own, which is lost when it crashes. What it does to the cluster are its effects; each
-can fail, before or after it was carried out, and the operator can die between any two of them.
+Each operator has its own inbox and loses it in a crash. Its requests that change the cluster are its effects. Each can
+fail before or after it took effect, and the operator can die between any two.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tpu_training_operator.runtime.reconciler import Reconciler
 KEY = JobKey("default", "digits")
 View = tuple[Object, list[Object]]
 
-# Thousands of passes share it; it is current for none but them.
+# Shared by thousands of passes.
 _loop = asyncio.new_event_loop()
 atexit.register(_loop.close)
 
@@ -36,7 +36,7 @@ class Crash(BaseException):
 
 @dataclass(frozen=True)
 class Trouble:
-    """What goes wrong with the effect number `at` of a pass; `done`: it is carried out all the same."""
+    """How effect number `at` of a pass fails. `done`: it took effect all the same."""
 
     at: int
     error: ApiError
@@ -45,8 +45,8 @@ class Trouble:
 
 @dataclass
 class Requests:
-    """One operator's connection, for one pass. `seen`: what it reads, if not what is true. `lives_for`: it dies when it
-    has had so many effects. `order`: the requests of a stage reach the cluster in any order."""
+    """One operator's connection during one pass. `seen`: a stale read to return. `lives_for`: it dies after this many
+    effects. `order`: in which order the requests of a stage reach the cluster."""
 
     cluster: ModelCluster
     seen: View | None = None
@@ -82,7 +82,7 @@ class Requests:
                 if event["regarding"]["uid"] == (fields or {})["regarding.uid"]
             ]
         assert resource is PODS
-        # As the adapter hands them on.
+        # As the adapter returns them.
         return [slim(pod) for pod in copied(self.seen[1] if self.seen else self.cluster.read()[1])]
 
     async def create(self, body: Object) -> Object:
@@ -123,7 +123,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass did. `error`: how it ended, None where it ended well."""
+    """What a pass did. `error`: what ended it; None if it succeeded."""
 
     again: timedelta | None
     effects: list[str]
@@ -132,7 +132,7 @@ class Pass:
 
 
 class Connection:
-    """One operator's, over all of its passes: each makes its own requests."""
+    """One operator's connection over all its passes; each pass makes its own requests."""
 
     requests: Requests
 
@@ -141,7 +141,7 @@ class Connection:
 
 
 class Operator:
-    """Does passes over the job of the cluster; `Pass` says how each went."""
+    """Reconciles the job of the cluster; `Pass` says how each pass went."""
 
     def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
         self._cluster = cluster
@@ -174,7 +174,7 @@ class Operator:
         except (ApiError, Crash) as raised:
             error = raised
         if lives_for is not None and len(requests.effects) >= lives_for:
-            # Dying right after the last effect is dying before the next pass.
+            # A crash right after the last effect is a crash before the next pass.
             error = Crash()
         if isinstance(error, Crash):
             self.inboxes = cluster.new_inboxes()
@@ -186,17 +186,17 @@ class Operator:
         return Inbox() if self.inboxes is None else self.inboxes.of(KEY)
 
     def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
-        """What it decides upon."""
+        """What the planner sees."""
         job, pods = self._cluster.read()
         return Observed.of(job, list(map(thinned, pods)), self.inbox)
 
 
 def look(cluster: ModelCluster) -> Plan:
-    """What the planner would do now, without doing it."""
+    """What the planner would do now; nothing is carried out."""
     operator = Operator(cluster, cluster.inboxes)
     decided = plan(operator.view(), cluster.now, cluster.reporting)
     assert decided == plan(operator.view(), cluster.now, cluster.reporting), "the same view, another plan"
-    # With notes, it also says why a gang waits.
+    # With notes, the plan also says why a gang waits.
     whole, slimmed = (replace(operator.view(thinned), notes=Notes()) for thinned in (dict, slim))
     same = plan(whole, cluster.now, cluster.reporting) == plan(slimmed, cluster.now, cluster.reporting)
     assert same, "a slimmed pod lacks what is read"
@@ -204,14 +204,14 @@ def look(cluster: ModelCluster) -> Plan:
 
 
 def one_pass(cluster: ModelCluster) -> Plan:
-    """A pass in which nothing goes wrong, and what it decided."""
+    """The decision of one pass without trouble."""
     decided = look(cluster)
     if cluster.operator is None:
         cluster.operator = Operator(cluster, cluster.inboxes)
     result = cluster.operator.work()
     if result.error is not None:
         raise result.error
-    # A refusal makes another pass of it.
+    # A refusal changes the decision.
     return replace(decided, again=result.again)
 
 

@@ -8,8 +8,8 @@ from tpu_training_operator.kube.cluster import Object
 
 
 def place_all(cluster: ModelCluster, nodes: Sequence[str], pods: Iterable[Object] | None = None) -> None:
-    """As many as there is room for. A node is taken until its pod has ended or is gone, also by a pod that is being
-    deleted; a lost node is no node."""
+    """Places as many pods as there is room for, none on a lost node. A node is taken until its pod has ended or is
+    gone, even while the pod is being deleted."""
     for pod in cluster.pods.values() if pods is None else pods:
         if "nodeName" in pod["spec"]:
             continue

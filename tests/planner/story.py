@@ -1,4 +1,4 @@
-"""Jobs at the points of their lives that planner tests start from, and words for what a plan does."""
+"""The situations that planner tests start from, and names for what a plan does."""
 
 from datetime import timedelta
 from typing import Any
@@ -93,7 +93,7 @@ def ready_message(cluster: ModelCluster) -> str:
 
 
 def until_running(cluster: ModelCluster) -> list[str]:
-    """Everything goes well from here until the gang runs; returns the names of its pods."""
+    """Lets the gang start without trouble; returns the names of its pods."""
     for _ in range(10):
         kubelet.sweep(cluster)
         cluster.now += timedelta(minutes=10)
@@ -104,10 +104,10 @@ def until_running(cluster: ModelCluster) -> list[str]:
 
 
 def gang(cluster: ModelCluster) -> list[str]:
-    """The names of the pods of the present attempt."""
+    """The names of the current attempt's pods."""
     return sorted(pod["metadata"]["name"] for pod in present(cluster))
 
 
 def present(cluster: ModelCluster) -> list[Object]:
-    """The pods of the present attempt; that of the worker that failed last stays beside them."""
+    """The current attempt's pods, without the one that is kept for its log."""
     return [pod for name, pod in cluster.pods.items() if name.startswith(f"digits-{cluster.status.attempt}-")]

@@ -1,6 +1,6 @@
-"""What befalls a gang from outside, as rules of a hypothesis state machine: nodes, workers, people, the clock.
+"""What happens around a gang, as rules of a hypothesis state machine: nodes, workers, users, the clock.
 
-The base of the machine of `test_machine`, which adds the operators and what must hold.
+`test_machine` adds the operators, and what must hold.
 """
 
 from abc import abstractmethod
@@ -22,8 +22,8 @@ from tpu_training_operator.kube.cluster import Object
 
 
 class Surroundings(RuleBasedStateMachine):
-    """strangers: pods of somebody else, by name. step, saved: what the training has really done, and up to where its
-    last checkpoint goes."""
+    """`strangers`: pods of other owners, by name. `step`, `saved`: how far the training really is, and how far its last
+    checkpoint."""
 
     cluster: ModelCluster
     operators: list[Operator]
@@ -35,11 +35,11 @@ class Surroundings(RuleBasedStateMachine):
 
     @abstractmethod
     def begin_to_watch(self) -> None:
-        """A job begins, of which nothing is known yet."""
+        """A new job, which no operator has seen."""
 
     @abstractmethod
     def a_pass(self, which: int, order: int) -> None:
-        """Of the operator with this index, with effects in this order."""
+        """One pass of the operator with this index, with effects in this order."""
 
     def own_pods(self) -> list[Object]:
         return [
@@ -52,7 +52,7 @@ class Surroundings(RuleBasedStateMachine):
 
     @rule(data=st.data(), ways=st.permutations(sorted(ENDINGS)))
     def workers_end(self, data: st.DataObject, ways: list[str]) -> None:
-        """Each in a way of its own: which was the first is for the operator to find out."""
+        """Each ends in its own way, and the operator must find out which was first."""
         self.all_goes_well_for_a_while(2, which=0)
         for how in ways[:2]:
             self.befalls(data, how, ENDINGS[how])
@@ -106,7 +106,7 @@ class Surroundings(RuleBasedStateMachine):
 
     @rule(sure=st.integers(0, 5))
     def the_training_is_over(self, sure: int) -> None:
-        """Not often: a long life has more to tell."""
+        """Rare, because long lives find more."""
         if sure == 0:
             self.all_pods_finish_well()
 
@@ -142,7 +142,7 @@ class Surroundings(RuleBasedStateMachine):
             kubelet.report(self.cluster, self.step, phase, to=inboxes, checkpoint_step=checkpoint, stacks=stacks)
             fired(f"report: {phase}")
 
-    # What people do.
+    # What users do.
 
     @rule(
         fields=st.sampled_from(

@@ -1,4 +1,4 @@
-"""Whatever job the API server takes, no pass over it raises and no status is refused: at every stage of its life."""
+"""For any job that the API server accepts, no pass raises and no status is refused, at any stage of its life."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -28,13 +28,13 @@ _STATUS = jsonschema.Draft7Validator(structural(Status))
 _INT64 = 2**63
 _LARGEST_CONFIG_MAP = 2**20
 
-# Ends of a gang that runs, and of one that does not get there.
+# How a running gang ends, and one that does not start.
 MISHAPS: dict[str, Mishap] = {**ENDINGS, **LOSSES, **STARTS}
 FEW = settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 
 
 def look(cluster: ModelCluster) -> timedelta:
-    """A pass; how long until the next. What it wrote is what the definition allows."""
+    """One pass; returns when the next is due. The definition must allow what the pass wrote."""
     decided = one_pass(cluster)
     _check_status(cluster)
     for action in actions(decided):
@@ -58,7 +58,7 @@ def _integers(value: Any) -> list[int]:
 
 
 def goes_on(cluster: ModelCluster, passes: int = 6) -> None:
-    """Kubelets do their work and time passes, as long as the operator asks for."""
+    """Kubelets work and time passes, until the operator's next pass is due."""
     for _ in range(passes):
         kubelet.sweep(cluster)
         all_are_ready(cluster)
@@ -120,7 +120,7 @@ SCALED = {"ema": True, "betas": True, "weightDecay": True}
 )
 @example(with_spec(slice=LARGE, recipe__tunedOn=ONE, recipe__emaDecay="0.0000001", recipe__scaling=SCALED))
 @example(
-    # One round after the other was tried, up to one and a half billion of them.
+    # A regression: rounds were once tried one by one, up to one and a half billion.
     with_spec(
         slice=ONE,
         recipe__tunedOn=HUGE,
@@ -129,7 +129,7 @@ SCALED = {"ema": True, "betas": True, "weightDecay": True}
     )
 )
 def test_every_job_can_be_planned_by_the_cli(body: dict[str, Any]) -> None:
-    """What `tpujob plan` computes and prints."""
+    """`tpujob plan` computes and prints it."""
     job = parse_job(body)
     try:
         resolution = resolve(job.spec)

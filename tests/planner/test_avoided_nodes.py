@@ -1,4 +1,4 @@
-"""A node whose chips failed the gang twice is not used again, as long as the gang finds others."""
+"""A node whose chips failed the gang twice is avoided while the gang finds other nodes."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def it_runs(cluster: ModelCluster, nodes: list[str]) -> None:
 
 
 def chips_fail(cluster: ModelCluster, node: str) -> None:
-    """And the next attempt is made, as far as it finds nodes."""
+    """The chips fail, and the next attempt is created and placed as far as there are nodes."""
     pod = next(pod for pod in present(cluster) if pod["spec"]["nodeName"] == node)
     kubelet.find_chips_busy(cluster, pod)
     for _ in range(3):

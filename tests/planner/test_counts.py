@@ -1,4 +1,4 @@
-"""The metrics of whole lives, as the planner writes them: they agree with what the status says in the end."""
+"""The metrics over whole lives of jobs agree with the final status."""
 
 import pytest
 
@@ -12,14 +12,14 @@ from tpu_training_operator.runtime.metrics import Metrics
 
 
 class Life:
-    """A job, and an operator's metrics that follow it."""
+    """A job and the metrics of its operator."""
 
     def __init__(self, cluster: ModelCluster) -> None:
         self.cluster = cluster
         self.metrics = Metrics()
 
     def goes_on(self, seconds: float = 0) -> None:
-        """After so long the operator looks, until it has nothing more to do."""
+        """Lets the time pass, then reconciles until nothing is left to do."""
         passes(self.cluster, seconds)
         for _ in range(5):
             kubelet.sweep(self.cluster)
@@ -45,13 +45,13 @@ class Life:
         return counted(self.metrics, "tpujob_goodput_seconds_total", "account")
 
     def seen(self, histogram: str) -> tuple[float, float]:
-        """How many, and the seconds of all."""
+        """Count and sum of the histogram."""
         return value(self.metrics, f"{histogram}_count"), value(self.metrics, f"{histogram}_sum")
 
 
 @pytest.fixture
 def life() -> Life:
-    """A job whose gang has got ready, 90 seconds after it was created."""
+    """A job whose gang became ready 90 seconds after its creation."""
     life = Life(given_a_job({"spec.checkpoint": {"uri": "gs://bucket/digits"}}, listens=True))
     life.goes_on()
     life.gets_ready(90)
@@ -117,7 +117,7 @@ def test_a_failure_that_ends_the_job_is_not_counted_as_a_restart(life: Life) -> 
 
 
 def test_the_counted_time_adds_up_to_the_life_of_the_job(life: Life) -> None:
-    """With a checkpoint, a failure, a suspension and training that was lost."""
+    """With a checkpoint, a failure, a suspension and lost training."""
     life.reports(10)
     passes(life.cluster, 200)
     life.reports(20, checkpoint_step=20)

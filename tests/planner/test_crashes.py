@@ -1,4 +1,4 @@
-"""The operator dies after each of its effects in turn, and the next one takes over: the story has the same end."""
+"""The operator dies after each of its effects in turn and another takes over: every story ends the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ NODES = ["node-0", "node-1", "node-2", "node-3"]
 
 @dataclass(frozen=True)
 class Story:
-    """`trouble` comes between the passes, until the attempt `lasts` runs, which finishes. `end` is the reason of Ready
-    at the end, "" for a job that is deleted."""
+    """`trouble` strikes between the passes until attempt `lasts` runs, which finishes. `end`: the final reason of
+    Ready, "" for a deleted job."""
 
     trouble: Callable[[ModelCluster, Operator], None]
     lasts: int
@@ -75,7 +75,7 @@ def a_node_falls_silent(cluster: ModelCluster, _: Operator) -> None:
 
 
 def the_first_attempt_hangs(cluster: ModelCluster, operator: Operator) -> None:
-    """It says once where it is, and later what it is asked for."""
+    """It reports its step once, and later its stacks when asked."""
     inboxes = operator.inboxes
     assert inboxes is not None
     if attempt_runs(cluster, 1) and (inboxes.of(KEY).report is None or inboxes.wants_stacks(KEY)):
@@ -84,7 +84,7 @@ def the_first_attempt_hangs(cluster: ModelCluster, operator: Operator) -> None:
 
 
 def a_node_has_broken_chips(cluster: ModelCluster, _: Operator) -> None:
-    """Twice, which keeps the third attempt from the node, and there is no other."""
+    """The chips fail twice, so the third attempt avoids the node, and there is no other."""
     if attempt_runs(cluster, 1) or attempt_runs(cluster, 2):
         kubelet.find_chips_busy(cluster, on_node_1(cluster))
 
@@ -105,7 +105,7 @@ STORIES = {
 
 @dataclass(frozen=True)
 class End:
-    """All that must not depend on when the operator died. Where time went does: a new one listens anew."""
+    """Everything that must not depend on when the operator died. Goodput may: a new operator has heard no reports."""
 
     ready: tuple[str, str]
     attempt: int
@@ -135,7 +135,7 @@ def end_of(cluster: ModelCluster) -> End:
 
 
 def told(story: Story, lives_for: int | None) -> tuple[End, int]:
-    """The end of the story, and after how many effects it was reached. The operator dies after so many effects, and is
+    """How the story ends, and after how many effects, with an operator that dies after this many effects and is
     started again."""
     cluster = ModelCluster({"spec.runPolicy": story.policy} if story.policy else None, listens=True)
     operator, left, effects = Operator(cluster), lives_for, 0

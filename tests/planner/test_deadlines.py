@@ -1,4 +1,4 @@
-"""How long a job may be active, and how long it stays when it has finished."""
+"""How long a job may be active, and how long it stays after it has finished."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Where the time goes in the life of a job, second by second."""
+"""Where the time of a job goes, second by second."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, g
 from tpu_training_operator.api.status import Activity, Goodput, ReportPhase
 from tpu_training_operator.domain.observed import format_time, parse_time
 
-# Every part of a story takes another number of seconds, so that none can be taken for another.
+# Every part of a story takes a different number of seconds, so that no sum can be mistaken for another.
 QUEUE, START, TRAIN = 30, 20, 100
 
 
@@ -31,7 +31,7 @@ def it_gets_nodes(cluster: ModelCluster, after: float) -> None:
 
 
 def it_takes_its_first_step(cluster: ModelCluster, after: float, step: int = 1) -> None:
-    """The workers are ready long before that."""
+    """Long after its workers became ready."""
     all_are_ready(cluster)
     one_pass(cluster)
     passes(cluster, after)
@@ -51,7 +51,7 @@ def given_a_gang_that_trains(**policy: object) -> ModelCluster:
 
 
 def restart(cluster: ModelCluster) -> None:
-    """The old workers go at once, the new ones are there at once."""
+    """A failure whose old workers go at once and whose new workers are there at once."""
     for _ in range(3):
         one_pass(cluster)
         kubelet.sweep(cluster)
@@ -146,7 +146,7 @@ SAVES = {
 @pytest.mark.parametrize("saves", SAVES)
 @pytest.mark.parametrize("resumed", ["while its workers stop", "later"])
 def test_a_suspension_keeps_what_the_worker_reported_as_saved(saves: str, resumed: str) -> None:
-    """Its last report comes right before its pod goes."""
+    """The last report comes right before the pod goes."""
     step, expected = SAVES[saves]
     cluster = given_a_gang_that_trains()
     cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
@@ -235,7 +235,7 @@ def at_the_next_report(cluster: ModelCluster) -> None:
 def test_a_step_reported_before_the_gang_is_ready_does_not_hide_the_wait_for_nodes(
     then: Callable[[ModelCluster], None], late: int
 ) -> None:
-    """An operator that was away finds a gang that trains already."""
+    """An operator that was down finds a gang that already trains."""
     cluster = given_a_gang_that_trains()
     passes(cluster, 60)
     it_reports(cluster, 60, checkpoint=60)

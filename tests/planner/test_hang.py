@@ -1,4 +1,4 @@
-"""When a gang that runs is taken for hung, and what is asked of it first."""
+"""When a running gang counts as hung, and what it is asked first."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +33,7 @@ def with_deadline(seconds: int) -> dict[str, object]:
 def given_a_gang_that_reported(
     step: int = 10, phase: ReportPhase = ReportPhase.TRAINING, changes: dict[str, object] | None = None
 ) -> ModelCluster:
-    """Some time after it became ready."""
+    """The gang reported some time after it became ready."""
     cluster = given_a_running_gang(changes, listens=True)
     passes(cluster, 60)
     reports(cluster, step, phase)
@@ -46,7 +46,7 @@ def reports(cluster: ModelCluster, step: int, phase: ReportPhase = ReportPhase.T
 
 
 def stands_still(cluster: ModelCluster, time: timedelta) -> None:
-    """It is heard all the time, and says the same."""
+    """It keeps reporting the same step."""
     cluster.now += time
     progress = cluster.status.progress
     if progress and progress.phase:
@@ -54,7 +54,7 @@ def stands_still(cluster: ModelCluster, time: timedelta) -> None:
 
 
 def until_taken_for_hung(cluster: ModelCluster) -> timedelta | None:
-    """How long from now on nothing may happen in it."""
+    """How long the gang may make no progress from now on."""
     left = look(cluster).again
     if left is not None:
         stands_still(cluster, left)
@@ -90,10 +90,10 @@ def test_the_hang_limit_depends_on_the_phase(phase: ReportPhase, deadline: int |
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
-        # Its reports do not get through, and it may be well.
+        # Its reports do not arrive, but it may be training.
         ({}, None),
         (with_deadline(120), 45 * MINUTE),
-        # A loop that is not ours need not report, unless it is said that it does.
+        # The user's own loop need not report, unless progressDeadlineSeconds says that it does.
         (OWN_LOOP, None),
         (OWN_LOOP | with_deadline(120), 2 * MINUTE),
     ],
@@ -129,7 +129,7 @@ def test_a_slow_step_may_take_twenty_times_its_usual_length() -> None:
 def test_steps_computed_from_a_percentage_are_judged_only_with_a_progress_deadline(
     deadline: int | None, limit: timedelta | None
 ) -> None:
-    """A percentage of a long training stands for longer than any step."""
+    """In a long training, a percentage stays the same for longer than any step takes."""
     cluster = given_a_running_gang(with_deadline(deadline) if deadline else None, listens=True)
     passes(cluster, 60)
     reports(cluster, 10, exact=False)
@@ -149,7 +149,7 @@ def test_an_operator_that_just_started_waits_for_the_whole_limit() -> None:
 
 
 def test_a_worker_that_reports_is_judged_by_its_reports() -> None:
-    """A report of its job that failed through no fault of its own changes nothing."""
+    """A report that failed through no fault of the worker changes nothing."""
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     assert cluster.inboxes is not None
     for _ in range(4):
@@ -217,7 +217,7 @@ def test_a_resumed_gang_may_compile_again() -> None:
     assert until_taken_for_hung(cluster) == 45 * MINUTE
 
 
-# What is asked of it.
+# What the worker is asked.
 
 
 def given_a_gang_that_is_asked() -> ModelCluster:

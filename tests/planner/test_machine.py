@@ -1,19 +1,18 @@
-"""The operator under every order of events that hypothesis can think of.
+"""The operator under every order of events that hypothesis finds.
 
 Users suspend, resume, edit and delete; pods run, fail, vanish and wait for images; nodes die and come back; workers
-report to either of two operators or to none; the clock is set back. The operators are the real reconciler: each of
-their requests can fail, before or after it was carried out, each of them can die between any two effects, and the
-second acts on what it read long ago. Reads are as the reconciler's: consistent, the job before the pods. Nothing is
-hinted: a pass comes when hypothesis wants it.
+report to either of two operators or to none; the clock is set back. The operators are the real reconciler. Each request
+can fail before or after it took effect, each operator can die between any two effects, and the second acts on old
+reads. Reads are consistent, the job before the pods. There are no hints: a pass comes when hypothesis wants one.
 
-`tests.planner.laws` says what every write must keep to; where it ends when the trouble ends is `teardown`.
+`tests.planner.laws` has the laws of every write; `teardown` says where everything must end after the trouble.
 """
 
 import os
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
@@ -31,9 +30,9 @@ from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
 
 SOAK = os.environ.get("SOAK") == "1"
-# As many reads as an operator may be behind.
+# How many reads an operator may be behind.
 LONGEST_MEMORY = 30
-# A clock that was set back is waited for, in steps of seconds.
+# How long to wait after the clock was set back, in steps of seconds.
 MOST_PASSES = 300
 
 
@@ -64,7 +63,7 @@ class Gang(Surroundings):
         changes: dict[str, Any] = {
             "spec.slice.acceleratorType": "v5litepod-8",
             "spec.slice.count": slices,
-            # Short, so that hypothesis finds gangs that are held up, and gangs that stand still.
+            # Short, so that hypothesis finds gangs that are late and gangs that hang.
             "spec.runPolicy": {
                 "startDeadlineSeconds": 60,
                 "progressDeadlineSeconds": 120,
@@ -73,7 +72,7 @@ class Gang(Surroundings):
         }
         self.cluster = ModelCluster(changes | (trainer if own_loop else {}), listens=listens)
         self.operators = [Operator(self.cluster), Operator(self.cluster)]
-        # One more than the gang needs: with two that it must avoid it has to be let off.
+        # One more than the gang needs: if two must be avoided, they have to be used again.
         self.nodes = [f"node-{i}" for i in range(2 * slices + 1)]
         stranger = kubelet.stranger("digits-99-0-0", attempt=99)
         self.strangers = {"digits-99-0-0": stranger}
@@ -86,11 +85,11 @@ class Gang(Surroundings):
         self.status = self.cluster.status
         self.ledger = Ledger(self.limits, self.window)
         self.memory = [self.cluster.read()]
-        # Workers that the second operator asked for when their attempt was over.
+        # Workers that the second operator created after their attempt was over.
         self.late: set[str] = set()
         self.step = self.saved = 0
 
-    # What the operators do, and what may go wrong with it.
+    # What the operators do, and what may go wrong.
 
     @rule(which=st.integers(0, 1), order=st.integers(0, 3))
     def a_pass(self, which: int, order: int) -> None:
@@ -113,7 +112,7 @@ class Gang(Surroundings):
             self.kubelets_work()
 
     def work(self, which: int, **how: Any) -> Pass:
-        """A pass on what is true, and what no such pass may do."""
+        """A pass on a current read, and what no such pass may do."""
         cluster, before = self.cluster, self.cluster.status
         foreign = {name: pod for name, pod in cluster.pods.items() if cluster.is_orphan(pod)}
         deadlines = {name: pod["metadata"].get("deletionTimestamp") for name, pod in cluster.pods.items()}
@@ -161,9 +160,9 @@ class Gang(Surroundings):
         if isinstance(done.error, Conflict):
             fired("a stale pass that conflicts")
         assert all(pod in self.own_pods() for pod in newer), "workers of an attempt it does not know of are touched"
-        # Only what has finished is deleted, and to have finished is for ever.
+        # Only a finished job is deleted, and a job stays finished.
         assert was_there is not self.cluster.job_is_gone or is_finished(before)
-        # No API server can refuse a worker that is asked for too late; the next pass must.
+        # No API server can refuse a worker that is created too late; the next pass must delete it.
         over = {pod["metadata"]["uid"] for pod in self.own_pods() if attempt_of(pod) != self.cluster.status.attempt}
         self.late |= over - already
         self.see_what_was_written(listening)
@@ -219,7 +218,7 @@ class Gang(Surroundings):
         if after.state is State.BLOCKED:
             fired("a blocked job")
 
-    # What must hold after each of them.
+    # What must hold after every step.
 
     @invariant()
     def workers_are_of_one_attempt_but_for_those_on_lost_nodes(self) -> None:
@@ -235,7 +234,7 @@ class Gang(Surroundings):
     def strangers_are_left_alone(self) -> None:
         assert all(self.cluster.pods.get(name) == pod for name, pod in self.strangers.items())
 
-    # Where it ends.
+    # Where everything ends.
 
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
@@ -253,13 +252,13 @@ class Gang(Surroundings):
         running = [pod for pod in self.own_pods() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
         assert running == [], "workers of a job that has ended"
         if status.state is State.SUCCEEDED:
-            # Fewer than there were, where somebody has deleted some by hand.
+            # Fewer than before, if a user deleted some.
             assert {attempt_of(pod) for pod in self.own_pods() if not is_kept(pod, status)} <= {status.attempt}
         if status.state is State.SUSPENDED:
             assert self.own_pods() == []
 
     def run_until_quiet(self) -> None:
-        """Until nothing changes and nothing is waited for; from then on no pass does anything, however late it is."""
+        """Until nothing changes and nothing is due. From then on no pass does anything, however late."""
         for _ in range(MOST_PASSES):
             before = self.cluster.read()
             done = self.work(0)
@@ -282,12 +281,12 @@ def attempt_of(pod: Object) -> int:
 
 
 def is_lost(pod: Object) -> bool:
-    """Its node is, and it is not waited for: the next attempt may begin beside it."""
+    """Its node is lost, and the next attempt may start beside it."""
     return "deletionTimestamp" in pod["metadata"] and is_on_lost_node(WorkerPod(pod))
 
 
 def is_kept(pod: Object, status: Status) -> bool:
-    """It has failed, and its log is there for people."""
+    """It failed last, and its pod is kept for the log."""
     failure = status.last_failure
     return failure is not None and failure.pod == pod["metadata"]["name"] and scheduler.has_ended(pod)
 
@@ -297,7 +296,7 @@ def named(done: Pass, prefix: str, suffix: str = "") -> list[str]:
     return [effect.removeprefix(prefix).removesuffix(suffix) for effect in effects]
 
 
-# The short run is the same every time, so that what has happened in it is no matter of luck; the long one is not.
+# The short run is the same every time, so that what happens in it does not depend on luck; the long one is random.
 SETTINGS = settings(
     max_examples=5000 if SOAK else 200,
     stateful_step_count=100 if SOAK else 50,
@@ -308,9 +307,16 @@ SETTINGS = settings(
 )
 
 
+MOST_ROUNDS = 3
+
+
 def test_no_order_of_events_breaks_the_gang_and_every_fault_has_fired() -> None:
     FIRED.clear()
-    run_state_machine_as_test(Gang, settings=SETTINGS)
     reports = [f"report: {phase}" for phase in ReportPhase]
-    missing = [what for what in (*ENDINGS, *STARTS, *LOSSES, *TROUBLES, *reports, *ENDS) if not FIRED[what]]
-    assert missing == [], "these have not happened once; the others: " + str(dict(FIRED))
+    for number in range(MOST_ROUNDS):
+        # The seed, because without one any edit of the machine's text draws other lives.
+        run_state_machine_as_test(seed(number)(Gang), settings=SETTINGS)
+        missing = [what for what in (*ENDINGS, *STARTS, *LOSSES, *TROUBLES, *reports, *ENDS) if not FIRED[what]]
+        if not missing:
+            return
+    raise AssertionError(f"these have not happened once: {missing}; the others: {dict(FIRED)}")

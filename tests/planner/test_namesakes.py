@@ -1,4 +1,4 @@
-"""Objects that carry the job's names and are not its own: of a deleted job of the same name, or forged."""
+"""Objects with the job's names that are not its own: from a deleted job of the same name, or forged."""
 
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,7 @@ from tpu_training_operator.kube.cluster import Object
 
 
 def given_a_job_applied_again() -> ModelCluster:
-    """Its old workers run still; nothing of the old job has been collected yet."""
+    """The old workers still run; the garbage collector has not started."""
     cluster = given_a_running_gang()
     cluster.job_is_gone = True
     cluster.apply_again()

@@ -1,4 +1,4 @@
-"""The objects of a gang, in full: what GKE, torch_xla and a restricted namespace want of them."""
+"""The objects of a gang, in full: what GKE, torch_xla and a restricted namespace require."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def container(changes: Object | None = None, **worker: int) -> Object:
 
 
 def env(changes: Object | None = None, **worker: int) -> dict[str, str]:
-    """The variables with a value of their own."""
+    """The variables that have a plain value."""
     return {v["name"]: v["value"] for v in container(changes, **worker)["env"] if "value" in v}
 
 
@@ -169,7 +169,7 @@ ON_CPU = {"spec.slice.hardware": "CPU"}
 
 
 def capacity(provisioning: Object) -> tuple[Object, Object, Object]:
-    """What a pod on such capacity has besides: node labels, taints that it tolerates, alternatives of its affinity."""
+    """What a pod on such capacity adds: node labels, tolerations, alternatives of its affinity."""
     plain, found = pod()["spec"], pod({"spec.slice.provisioning": provisioning})["spec"]
     tolerated = {t["key"]: t["value"] for t in found["tolerations"] if t not in plain["tolerations"]}
     terms = found["affinity"].get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
@@ -329,7 +329,7 @@ def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_wr
     assert found == "$$(HOME) $$$$x", "the kubelet makes one dollar sign of two"
 
 
-# Who reaches it.
+# Who may reach it.
 
 
 def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
@@ -356,13 +356,13 @@ def test_whoever_runs_the_operator_lets_others_in() -> None:
     assert WorkerNetworkPolicy((scrape,)).network_policy(job_body())["spec"]["ingress"][1:] == [scrape]
 
 
-# What the worker that reports has in addition.
+# What the reporting worker has in addition.
 
 REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
 
 
 def additions(plain: Object, other: Object) -> Object:
-    """What `other` has that `plain` has not; lists keep their beginnings."""
+    """What `other` has and `plain` lacks; lists only grow at the end."""
     found: Object = {}
     for key, value in other.items():
         before = plain.get(key)
@@ -417,7 +417,7 @@ def test_the_certificate_is_in_the_config_map() -> None:
     assert additions(plain, reporting) == {"data": {"ca.crt": REPORTING.ca_certificate}}
 
 
-# What nodes that have failed change.
+# What avoided nodes change.
 
 
 def test_a_node_that_is_avoided_is_a_requirement_of_its_own_beside_the_slices() -> None:
@@ -454,7 +454,7 @@ NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
         ({"spec.trainer.resources": {"requests": {"cpu": 1}}}, {"cpu": 1, "memory": "144G"}),
         ({"spec.trainer.resources": {"limits": {"memory": "64Gi"}}}, {"cpu": "84"}),
         ({"spec.trainer.resources": {"requests": {"ephemeral-storage": "1Ti"}}}, {"ephemeral-storage": "1Ti"}),
-        # No source tells the virtual CPUs of this one.
+        # No source states the virtual CPUs of this one.
         (NO_TYPE | {"spec.slice.generation": "tpu7x", "spec.slice.topology": "1x1x1"}, {"memory": "180G"}),
         (
             NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "4x4", "spec.slice.chipsPerHost": 4},
@@ -566,7 +566,7 @@ def test_a_worker_on_the_nodes_own_network_keeps_its_ports_for_itself() -> None:
     assert "ports" not in container()
 
 
-# What is the user's.
+# What the user decides.
 
 
 def test_a_loop_of_ones_own_gets_the_numbers_and_the_run_spec_without_an_entrypoint() -> None:

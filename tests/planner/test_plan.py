@@ -1,4 +1,4 @@
-"""The planner's branches, one by one: given a job and its pods, what is done and what is shown."""
+"""The planner's branches, one by one: what it does and shows for a given job and its pods."""
 
 from datetime import timedelta
 
@@ -325,7 +325,7 @@ def test_a_users_own_loop_that_has_ended_before_it_is_suspended_has_succeeded() 
     assert cluster.status.state == State.SUCCEEDED
 
 
-# What is not as it should be.
+# Trouble.
 
 
 def test_an_invalid_job_is_stalled_with_the_reason() -> None:
@@ -351,7 +351,7 @@ def test_a_running_gang_whose_spec_was_invalid_for_a_while_is_running_again() ->
 
 
 def given_a_running_gang_that_became_invalid() -> ModelCluster:
-    """The operator was replaced by one that does not know a field."""
+    """An operator that does not know one of the fields has taken over."""
     cluster = given_a_running_gang()
     cluster.job["spec"]["surprise"] = "of a newer operator"
     one_pass(cluster)
@@ -411,7 +411,7 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
 
 
 def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:
-    """In the foreground: the job goes when its pods are gone."""
+    """Foreground deletion: the job goes when its pods are gone."""
     cluster = given_a_running_gang()
     cluster.job["metadata"]["deletionTimestamp"] = format_time(cluster.now)
     kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])
@@ -478,7 +478,7 @@ def test_an_edit_that_needs_no_action_is_observed() -> None:
 
 
 def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts() -> None:
-    # Beyond ASCII a character is six bytes of JSON.
+    # A character beyond ASCII takes six bytes of JSON.
     large = {f"p{number}": "\u00e9" * 4096 for number in range(60)}
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)
@@ -488,7 +488,7 @@ def test_parameters_too_large_for_a_config_map_are_refused_before_anything_start
 
 
 def test_the_host_names_of_the_largest_gang_fit_into_one() -> None:
-    """With the longest name that such a gang may have, and the most parameters that people have."""
+    """With the longest name that such a gang may have, and many parameters."""
     largest = {
         "metadata.name": "a" * 14,
         "spec.slice": {"generation": "tpu8t", "topology": "5000x1x1", "chipsPerHost": 1},

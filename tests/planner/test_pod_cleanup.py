@@ -1,4 +1,4 @@
-"""Pods that a job no longer wants: which are waited for, which are deleted by force, and when."""
+"""Unwanted pods: which the next attempt waits for, which are deleted by force, and when."""
 
 from datetime import timedelta
 
@@ -11,16 +11,16 @@ from tests.planner.story import WORKERS, described, fails, given_a_running_gang,
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Plan
 
-# Of a node of which nothing is known but that it does not answer.
+# Of a node that is silent and not known to be lost.
 SILENCE = timedelta(seconds=30)
-# That a pod has gone may never be said.
+# No watch may ever tell that a pod has gone.
 UNHEARD = timedelta(seconds=15)
-# Where a worker has failed by itself, it is this one, and its pod is kept for its log.
+# The worker that fails by itself; its pod is kept for the log.
 FAILED = WORKERS[0]
 
 
 def given_a_gang_with_a_node_that_is_lost(*, known: bool) -> ModelCluster:
-    """`known`: the control plane has seen it, and deletes the node's pods."""
+    """`known`: the control plane has noticed and deletes the node's pods."""
     cluster = given_a_running_gang()
     pod = cluster.pods[WORKERS[1]]
     kubelet.lose_node(cluster, pod)
@@ -135,7 +135,7 @@ def test_a_failed_job_releases_a_lost_node_too() -> None:
 
 
 def held_by_a_finalizer(cluster: ModelCluster, name: str) -> None:
-    """A further controller wants a word; the pod stays, forced or not, until it has had it."""
+    """Another controller's finalizer keeps the pod, forced or not."""
     cluster.pods[name]["metadata"]["deletionGracePeriodSeconds"] = 0
 
 

@@ -1,4 +1,4 @@
-"""What the status shows of what the workers report, and how often it is written for their sake."""
+"""What the status shows of the workers' reports, and how often a report causes a write."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -233,7 +233,7 @@ def test_reports_count_again_at_once_when_the_clock_was_set_back() -> None:
     assert (progress(cluster).step, progress(cluster).last_advance_time) == (11, format_time(cluster.now))
 
 
-# Properties of what is heard.
+# Properties of reports.
 
 _report = st.builds(
     Report,
@@ -261,7 +261,7 @@ def test_no_order_of_reports_takes_anything_back(said: list[Report]) -> None:
         assert heard(status, replace(report, received=at(-200)), 300, at(10**6)) == status
 
 
-# A status that a newer operator wrote.
+# The status of a newer operator.
 
 
 def test_a_status_of_a_newer_operator_is_read() -> None:

@@ -111,11 +111,11 @@ def test_a_spent_budget_fails_the_job() -> None:
     assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24h")
 
 
-# Failures that another attempt would only repeat.
+# Failures that another attempt would repeat.
 
 
 def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None) -> ModelCluster:
-    """In its first attempts worker 2 ends with the code, each time with the next message."""
+    """Worker 2 ends its first attempts with the code, each time with the next message."""
     cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": limits or {}}}})
     for attempt, message in enumerate(messages, 1):
         assert cluster.status.attempt == attempt
@@ -230,7 +230,7 @@ def test_a_worker_that_was_deleted_or_still_runs_is_not_kept() -> None:
 
 
 def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None:
-    """A quota on the number of objects counts pods that have ended, too."""
+    """A quota on the number of objects also counts pods that have ended."""
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)

@@ -1,4 +1,4 @@
-"""A gang of which only a part finds nodes: it may not hold what another gang waits for."""
+"""A partly placed gang must not hold nodes that another gang waits for."""
 
 from datetime import timedelta
 
@@ -43,7 +43,7 @@ def given_a_released_gang() -> ModelCluster:
 
 
 def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
-    """Two of the four run; a quota has no room for the others, and the status says so."""
+    """Two of the four run; a quota refuses the others, and the status says so."""
     cluster = given_a_created_gang(POLICY)
     for name in WORKERS[2:]:
         kubelet.vanish(cluster, cluster.pods[name])

@@ -1,4 +1,4 @@
-"""What the status says of a gang that waits, and how often it is written for that."""
+"""What the status says about a waiting gang, and how often that is written."""
 
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ def writes(cluster: ModelCluster) -> int:
 
 
 def waits(cluster: ModelCluster, seconds: float) -> None:
-    """The operator looks whenever it wants to, and every ten seconds because some pod has changed."""
+    """The operator reconciles when it asked to, and every ten seconds because some pod has changed."""
     end = cluster.now + timedelta(seconds=seconds)
     while cluster.now < end:
         again = one_pass(cluster).again

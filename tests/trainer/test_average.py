@@ -20,7 +20,7 @@ HERE = TorchDistributed(Group(0, 1), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("kind", "replicas"), [("torch", 2), ("xla", 1), ("chips", 2), ("xla-spmd", 2)])
-def test_the_average_is_that_of_plain_pytorch_is_evaluated_and_is_kept(
+def test_the_average_equals_plain_pytorchs_and_is_evaluated_and_checkpointed(
     launcher: Launcher, tmp_path: Path, kind: str, replicas: int
 ) -> None:
     gang = start_replicas(
@@ -52,7 +52,7 @@ def test_the_average_is_that_of_plain_pytorch_is_evaluated_and_is_kept(
     model.load_state_dict(load_file(folder / "model.safetensors") | kept | shared)
 
 
-def test_the_weights_are_their_own_again_after_an_evaluation_that_failed() -> None:
+def test_the_weights_return_after_an_evaluation_that_failed() -> None:
     model = nn.Linear(2, 1)
     average = Average(model, 0.5, HERE)
     own = [parameter.detach().clone() for parameter in model.parameters()]
@@ -71,7 +71,7 @@ def test_the_weights_are_their_own_again_after_an_evaluation_that_failed() -> No
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), own, strict=True))
 
 
-def test_a_weight_that_is_unfrozen_later_joins_and_a_frozen_one_costs_nothing() -> None:
+def test_an_unfrozen_weight_joins_the_average_and_a_frozen_one_costs_nothing() -> None:
     model = nn.Linear(2, 1)
     model.weight.requires_grad_(False)
     average = Average(model, 0.5, HERE)

@@ -51,14 +51,14 @@ def found(tmp_path_factory: pytest.TempPathFactory, bytecode: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", GANGS)
-def test_gather_gives_every_process_all_rows_in_the_order_of_ranks(found: Any, name: str) -> None:
+def test_gather_returns_all_rows_in_rank_order_on_every_process(found: Any, name: str) -> None:
     world = GANGS[name][2]
     tables = [[[rank, value] for rank in range(world)] for value in (0.5, 0.25)]
     assert [one["gathered"] for one in found(name)] == [tables] * world
 
 
 @pytest.mark.parametrize(("name", "met"), [("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", None)])
-def test_all_processes_meet_at_one_store_and_one_alone_has_none(found: Any, name: str, met: int | None) -> None:
+def test_all_processes_share_one_store_and_a_single_process_has_none(found: Any, name: str, met: int | None) -> None:
     assert [one["store"] for one in found(name)] == [met] * GANGS[name][2]
 
 
@@ -70,18 +70,18 @@ def test_a_reduced_bucket_sums_one_term_per_process_but_the_partitioner_averages
 
 
 @pytest.mark.parametrize("name", ["xla", "chips"])
-def test_graph_hashes_differ_exactly_where_the_programs_do(found: Any, name: str) -> None:
+def test_graph_hashes_differ_exactly_if_the_programs_do(found: Any, name: str) -> None:
     first, second = found(name)
     assert first["hash"] == second["hash"]
     assert first["branch_hash"] != second["branch_hash"]
 
 
-def test_nothing_is_traced_where_operations_run_at_once(found: Any) -> None:
+def test_an_eager_backend_has_no_graph_hash(found: Any) -> None:
     assert [one["hash"] for one in found("torch")] == [None] * 4
 
 
 @pytest.mark.parametrize("name", ["xla", "xla-spmd"])
-def test_reads_of_the_backend_are_not_counted_but_those_of_user_code_are(found: Any, name: str) -> None:
+def test_host_reads_of_user_code_are_counted_and_the_backends_own_are_not(found: Any, name: str) -> None:
     assert [(one["own_reads"], one["reads"] >= 2) for one in found(name)] == [(0, True)] * GANGS[name][2]
 
 
@@ -93,7 +93,7 @@ def test_compilations_executions_and_operations_without_a_kernel_are_counted(fou
         assert list(one["fallbacks"]) == ["aten::nonzero"]
 
 
-def test_spmd_gives_every_device_its_own_rows_and_all_of_them_what_has_none(found: Any) -> None:
+def test_spmd_shards_rows_over_the_devices_and_replicates_the_rest(found: Any) -> None:
     (one,) = found("xla-spmd")
     assert one["shards"] == {"rows": [[4, 8]] * 4, "uneven": [[3, 8]] * 4, "number": [[]] * 4, "flag": [[1]] * 4}
 
@@ -117,13 +117,13 @@ def test_sigterm_to_one_host_stops_all_processes_of_all_hosts_after_one_step(lau
     assert {host.message()["step"] for host in gang.hosts} == {len(gang.losses())}
 
 
-def test_a_killed_process_ends_its_host_by_name_and_the_other_hosts_as_lost_peers(launcher: Launcher) -> None:
+def test_a_killed_process_names_its_signal_on_its_host_and_is_a_lost_peer_elsewhere(launcher: Launcher) -> None:
     gang = start_two_per_host(launcher, 2, entrypoint="tests.trainer.tasks:one_process_dies")
     assert gang.wait() == [ExitCode.PeerLost, ExitCode.InternalError], gang.output()
     assert "ended by SIGKILL" in gang.hosts[1].message()["message"]
 
 
-def test_a_process_that_exits_with_0_in_the_middle_of_the_training_has_not_succeeded(launcher: Launcher) -> None:
+def test_a_process_that_exits_with_0_during_training_has_failed(launcher: Launcher) -> None:
     gang = start_two_per_host(launcher, 1, entrypoint="tests.trainer.tasks:one_process_leaves")
     assert gang.wait() == [ExitCode.UserError], gang.output()
     assert "exited with code 0 before the training had ended" in gang.hosts[0].message()["message"]
@@ -142,12 +142,12 @@ def test_a_process_that_exits_with_0_in_the_middle_of_the_training_has_not_succe
         (TorchSpec("cpu", "nccl", 1), r"trainer\.torch\.collectives: .*, but .*gloo"),
     ],
 )
-def test_a_device_or_collectives_that_torch_has_not_are_a_bad_spec(chosen: TorchSpec, message: str) -> None:
+def test_a_device_or_collectives_that_torch_lacks_are_a_bad_spec(chosen: TorchSpec, message: str) -> None:
     with pytest.raises(BadSpecError, match=message):
         find_device(chosen, local_rank=0)
 
 
-def test_every_process_of_a_host_takes_its_own_device_and_too_few_are_a_bad_spec(monkeypatch: Any) -> None:
+def test_each_process_takes_its_own_device_and_too_few_devices_are_a_bad_spec(monkeypatch: Any) -> None:
     """With stand-ins for the device's module and its collectives: no accelerator is needed to choose one."""
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -171,9 +171,7 @@ def test_every_process_of_a_host_takes_its_own_device_and_too_few_are_a_bad_spec
         ({"backend": "xla-spmd", "hardware": "TPU"}, False),
     ],
 )
-def test_a_host_is_several_processes_for_chips_and_where_the_spec_says_so(
-    changes: dict[str, Any], several: bool
-) -> None:
+def test_a_host_has_several_processes_for_chips_or_if_the_spec_says_so(changes: dict[str, Any], several: bool) -> None:
     assert parse_run_spec(run_spec(**changes)).process_per_device is several
 
 
@@ -183,7 +181,7 @@ def test_seats_count_the_processes_host_by_host(tmp_path: Any) -> None:
     assert numbers == list(range(12))
 
 
-def test_what_is_no_batch_passes_to_the_device_untouched() -> None:
+def test_values_that_are_not_tensors_pass_through_to_device_unchanged() -> None:
     position = object()
     batch, passed = map_tensors(lambda tensor: tensor.to("meta"), (torch.zeros(2), position))
     assert (batch.device.type, passed) == ("meta", position)

@@ -19,7 +19,7 @@ def test_sigterm_to_the_host_stops_its_chips_together(launcher: Launcher) -> Non
     assert gang.hosts[0].message()["step"] == len(gang.losses())
 
 
-def test_another_number_of_chips_than_the_run_spec_says_is_a_bad_spec(launcher: Launcher) -> None:
+def test_a_number_of_chips_other_than_the_run_specs_is_a_bad_spec(launcher: Launcher) -> None:
     spec = run_spec(backend="xla", hardware="TPU", replicas=4)
     gang = launcher.start(spec, module="tests.trainer.chip_replicas", **chips(2))
     assert gang.wait() == [ExitCode.BadSpec], gang.output()
@@ -38,7 +38,7 @@ def test_a_step_is_one_all_reduce_of_one_flat_bucket(launcher: Launcher) -> None
     assert f"f32[{elements}]" in reductions[0]
 
 
-def test_replicas_that_share_a_process_are_not_charged_with_each_others_programs_and_reads(launcher: Launcher) -> None:
+def test_replicas_that_share_a_process_do_not_count_each_others_programs_and_reads(launcher: Launcher) -> None:
     gang = start_replicas(launcher, "chips", 2, trainSteps=120)
     assert gang.wait() == [ExitCode.Succeeded], gang.output()
     assert gang.progress()[-1]["warnings"] == []

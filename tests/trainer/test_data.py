@@ -30,7 +30,7 @@ def own_rows(size: int, order: Order, steps: int) -> list[list[int]]:
 
 
 @given(size=st.integers(1, 300), rows=st.integers(1, 8), world=worlds, seed=st.integers(0, 2**63), data=st.data())
-def test_the_ranks_of_any_world_together_see_the_slice_of_the_permutation(
+def test_the_shares_of_any_world_make_up_the_global_batch(
     size: int, rows: int, world: int, seed: int, data: st.DataObject
 ) -> None:
     batch = rows * world
@@ -47,7 +47,7 @@ def test_the_ranks_of_any_world_together_see_the_slice_of_the_permutation(
 
 
 @given(rows=st.integers(1, 6), passes=st.integers(1, 4), world=worlds, step=st.integers(0, 20))
-def test_the_passes_of_a_step_together_are_the_step(rows: int, passes: int, world: int, step: int) -> None:
+def test_the_passes_of_a_step_make_up_the_step(rows: int, passes: int, world: int, step: int) -> None:
     batch = rows * passes * world
     share = Share(world - 1, world)
     whole = own_rows(3 * batch, Order(batch, 0, share), step + 1)[step]
@@ -57,9 +57,7 @@ def test_the_passes_of_a_step_together_are_the_step(rows: int, passes: int, worl
 
 
 @given(size=st.integers(1, 100), batch=st.integers(1, 12), taken=st.integers(0, 40), seed=st.integers(0, 99))
-def test_a_run_that_continues_at_a_position_sees_what_the_whole_run_would_have_seen(
-    size: int, batch: int, taken: int, seed: int
-) -> None:
+def test_a_resumed_run_sees_what_the_whole_run_would_have_seen(size: int, batch: int, taken: int, seed: int) -> None:
     size = max(size, batch)
     whole = list(islice(global_batches(size, Order(batch, seed, ALONE)), taken + 20))
     start = whole[taken - 1][1] if taken else Position()
@@ -82,7 +80,7 @@ def test_a_change_of_the_global_batch_trains_nothing_of_an_epoch_twice(
     assert epoch_before + epoch_after == permutation(size, 5, start.epoch)[: len(epoch_before + epoch_after)].tolist()
 
 
-def test_random_numbers_drawn_while_a_batch_is_read_depend_on_the_batch_and_the_process_alone() -> None:
+def test_random_numbers_drawn_for_a_batch_depend_only_on_the_batch_and_the_process() -> None:
     def drawn(rank: int, batch: int) -> tuple[float, float, float]:
         with Order(4, 9, Share(rank, 2)).drawing(batch):
             return random.random(), float(np.random.random()), float(torch.rand(1))
@@ -98,7 +96,7 @@ def test_an_epoch_orders_every_example_once(size: int, seed: int, epoch: int) ->
     assert sorted(permutation(size, seed, epoch).tolist()) == list(range(size))
 
 
-def test_seed_and_epoch_never_stand_for_each_other() -> None:
+def test_seed_and_epoch_are_never_interchangeable() -> None:
     orders = [permutation(100, seed, epoch).tolist() for seed, epoch in [(0, 0), (0, 1), (1, 0), (2**32, 0)]]
     assert len({tuple(order) for order in orders}) == 4
 
@@ -143,22 +141,25 @@ def constant(train: Dataset[Any], **others: Any) -> Task:
     return Task(model=nn.Linear(4, 1), train=train, loss=lambda m, batch: m(batch).square().mean(), **others)
 
 
-def test_a_stop_iteration_from_a_dataset_is_an_error_of_the_user() -> None:
+def test_a_stop_iteration_from_the_training_data_is_a_user_error() -> None:
     outcome = run(lambda hp, rank: constant(Raising(64, 60))).outcome
     assert outcome.code is ExitCode.UserError
     assert outcome.message.endswith("raise StopIteration\nStopIteration")
 
 
-def test_a_stop_iteration_from_the_held_out_data_is_one_too() -> None:
+def test_a_stop_iteration_from_the_held_out_data_is_a_user_error() -> None:
     metrics = {"evaluation": Raising(64, 10), "metrics": lambda m, batch: {"a": batch[:, 0]}}
     outcome = run(lambda hp, rank: constant(Raising(64, 64), **metrics), trainSteps=4).outcome
     assert outcome.code is ExitCode.UserError
     assert outcome.message.endswith("raise StopIteration\nStopIteration")
 
 
-@pytest.mark.parametrize("lengths", [(64, 80), (64, 65), (2**24, 2**24 + 1), (2**40 + 2**24, 2**40)])
-@pytest.mark.parametrize("held_out", [False, True])
-def test_processes_that_see_data_of_unequal_lengths_end_alike(lengths: tuple[int, int], held_out: bool) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "held_out"), [((64, 80), False), ((64, 65), True), ((2**24, 2**24 + 1), False), ((2**41, 2**40), True)]
+)
+def test_data_of_unequal_lengths_ends_all_processes_with_the_same_error(
+    lengths: tuple[int, int], held_out: bool
+) -> None:
     def task(hp: Any, rank: int) -> Task:
         other = Raising(lengths[rank], 2**60)
         metrics = {"evaluation": other, "metrics": lambda m, batch: {"a": batch[:, 0]}}
@@ -173,7 +174,7 @@ def test_processes_that_see_data_of_unequal_lengths_end_alike(lengths: tuple[int
     }
 
 
-def test_the_hosts_of_a_large_gang_that_see_other_data_are_named_in_few_words() -> None:
+def test_hosts_of_a_large_gang_with_other_data_are_named_briefly() -> None:
     rows = [(host, 80 if host == 5 else 64) for host in range(64) for _ in range(4)]
     assert unequal_lengths("training", rows) is not None
     assert str(unequal_lengths("training", rows)).startswith(

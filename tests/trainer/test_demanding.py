@@ -11,7 +11,7 @@ from tests.trainer.whole_runs import run
 
 
 @pytest.mark.parametrize(("kind", "alike"), [("xla", 2), ("chips", 2), ("xla-spmd", 1)])
-def test_a_demanding_task_is_trained_as_by_eager_replicas(launcher: Launcher, kind: str, alike: int) -> None:
+def test_a_demanding_task_trains_as_on_eager_replicas(launcher: Launcher, kind: str, alike: int) -> None:
     """`alike`: how many eager replicas normalise over the same parts of a batch."""
     recipe = {"trainSteps": 24, "warmupSteps": 5, "onNotFinite": "Skip"}
     gang = start_replicas(launcher, kind, 2, optimizer="adamw", entrypoint="tests.trainer.demanding:task", **recipe)

@@ -13,7 +13,7 @@ LONG = 10_000_000
 """More steps than any test waits for."""
 
 
-def test_success_leaves_the_final_numbers(launcher: Launcher) -> None:
+def test_success_writes_the_final_numbers(launcher: Launcher) -> None:
     gang = launcher.start(run_spec())
     assert gang.wait() == [ExitCode.Succeeded], gang.output()
     message = gang.hosts[0].message()
@@ -70,6 +70,6 @@ def batch_of(replicas: int) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_no_gradient_outlives_the_step_on_its_way_to_the_device(launcher: Launcher, hosts: int) -> None:
+def test_no_gradient_is_alive_when_a_step_is_sent_to_the_device(launcher: Launcher, hosts: int) -> None:
     gang = launcher.start(run_spec(hosts=hosts, replicas=2), module="tests.trainer.watching_gradients")
     assert set(gang.wait()) == {ExitCode.Succeeded}, gang.output()

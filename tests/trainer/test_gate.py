@@ -64,7 +64,7 @@ def is_cut_off(connection: socket.socket) -> bool:
     return True
 
 
-def test_who_knows_the_key_talks_to_the_store_as_if_there_were_no_gate(
+def test_a_peer_with_the_key_uses_the_store_as_if_there_were_no_gate(
     kept: Kept, tunnels: Callable[[str], Tunnel]
 ) -> None:
     first, second = client(tunnels(GANG)), client(tunnels(GANG))
@@ -75,12 +75,14 @@ def test_who_knows_the_key_talks_to_the_store_as_if_there_were_no_gate(
 
 
 @pytest.mark.parametrize("gang", ["3f0c9d4e-uid/2", "another/1"], ids=["an earlier attempt", "another job"])
-def test_who_knows_another_key_is_told_to_look_elsewhere(gang: str, tunnels: Callable[[str], Tunnel]) -> None:
+def test_a_peer_with_another_key_learns_that_it_reached_another_gang(
+    gang: str, tunnels: Callable[[str], Tunnel]
+) -> None:
     with pytest.raises(StrangerError, match="what answers there belongs to another job or attempt"):
         tunnels(gang).probe(DEADLINE)
 
 
-def test_what_is_no_gate_is_not_trusted() -> None:
+def test_a_server_that_is_not_a_gate_is_not_trusted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as other:
         tunnel = Tunnel(server.getsockname(), key_of(GANG))
         probing = other.submit(tunnel.probe, DEADLINE)
@@ -91,7 +93,7 @@ def test_what_is_no_gate_is_not_trusted() -> None:
         tunnel.close()
 
 
-def test_a_stranger_is_cut_off_before_what_it_sends_is_kept(kept: Kept) -> None:
+def test_a_stranger_is_cut_off_and_nothing_it_sends_is_kept(kept: Kept) -> None:
     sent = 0
     for _ in range(60):
         with stranger(kept) as connection:
@@ -104,7 +106,7 @@ def test_a_stranger_is_cut_off_before_what_it_sends_is_kept(kept: Kept) -> None:
     assert kept.store.num_keys() <= 1
 
 
-def test_a_store_that_is_spoken_to_directly_does_not_answer(kept: Kept) -> None:
+def test_a_store_client_without_the_key_is_cut_off(kept: Kept) -> None:
     with stranger(kept) as connection:
         # What TCPStore's client begins with.
         connection.sendall(bytes.fromhex("3c85f7ce") + bytes(60))
@@ -122,7 +124,7 @@ def test_silent_strangers_do_not_keep_the_gang_out(
         connection.close()
 
 
-def test_a_stranger_who_takes_its_time_is_cut_off(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_stranger_is_cut_off(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "PROOF_SECONDS", 0.2)
     with stranger(kept) as connection:
         connection.sendall(b"x")
@@ -141,7 +143,7 @@ def test_the_gate_ends_with_its_store() -> None:
     wait_until(is_closed, timeout=DEADLINE, what="nobody listens")
 
 
-def test_hosts_meet_through_the_gate_in_whatever_order_they_come() -> None:
+def test_hosts_meet_through_the_gate_in_any_order() -> None:
     port, count = free_port(), 4
     with ThreadPoolExecutor(count) as hosts:
         join = partial(meet, gang=GANG, stop=lambda: False, seconds=DEADLINE)

@@ -97,7 +97,7 @@ def test_a_run_stops_at_the_first_step_that_is_not_finite_and_keeps_its_checkpoi
     assert kept_in(tmp_path) == {20: True, 30: True}
 
 
-def test_a_run_that_is_only_warned_goes_on_says_so_and_keeps_the_last_clean_checkpoint(tmp_path: Path) -> None:
+def test_with_warn_a_run_continues_says_so_and_keeps_the_last_clean_checkpoint(tmp_path: Path) -> None:
     checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 2}
     ran = run(bad_at([33]), 2, checkpoint=checkpoint, trainSteps=60, onNotFinite="Warn")
     assert ran.outcome.code is ExitCode.Succeeded
@@ -113,9 +113,10 @@ def test_a_restarted_run_knows_that_its_checkpoint_is_not_clean(tmp_path: Path) 
     assert kept_in(tmp_path) == {10: True, 40: False}
 
 
-@pytest.mark.parametrize("recipe", [ADAMW, MOMENTUM], ids=["adamw", "momentum"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, "gradients"])
-@pytest.mark.parametrize("steps", [(1,), (7, 8, 23)])
+@pytest.mark.parametrize(
+    ("recipe", "steps"), [(ADAMW, (1, 7)), (MOMENTUM, (1, 8)), (ADAMW, (7, 8, 23))], ids=["adamw", "momentum", "often"]
+)
+@pytest.mark.parametrize("value", [math.nan, "gradients"])
 def test_a_skipped_step_leaves_no_trace(recipe: dict[str, str], value: float | str, steps: Collection[int]) -> None:
     ran = run(bad_at(steps, value), recipe=recipe, onNotFinite="Skip")
     assert ran.outcome.code is ExitCode.Succeeded
@@ -135,7 +136,7 @@ def test_a_skipped_step_leaves_no_trace(recipe: dict[str, str], value: float | s
         assert torch.allclose(ours, theirs)
 
 
-def test_a_run_with_a_skipped_step_is_the_same_on_all_replicas_says_so_and_continues_to_the_bit(
+def test_a_run_with_a_skipped_step_agrees_on_all_replicas_and_resumes_bit_equal(
     tmp_path: Path,
 ) -> None:
     whole = run(bad_at([13], rank=1), 2, recipe=ADAMW, onNotFinite="Skip")
@@ -158,7 +159,7 @@ def test_a_run_whose_steps_are_all_skipped_does_not_succeed() -> None:
     assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
 
 
-def test_a_skipped_step_is_not_the_end_where_later_ones_are_finite() -> None:
+def test_a_skipped_step_does_not_end_a_run_whose_later_steps_are_finite() -> None:
     outcome = run(bad_at(range(3, 42)), onNotFinite="Skip", trainSteps=130).outcome
     assert outcome.code is ExitCode.Succeeded
     assert run(bad_at(range(3, 130)), onNotFinite="Skip", trainSteps=130).outcome.code is ExitCode.NotFinite
@@ -223,7 +224,7 @@ def test_an_update_that_makes_the_weights_infinite_ends_the_run_even_in_the_last
     assert kept_in(tmp_path) == ({10: True} if saves else {})
 
 
-def test_weights_that_are_not_finite_are_only_told_where_the_recipe_warns(tmp_path: Path) -> None:
+def test_with_warn_weights_that_are_not_finite_are_only_reported(tmp_path: Path) -> None:
     checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
     ran = run(overflowing(20), 2, trainSteps=20, onNotFinite="Warn", checkpoint=checkpoint)
     assert ran.outcome.code is ExitCode.Succeeded
@@ -232,7 +233,7 @@ def test_weights_that_are_not_finite_are_only_told_where_the_recipe_warns(tmp_pa
     assert kept_in(tmp_path) == {10: True, 20: False}
 
 
-def test_an_average_that_is_not_finite_ends_the_run_while_the_weights_are() -> None:
+def test_an_average_that_is_not_finite_ends_the_run_even_if_the_weights_are_finite() -> None:
     def task(hp: Any, rank: int) -> Task:
         found = overflowing(20)(hp, rank)
         # Back to finite weights before anything sees them: only the average has taken the infinite one in.
@@ -261,7 +262,7 @@ def test_frozen_parameters_may_be_infinite() -> None:
     assert run(task, 2).outcome.code is ExitCode.Succeeded
 
 
-def test_float16_parameters_that_adam_divides_by_zero_are_no_success() -> None:
+def test_float16_parameters_that_adam_divides_by_zero_end_the_run() -> None:
     def task(hp: Any, rank: int) -> Task:
         features, labels = examples().tensors
         dead = features.clone()

@@ -51,7 +51,7 @@ def by_hand(batch: int, rate: float, steps: int, ramp: list[float]) -> list[floa
         (24, 3, 0.3, []),
     ],
 )
-def test_the_losses_are_those_of_plain_pytorch_that_changes_its_batch_on_the_way(
+def test_losses_equal_plain_pytorch_that_changes_its_batch_midway(
     launcher: Launcher, tmp_path: Path, batch: int, hosts: int, rate: float, ramp: list[float]
 ) -> None:
     checkpoint = {"uri": str(tmp_path / "checkpoints"), "everySteps": FIRST, "keep": 1}

@@ -38,14 +38,14 @@ def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_gradients_that_are_not_finite_are_told(bad: float) -> None:
+def test_gradients_that_are_not_finite_are_signalled(bad: float) -> None:
     quiet = Wishes(stop=torch.zeros(1), save=torch.zeros(1))
     _, signals = take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
     assert signals[BROKEN] == 1
     assert not Sums(signals).finite
 
 
-def test_a_flat_bucket_comes_apart_as_it_was_put_together() -> None:
+def test_unflatten_is_the_inverse_of_flatten() -> None:
     tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor(7.0), torch.tensor([8.0, 9.0])]
     flat = flatten(tensors)
     assert flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
@@ -67,7 +67,7 @@ def failing_after(good: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("feed", [feed_ahead, feed_in_turn])
-def test_batches_come_in_order_and_an_error_comes_in_its_place(feed: Callable[..., Any]) -> None:
+def test_batches_arrive_in_order_and_an_error_in_its_place(feed: Callable[..., Any]) -> None:
     with feed(failing_after(9), lambda batch: batch * 10) as batches:
         assert [next(batches) for _ in range(9)] == [batch * 10 for batch in range(9)]
         with pytest.raises(ValueError, match="the shard is broken"):
@@ -75,12 +75,12 @@ def test_batches_come_in_order_and_an_error_comes_in_its_place(feed: Callable[..
 
 
 @pytest.mark.parametrize("feed", [feed_ahead, feed_in_turn])
-def test_batches_end_where_they_end(feed: Callable[..., Any]) -> None:
+def test_a_feed_ends_with_its_batches(feed: Callable[..., Any]) -> None:
     with feed(iter(range(9)), lambda batch: batch) as batches:
         assert list(batches) == list(range(9))
 
 
-def test_a_feed_of_which_little_is_taken_leaves_no_thread_behind() -> None:
+def test_a_feed_that_is_left_early_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     with feed_ahead(itertools.count(), lambda batch: batch) as batches:
         assert next(batches) == 0
@@ -90,7 +90,7 @@ def test_a_feed_of_which_little_is_taken_leaves_no_thread_behind() -> None:
 Pair = namedtuple("Pair", "x y")
 
 
-def test_a_batch_keeps_its_form_on_the_device() -> None:
+def test_a_batch_keeps_its_structure_on_the_device() -> None:
     one = torch.zeros(1)
     moved = map_tensors(lambda tensor: tensor.to("meta"), {"a": [one, (one, "text")], "b": Pair(one, 3)})
     assert moved["a"][0].device.type == moved["a"][1][0].device.type == moved["b"].x.device.type == "meta"

@@ -31,7 +31,9 @@ def start(launcher: Launcher, checkpoints: Path, fault: str = "", **changes: Any
     return launcher.start(spec, **({interrupted.FAULT: fault} if fault else {}))
 
 
-def test_while_the_task_is_made_all_hosts_leave_before_the_first_step(launcher: Launcher, checkpoints: Path) -> None:
+def test_a_stop_while_the_task_is_built_ends_all_hosts_before_the_first_step(
+    launcher: Launcher, checkpoints: Path
+) -> None:
     gang = start(launcher, checkpoints, "1:0:TERM", hosts=2)
     assert gang.wait() == [ExitCode.Preempted] * 2, gang.output()
     assert "before the first step" in gang.hosts[0].message()["message"]
@@ -39,7 +41,7 @@ def test_while_the_task_is_made_all_hosts_leave_before_the_first_step(launcher: 
 
 
 @pytest.mark.parametrize("replicas", [{"hosts": 1, "replicas": 1}, {"hosts": 2, "replicas": 2}], ids=["alone", "gang"])
-def test_while_the_first_step_is_traced_and_compiled_the_run_ends_with_a_checkpoint_of_its_first_steps(
+def test_a_stop_while_the_first_step_compiles_ends_the_run_with_a_checkpoint_of_its_first_steps(
     launcher: Launcher, checkpoints: Path, replicas: dict[str, int]
 ) -> None:
     gang = start(launcher, checkpoints, "0:1:TERM", backend="xla", **replicas)
@@ -48,7 +50,7 @@ def test_while_the_first_step_is_traced_and_compiled_the_run_ends_with_a_checkpo
     assert committed(checkpoints) == step <= 3
 
 
-def test_twice_while_a_checkpoint_is_written_both_it_and_the_last_step_are_committed(
+def test_two_stops_while_a_checkpoint_is_written_leave_it_and_the_last_step_committed(
     launcher: Launcher, checkpoints: Path
 ) -> None:
     spec = run_spec(
@@ -64,7 +66,7 @@ def test_twice_while_a_checkpoint_is_written_both_it_and_the_last_step_are_commi
     assert kept[-1] == gang.hosts[0].message()["step"] == committed(checkpoints)
 
 
-def test_twice_in_a_row_is_as_good_as_once(launcher: Launcher, checkpoints: Path) -> None:
+def test_a_second_stop_changes_nothing(launcher: Launcher, checkpoints: Path) -> None:
     gang = start(launcher, checkpoints)
     gang.hosts[0].wait_for("step 10/")
     for _ in range(2):
@@ -74,7 +76,7 @@ def test_twice_in_a_row_is_as_good_as_once(launcher: Launcher, checkpoints: Path
     assert committed(checkpoints) == gang.hosts[0].message()["step"]
 
 
-def test_a_trained_model_that_cannot_be_kept_is_no_success(launcher: Launcher, checkpoints: Path) -> None:
+def test_a_trained_model_that_cannot_be_written_is_a_failure(launcher: Launcher, checkpoints: Path) -> None:
     gang = start(launcher, checkpoints, backend="torch", trainSteps=20_000)
     gang.hosts[0].wait_for("step 10/")
     checkpoints.rename(checkpoints.with_name("gone"))
@@ -83,7 +85,9 @@ def test_a_trained_model_that_cannot_be_kept_is_no_success(launcher: Launcher, c
     assert "all 20000 steps are trained, but" in gang.hosts[0].message()["message"]
 
 
-def test_without_storage_the_last_words_say_that_nothing_was_kept(launcher: Launcher, checkpoints: Path) -> None:
+def test_without_storage_the_termination_message_says_that_nothing_was_written(
+    launcher: Launcher, checkpoints: Path
+) -> None:
     gang = start(launcher, checkpoints)
     gang.hosts[0].wait_for("step 10/")
     checkpoints.rename(checkpoints.with_name("gone"))

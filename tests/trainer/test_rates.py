@@ -93,7 +93,7 @@ def trained(entrypoint: str, directory: Path, **changes: Any) -> Run:
     return made
 
 
-def test_twelve_groups_of_a_layer_decay_have_their_multiples_of_the_recipes_rate(tmp_path: Path) -> None:
+def test_the_groups_of_a_layer_decay_keep_their_multiples_of_the_recipes_rate(tmp_path: Path) -> None:
     made = trained("layer_decay", tmp_path)
     scales = [0.75 ** (11 - depth) for depth in range(12)]
     assert USED[0] == pytest.approx([RATE / 5 * scale for scale in scales])
@@ -108,19 +108,19 @@ def test_a_warm_up_made_by_hand_is_used(tmp_path: Path) -> None:
     assert said.startswith("step 1: the task's own code set the learning rate to 0.03, it was 0.3")
 
 
-def test_a_scheduler_has_the_rate_to_itself_and_that_is_said(tmp_path: Path) -> None:
+def test_a_tasks_scheduler_owns_the_rate_and_the_run_says_so(tmp_path: Path) -> None:
     made = trained("OneCycle", tmp_path)
     assert (USED[0], max(USED)) == ([pytest.approx(RATE / 25)], [pytest.approx(RATE, rel=0.01)])
     assert [said.partition(";")[0] for said in made.warnings] == ["the task schedules the learning rate itself"]
 
 
-def test_a_module_that_does_not_take_the_rate_is_told_of_it(tmp_path: Path) -> None:
+def test_a_module_that_ignores_the_recipes_rate_is_warned(tmp_path: Path) -> None:
     (said,) = trained("Unscaled", tmp_path).warnings
     assert said.startswith("the optimizer was built with learning rate 0.1; the recipe's scaled rate is 0.3 and is not")
 
 
 @pytest.mark.parametrize("entrypoint", ["WarmUp", "Halving"])
-def test_rates_set_by_hand_go_on_after_a_resume(tmp_path: Path, entrypoint: str) -> None:
+def test_rates_set_by_hand_continue_after_a_resume(tmp_path: Path, entrypoint: str) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoint = {"uri": str(checkpoints), "everySteps": 6, "keep": 9}
     whole = trained(entrypoint, tmp_path, checkpoint=checkpoint)

@@ -118,9 +118,7 @@ def started(entrypoint: str, directory: Path, **changes: Any) -> Run:
         ("ListState", "the metric BinaryAUROC keeps a list of values in preds"),
     ],
 )
-def test_what_is_wrong_with_the_evaluation_shows_before_the_first_step(
-    tmp_path: Path, entrypoint: str, complaint: str
-) -> None:
+def test_a_broken_evaluation_shows_before_the_first_step(tmp_path: Path, entrypoint: str, complaint: str) -> None:
     ended = started(entrypoint, tmp_path)
     assert ended.outcome.code is ExitCode.UserError
     assert complaint in ended.outcome.message
@@ -131,7 +129,7 @@ def test_a_metric_that_is_not_validated_is_not_refused(tmp_path: Path) -> None:
     assert started("UnusedListState", tmp_path).outcome.code is ExitCode.Succeeded
 
 
-def test_of_the_batch_that_is_tried_nothing_remains(tmp_path: Path) -> None:
+def test_the_trial_batch_leaves_no_trace(tmp_path: Path) -> None:
     tried = started("Module", tmp_path)
     assert tried.outcome.code is ExitCode.Succeeded, tried.outcome.message
     assert CALLS == ["on_fit_start", "sanity False False", "on_train_start False []"]
@@ -144,7 +142,7 @@ def test_of_the_batch_that_is_tried_nothing_remains(tmp_path: Path) -> None:
     assert DRAWN[-2] == DRAWN[-1]
 
 
-def test_a_run_that_continues_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_trial_evaluation(tmp_path: Path) -> None:
     checkpoint = {"uri": str(tmp_path / "checkpoints"), "everySteps": 5, "keep": 9}
     first = started("Module", tmp_path, checkpoint=checkpoint)
     assert "sanity False False" in CALLS
@@ -180,7 +178,7 @@ def hundred_and_one(hp: Hyperparameters) -> Task:
     return Task(model=tasks.Network(), train=data, loss=tasks.loss)
 
 
-def test_a_size_that_is_off_by_a_hundredth_is_said_and_taken(tmp_path: Path) -> None:
+def test_a_size_that_is_off_by_one_percent_is_reported_and_accepted(tmp_path: Path) -> None:
     ended = started("hundred_and_one", tmp_path, datasetSize=100)
     assert ended.outcome.code is ExitCode.Succeeded
     (said,) = ended.warnings

@@ -16,7 +16,7 @@ def host(index: int, of: int) -> WorkerEnvironment:
     return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", free_port(), None)
 
 
-def test_host_0_names_the_hosts_that_did_not_come() -> None:
+def test_host_0_names_the_missing_hosts() -> None:
     with pytest.raises(PeerLostError, match="2 of 3 hosts did not come: host 1, 2"):
         join(host(0, of=3), "uid/1", stop=lambda: False, seconds=0.3)
 
@@ -33,5 +33,5 @@ def test_a_host_told_to_stop_while_it_waits_for_the_others_leaves(index: int) ->
         join(host(index, of=2), "uid/1", stop=lambda: True, seconds=60.0)
 
 
-def test_a_single_host_has_nobody_to_meet() -> None:
+def test_a_single_host_needs_no_meeting() -> None:
     assert join(host(0, of=1), "uid/1", stop=lambda: False).size == 1

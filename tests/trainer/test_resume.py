@@ -30,7 +30,7 @@ def through_a_checkpoint(start: Start, step: int, rate: float, hp: Hyperparamete
 
 
 @given(step=st.integers(0, 1000))
-def test_on_the_same_global_batch_the_run_continues_with_the_very_next_step(step: int) -> None:
+def test_with_the_same_global_batch_a_run_continues_with_the_next_step(step: int) -> None:
     hp = recipe(16, 1000)
     start = continued(through_a_checkpoint(fresh(hp, 8, 1), step, 0.1, hp), hp, 8, attempt=2)
     assert (start.step, start.examples, start.position, start.ramp) == (step, step * 16, Position(3, 64), None)
@@ -67,6 +67,6 @@ def test_a_higher_rate_is_reached_by_a_short_ramp() -> None:
     assert rates[-1] == pytest.approx(0.4)
 
 
-def test_a_lower_rate_is_taken_at_once() -> None:
+def test_a_lower_rate_applies_at_once() -> None:
     old, new = recipe(64, 250, rate=0.4), recipe(16, 1000, rate=0.1)
     assert continued(through_a_checkpoint(fresh(old, 32, 1), 50, 0.4, old), new, 8, attempt=2).ramp is None

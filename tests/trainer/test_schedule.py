@@ -31,7 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("warmup", "schedule", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
-def test_four_steps(warmup: int, schedule: ScheduleSpec, expected: list[float]) -> None:
+def test_the_rate_of_the_first_four_steps(warmup: int, schedule: ScheduleSpec, expected: list[float]) -> None:
     assert [rate_factor(step, 4, warmup, schedule) for step in range(4)] == pytest.approx(expected, abs=1e-6)
 
 
@@ -76,7 +76,7 @@ class Groups:
 
 
 @pytest.mark.parametrize("at", [0, 1, 7])
-def test_a_rate_that_the_task_sets_is_used_from_then_on_and_said_once(at: int) -> None:
+def test_a_rate_that_the_task_sets_stands_from_then_on_and_is_reported_once(at: int) -> None:
     groups = Groups(0.4, 0.04)
     for step in range(at):
         groups.after(step)
@@ -88,13 +88,13 @@ def test_a_rate_that_the_task_sets_is_used_from_then_on_and_said_once(at: int) -
     assert said.startswith(f"step {at + 1}: the task's own code set the learning rate to 0.007")
 
 
-def test_a_rate_that_nobody_touches_stays_the_recipes() -> None:
+def test_a_rate_that_the_task_leaves_alone_stays_the_recipes() -> None:
     groups = Groups(0.4)
     assert [groups.after(step)[0] for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     assert groups.said == []
 
 
-def test_a_group_added_on_the_way_begins_with_the_rate_it_was_given() -> None:
+def test_an_added_group_begins_with_the_rate_it_was_given() -> None:
     groups = Groups(0.4)
     groups.after(5)
     groups.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.01})
@@ -117,7 +117,7 @@ def test_the_tasks_own_rate_goes_through_a_checkpoint(built: float, continued: f
     assert said.startswith("before the checkpoint the task's own code set the learning rate")
 
 
-def test_the_rate_of_a_scheduler_that_the_task_has_no_longer_is_not_taken_from_a_checkpoint() -> None:
+def test_the_rate_of_a_removed_scheduler_is_not_restored() -> None:
     before = Groups(0.4, own=True)
     before.put(0.003)
     kept = json.loads(json.dumps(before.rates.state()))
@@ -128,7 +128,7 @@ def test_the_rate_of_a_scheduler_that_the_task_has_no_longer_is_not_taken_from_a
     assert (still.after(1), no_longer.after(1)) == ([0.003], [0.2])
 
 
-def test_the_recipes_rate_is_not_taken_from_a_checkpoint() -> None:
+def test_the_recipes_rate_is_not_restored_from_a_checkpoint() -> None:
     before = Groups(0.4)
     before.after(0)
     after = Groups(0.8)
@@ -136,7 +136,7 @@ def test_the_recipes_rate_is_not_taken_from_a_checkpoint() -> None:
     assert after.after(1) == [0.4]
 
 
-def test_the_scale_of_a_layer_applies_where_the_rate_does_not_hold_it_already() -> None:
+def test_a_layers_scale_applies_unless_its_rate_includes_it_already() -> None:
     layers = Groups(0.4, 0.4, lr_scale=0.5)
     layers.optimizer.param_groups[1]["lr_scale"] = 1.0
     assert layers.after(5) == [0.2, 0.2]
@@ -145,7 +145,7 @@ def test_the_scale_of_a_layer_applies_where_the_rate_does_not_hold_it_already() 
     assert Groups(0.4, own=True, lr_scale=0.5).after(5) == [0.4]
 
 
-def test_an_optimizer_that_has_no_rate_keeps_having_none() -> None:
+def test_an_optimizer_without_a_rate_stays_without_one() -> None:
     groups = Groups(0.4)
     rateless = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     rateless.param_groups[0]["lr"] = None

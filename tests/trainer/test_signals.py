@@ -40,28 +40,28 @@ def summed(loss: float, weight: float = 2.0, stop: float = 0.0, save: float = 0.
     return torch.tensor([loss, weight, stop, save, broken])
 
 
-def test_losses_are_means_over_the_replicas() -> None:
+def test_a_loss_is_the_mean_over_the_replicas() -> None:
     assert signals([6.0, 0.0], [4.0, 0.0], reads_free=True).read(0, whole=False).losses == (3.0, 2.0)
 
 
-def test_any_replicas_wish_to_stop_is_everybodys() -> None:
+def test_one_replicas_wish_to_stop_stops_all() -> None:
     assert signals([6.0, 0.0], [4.0, 1.0], reads_free=True).read(0, whole=False).stopping
     assert not signals([6.0, 0.0], reads_free=True).read(0, whole=False).stopping
 
 
-def test_where_the_device_works_ahead_the_newest_step_waits_for_the_next_reading() -> None:
+def test_on_a_device_that_works_ahead_the_newest_step_waits_for_the_next_reading() -> None:
     made = signals([2.0, 0.0], [4.0, 0.0], reads_free=False)
     assert (made.read(0, whole=False).losses, made.read_through) == ((1.0,), 1)
     assert made.read(0, whole=False) is None
     assert (made.read(0, whole=True).losses, made.read_through) == ((2.0,), 2)
 
 
-def test_a_reading_that_stops_the_run_is_of_all_steps() -> None:
+def test_a_reading_that_stops_the_run_covers_all_steps() -> None:
     reading = signals([2.0, 1.0], [4.0, 1.0], reads_free=False).read(0, whole=False)
     assert (reading.losses, reading.stopping) == ((1.0, 2.0), True)
 
 
-def test_a_reading_that_asks_for_a_checkpoint_is_of_all_steps() -> None:
+def test_a_reading_that_asks_for_a_checkpoint_covers_all_steps() -> None:
     made = signals(reads_free=False)
     made.add(Sums(summed(2.0, save=1.0)))
     made.add(Sums(summed(4.0)))
@@ -78,7 +78,7 @@ def test_a_reading_that_asks_for_a_checkpoint_is_of_all_steps() -> None:
         (summed(0.0, weight=0.0), math.nan, False),
     ],
 )
-def test_a_step_is_finite_where_its_loss_and_everybodys_gradients_are(step: Tensor, loss: float, finite: bool) -> None:
+def test_a_step_is_finite_if_its_loss_and_all_replicas_gradients_are(step: Tensor, loss: float, finite: bool) -> None:
     made = signals(reads_free=True)
     made.add(Sums(step))
     reading = made.read(0, whole=True)
@@ -98,7 +98,7 @@ def test_the_slowest_replica_decides_how_many_steps_are_read_at_once(seconds: fl
     assert read == [every, 2 * every]
 
 
-def test_squares_of_gradients_come_with_the_means_of_the_replicas_own() -> None:
+def test_a_reading_pairs_the_mean_square_of_replicas_gradients_with_the_global_one() -> None:
     made = Signals(Device(reads_free=True), step=0)
     made.add(Sums(torch.cat([summed(2.0), torch.tensor([8.0])]), square=torch.tensor(3.0)))
     assert made.read(0, whole=False).squares == ((4.0, 3.0),)

@@ -62,7 +62,7 @@ def seen(dataset: Numbers, order: Order, steps: int, said: list[str] | None = No
 
 
 @given(size=st.integers(1, 60), rows=st.integers(1, 4), world=st.integers(1, 5), passes=st.integers(1, 3))
-def test_all_processes_together_train_on_the_stream_in_its_order(size: int, rows: int, world: int, passes: int) -> None:
+def test_all_processes_together_train_on_the_stream_in_order(size: int, rows: int, world: int, passes: int) -> None:
     batch = rows * world * passes
     size = max(size, batch)
     steps = 2 * (size // batch)
@@ -120,12 +120,12 @@ def test_a_dataset_without_a_state_begins_its_epoch_again_and_says_so() -> None:
     ]
 
 
-def test_a_stream_shorter_than_one_global_batch_is_an_error_and_not_an_endless_search() -> None:
+def test_a_stream_shorter_than_one_global_batch_is_an_error() -> None:
     with pytest.raises(UserCodeError, match="has 3 examples, fewer than one global batch of 4"):
         seen(Numbers(3), Order(4, 0, Share(0, 1)), 1)
 
 
-def test_a_state_that_no_checkpoint_can_keep_is_refused() -> None:
+def test_a_dataset_state_that_is_not_json_is_refused() -> None:
     class Odd(StatefulNumbers):
         def state_dict(self) -> dict[str, Any]:
             return {"generator": torch.Generator()}

@@ -100,7 +100,7 @@ def test_a_dataset_shorter_than_a_global_batch_is_refused() -> None:
         ("rmsprop", torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.0, "eps": 1e-8, "weight_decay": 0.0}),
     ],
 )
-def test_a_named_optimizer_has_torchs_defaults_where_the_recipe_is_silent(
+def test_a_named_optimizer_has_torchs_defaults_for_what_the_recipe_leaves_out(
     name: str, kind: type, expected: dict[str, Any]
 ) -> None:
     hp = recipe(name=name)
@@ -121,7 +121,7 @@ def test_an_unknown_optimizer_is_refused_with_the_known_names() -> None:
         build_optimizer(tasks.small(hp), hp)
 
 
-def test_a_tasks_own_optimizer_goes_before_the_recipes_name() -> None:
+def test_a_tasks_own_optimizer_takes_precedence_over_the_recipes_name() -> None:
     hp = recipe(name="lamb")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.Rprop(p, lr=hp.learning_rate))
     assert isinstance(build_optimizer(task, hp), torch.optim.Rprop)
@@ -149,9 +149,7 @@ def _groups(*rates: float, **group: Any) -> torch.optim.Optimizer:
         (_groups(0.8, initial_lr=0.8, max_lr=0.1), "the scheduler was built with the maximum learning rate 0.1; the"),
     ],
 )
-def test_a_learning_rate_of_the_recipe_that_no_group_has_is_said(
-    optimizer: torch.optim.Optimizer, said: str | None
-) -> None:
+def test_a_recipe_rate_that_no_group_has_is_reported(optimizer: torch.optim.Optimizer, said: str | None) -> None:
     hp = dataclasses.replace(recipe(name="sgd"), learning_rate=0.8)
     texts = list(unused_by(optimizer, hp))
     assert len(texts) == (said is not None)
@@ -170,7 +168,7 @@ def test_a_learning_rate_of_the_recipe_that_no_group_has_is_said(
         ({}, {"betas": (0.5, 0.6), "eps": 0.1}, None),
     ],
 )
-def test_what_a_tasks_own_optimizer_leaves_of_the_recipe_is_said(
+def test_values_that_a_tasks_own_optimizer_ignores_are_reported(
     given: dict[str, str], built: dict[str, Any], said: str | None
 ) -> None:
     hp = recipe(name="adamw", **given)
@@ -180,7 +178,7 @@ def test_what_a_tasks_own_optimizer_leaves_of_the_recipe_is_said(
     assert all(text.startswith(said or "") for text in texts)
 
 
-def test_the_rate_of_another_optimizers_rule_is_said() -> None:
+def test_a_rate_scaled_for_another_optimizer_is_reported() -> None:
     (said,) = unused_by(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1), recipe(name="sgd"))
     assert said.startswith("the recipe's optimizer is sgd and the task built AdamW")
 
@@ -189,7 +187,7 @@ class _OwnSchedule(Hooks):
     own_schedule = True
 
 
-def test_a_schedule_that_the_task_replaces_is_said() -> None:
+def test_a_schedule_that_the_task_replaces_is_reported() -> None:
     hp = recipe(name="sgd")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.SGD(p, lr=hp.learning_rate))
     (said,) = unused(task, _OwnSchedule(), build_optimizer(task, hp), hp)
@@ -197,7 +195,7 @@ def test_a_schedule_that_the_task_replaces_is_said() -> None:
     assert list(unused(task, Hooks(), build_optimizer(task, hp), hp)) == []
 
 
-def test_an_interval_of_evaluations_for_a_task_without_one_is_said() -> None:
+def test_an_evaluation_interval_without_evaluation_is_reported() -> None:
     hp = hyperparameters(evaluateEverySteps=5)
     task = tasks.small(hp)
     (said,) = unused(task, Hooks(), build_optimizer(task, hp), hp)

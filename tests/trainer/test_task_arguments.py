@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.gang import run_spec
 from tpu_trainer import Hyperparameters
-from tpu_trainer.by_name import arguments
+from tpu_trainer.entrypoint import arguments
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.spec import parse_run_spec
 
@@ -35,12 +35,12 @@ def forward_reference(config: "Hyperparameters") -> Any:  # noqa: UP037 - as old
 
 
 @pytest.mark.parametrize("function", [lambda hp: hp, lambda hyperparameters: hyperparameters, lambda x: x])
-def test_a_parameter_called_hp_or_the_only_one_is_the_object(function: Callable[..., Any]) -> None:
+def test_a_parameter_called_hp_or_an_only_parameter_gets_the_object(function: Callable[..., Any]) -> None:
     hp = recipe({"anything": "goes"})
     assert called(function, hp) is hp
 
 
-def test_an_annotation_asks_for_the_object_too() -> None:
+def test_a_parameter_annotated_hyperparameters_gets_the_object() -> None:
     hp = recipe()
     assert called(forward_reference, hp) is hp
 
@@ -60,22 +60,22 @@ def test_hyperparameters_have_their_own_names_and_lr_is_one_of_them() -> None:
     assert called(task, recipe()) == (0.5, 24, 16, 3, 0.5)
 
 
-def test_a_recipe_parameter_goes_before_the_hyperparameter_of_its_name() -> None:
+def test_a_recipe_parameter_takes_precedence_over_the_hyperparameter_of_its_name() -> None:
     assert called(lambda *, weight_decay: weight_decay, recipe({"weight_decay": "x"}, weightDecay="0.1")) == "x"
 
 
-def test_a_default_stands_where_the_recipe_is_silent() -> None:
+def test_a_parameters_default_stands_if_the_recipe_leaves_it_out() -> None:
     def task(momentum: float = 0.7, weight_decay: float = 0.2, lr: float = 9.0, width: int = 4) -> Any:
         return momentum, weight_decay, lr, width
 
     assert called(task, recipe(weightDecay="0.1")) == (0.7, 0.1, 0.5, 4)
 
 
-def test_a_required_parameter_has_torchs_default_where_the_recipe_is_silent() -> None:
+def test_a_required_parameter_gets_torchs_default_if_the_recipe_leaves_it_out() -> None:
     assert called(lambda beta1, momentum: (beta1, momentum), recipe()) == (0.9, 0.0)
 
 
-def test_a_class_is_called_by_its_constructors_names_and_its_kwargs_take_the_rest() -> None:
+def test_a_class_is_called_by_its_constructors_names_and_kwargs_get_the_rest() -> None:
     assert called(Model, recipe({"width": "3", "depth": "2"})).given == (3, 0.5, {"depth": 2})
 
 
@@ -101,7 +101,7 @@ def test_positional_only_parameters_are_filled_in_order() -> None:
         (Optional[float], "7", 7.0),  # noqa: UP045 - as older code writes it
     ],
 )
-def test_a_text_becomes_what_the_annotation_says(kind: Any, text: str, value: Any) -> None:
+def test_a_text_is_converted_to_the_annotated_type(kind: Any, text: str, value: Any) -> None:
     def task(x: Any) -> Any:
         return x
 
@@ -111,7 +111,7 @@ def test_a_text_becomes_what_the_annotation_says(kind: Any, text: str, value: An
 
 
 @pytest.mark.parametrize(("default", "value"), [(1, 8), (1.0, 8.0), ("a", "8"), (None, 8)])
-def test_without_annotation_a_text_becomes_what_the_default_is(default: Any, value: Any) -> None:
+def test_without_annotation_a_text_is_converted_to_the_defaults_type(default: Any, value: Any) -> None:
     found = called(lambda x=default: x, recipe({"x": "8"}))
     assert (found, type(found)) == (value, type(value))
 
@@ -132,7 +132,7 @@ def test_without_annotation_a_text_becomes_what_the_default_is(default: Any, val
         ("", ""),
     ],
 )
-def test_with_neither_annotation_nor_default_a_text_is_what_json_would_read(text: str, value: Any) -> None:
+def test_without_annotation_and_default_a_text_is_read_as_json(text: str, value: Any) -> None:
     found = called(lambda width, x: x, recipe({"width": "1", "x": text}))
     assert (found, type(found)) == (value, type(value))
 
@@ -167,14 +167,16 @@ def of_a_bool(fast: bool) -> None: ...
         (lambda: None, {"width": "8"}, "recipe.parameters has width, which it does not take; its parameters are none"),
     ],
 )
-def test_what_does_not_fit_is_named(function: Callable[..., Any], parameters: dict[str, str], complaint: str) -> None:
+def test_arguments_that_do_not_fit_are_named(
+    function: Callable[..., Any], parameters: dict[str, str], complaint: str
+) -> None:
     with pytest.raises(UserCodeError) as refusal:
         called(function, recipe(parameters))
     assert complaint in str(refusal.value)
     assert "entrypoint module:task" in str(refusal.value)
 
 
-def test_every_optional_value_of_the_recipe_is_silent_when_left_out_and_only_then() -> None:
+def test_exactly_the_values_left_out_of_the_recipe_are_silent() -> None:
     optional = {"momentum", "weight_decay", "beta1", "beta2", "epsilon"}
     assert optional <= recipe().silent
     given = recipe(momentum="0.9", weightDecay="0.1", beta1="0.8", beta2="0.9", epsilon="1e-6")

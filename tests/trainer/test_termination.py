@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.termination import termination_message
+from tpu_trainer.outcome import Outcome, termination_message
 
 # Surrogates and control characters included: a traceback may quote any string.
 texts = st.text(st.characters(), max_size=50).flatmap(lambda text: st.integers(1, 400).map(lambda times: text * times))
@@ -25,7 +24,7 @@ def test_any_message_becomes_valid_json_within_the_limit(message: str) -> None:
 
 
 @given(message=texts)
-def test_what_is_cut_off_is_the_beginning_and_no_more_than_needed(message: str) -> None:
+def test_a_long_message_loses_its_beginning_and_no_more_than_needed(message: str) -> None:
     encoded = termination_message(Outcome(ExitCode.UserError, message))
     kept = json.loads(encoded)["message"]
     whole = message.encode("utf-8", "replace").decode()

@@ -52,7 +52,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(("replicas", "batch"), LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_a_weighted_loss_takes_the_steps_of_one_process(replicas: int, batch: dict[str, int]) -> None:
+def test_a_weighted_loss_makes_the_steps_of_a_single_process(replicas: int, batch: dict[str, int]) -> None:
     def task(hp: Any, rank: int) -> Task:
         return Task(
             model=nn.Linear(6, 3),
@@ -100,7 +100,7 @@ def test_half_precision_sums_add_up_over_the_passes_of_a_step() -> None:
     assert (ran.outcome.code, ran.losses) == (ExitCode.Succeeded, [20000.0] * 3)
 
 
-def test_a_step_in_which_nothing_counts_is_not_finite_as_in_plain_pytorch() -> None:
+def test_a_step_of_zero_weight_is_not_finite_as_in_plain_pytorch() -> None:
     def nothing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return parts(model, batch)[0], torch.zeros(())
 
@@ -118,7 +118,7 @@ def test_a_step_in_which_nothing_counts_is_not_finite_as_in_plain_pytorch() -> N
         (lambda loss: None, "got NoneType"),
     ],
 )
-def test_what_a_loss_must_return_is_said(returned: Any, found: str) -> None:
+def test_a_loss_of_another_shape_is_refused(returned: Any, found: str) -> None:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         return returned(mean(model, batch))
 

@@ -163,7 +163,7 @@ def resting() -> nn.Module:
         pytest.param(lambda: Normed().eval(), Normed, id="a whole model in evaluation mode is trained"),
     ],
 )
-def test_modules_are_trained_in_the_modes_that_the_task_has_given_them(
+def test_modules_are_trained_in_the_modes_that_the_task_set(
     make: Callable[[], nn.Module], plainly: Callable[[], nn.Module], capfd: pytest.CaptureFixture[str]
 ) -> None:
     def task(hp: Any, rank: int) -> Loaded:
@@ -179,7 +179,7 @@ def test_modules_are_trained_in_the_modes_that_the_task_has_given_them(
     assert "in evaluation mode" in capfd.readouterr().out
 
 
-def test_what_has_no_gradient_stays_as_it_is() -> None:
+def test_a_parameter_without_a_gradient_stays_unchanged() -> None:
     ran = run(lambda hp, rank: loaded(Net, AdamW), 2)
     assert torch.equal(ran.models[0].spare.weight, torch.ones(6))
 
@@ -204,7 +204,7 @@ def test_a_parameter_outside_the_optimizer_is_neither_summed_nor_gathers_gradien
     assert plain.distance(ran.models[0], expected) < CLOSE
 
 
-def test_one_that_some_replicas_use_is_trained_alike_on_all() -> None:
+def test_a_parameter_that_some_replicas_use_is_trained_alike_on_all() -> None:
     def own_way(hp: Any, rank: int) -> Loaded:
         found = loaded(Net, AdamW)
 
@@ -271,7 +271,7 @@ def test_complex_and_double_parameters_are_trained_as_in_plain_pytorch(
     assert plain.distance(ran.models[0], expected) < close
 
 
-def test_all_replicas_begin_with_rank_0s_complex_values() -> None:
+def test_all_replicas_start_from_rank_0s_complex_values() -> None:
     def own_start(hp: Any, rank: int) -> Loaded:
         torch.manual_seed(rank)
         return loaded(Spectral, AdamW)
@@ -304,7 +304,7 @@ class Bent(Net):
         (Bent, "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_as_the_users_error(make: Callable[[], nn.Module], sentence: str) -> None:
+def test_a_model_that_cannot_be_trained_is_a_user_error(make: Callable[[], nn.Module], sentence: str) -> None:
     def build(parameters: Any) -> torch.optim.Optimizer:
         if make is Bent:
             return torch.optim.LBFGS(parameters)
@@ -325,7 +325,7 @@ def test_what_cannot_be_trained_is_refused_as_the_users_error(make: Callable[[],
 
 
 @pytest.mark.parametrize("by_epoch", [True, False], ids=["in the epoch's hook", "in the step's hook"])
-def test_a_run_continues_from_a_checkpoint_with_the_groups_that_hooks_had_added(tmp_path: Path, by_epoch: bool) -> None:
+def test_a_resumed_run_has_the_groups_that_hooks_had_added(tmp_path: Path, by_epoch: bool) -> None:
     def grow(model: Net, optimizer: torch.optim.Optimizer, at: int) -> None:
         if at == (3 if by_epoch else 12):
             model.back.requires_grad_(True)
@@ -349,9 +349,7 @@ def test_a_run_continues_from_a_checkpoint_with_the_groups_that_hooks_had_added(
 
 
 @pytest.mark.parametrize("make", [Normed, resting], ids=["put into evaluation mode", "put into training mode"])
-def test_a_run_continues_from_a_checkpoint_with_the_modes_that_hooks_had_set(
-    tmp_path: Path, make: Callable[[], nn.Module]
-) -> None:
+def test_a_resumed_run_has_the_modes_that_hooks_had_set(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
     def change(model: Normed, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         if epoch == 1:
             model.norm.train(make is resting)
@@ -421,7 +419,7 @@ def test_replicas_that_differ_at_the_end_do_not_succeed() -> None:
     assert "after step 40 the parameters of replica 1 are not those of replica 0, first in" in outcome.message
 
 
-def test_a_checkpoint_that_the_writers_clock_asks_for_is_compared_by_all(
+def test_all_replicas_compare_a_checkpoint_that_the_writers_clock_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = count(1)

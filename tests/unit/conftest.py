@@ -1,4 +1,4 @@
-"""Hypothesis for this layer: no deadline, since a loaded machine is no bug, and a blob to repeat a failure with."""
+"""Hypothesis for this layer: no deadline, because a loaded machine is not a bug, and a blob to repeat a failure."""
 
 from hypothesis import settings
 

@@ -1,11 +1,22 @@
-"""Jobs as an API server shows them, at every stage of their life, at noon of one day. Used by the tests of `tpujob
-watch`, `status` and `logs`."""
+"""Jobs as an API server shows them to `tpujob watch`, `status` and `logs`.
 
+JOBS are written by the operator itself, in stories of the planner's tests. `seen_job` makes a job by hand, for what no
+story can tell.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import one_pass
+from tests.planner.story import all_are_ready, all_finish, fails, given_a_created_gang, given_a_job, passes
 from tests.unit.jobs import job_body
-from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_status
+from tests.unit.pods import NOON, pod, ready, time_at, with_status
 from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.domain.hosts import host_of
 from tpu_training_operator.domain.recipe.resolve import resolve
@@ -17,7 +28,200 @@ TRACEBACK = """Traceback (most recent call last):
     data = load(hp.path)
 FileNotFoundError: [Errno 2] No such file or directory: '/data/digits.npz'"""
 
-GIST = "FileNotFoundError: [Errno 2] No such file or directory: '/data/digits.npz' (digits.py:41)"
+NO_NODE = "0/4 nodes are available: 4 Insufficient google.com/tpu."
+
+
+@dataclass(frozen=True)
+class Seen:
+    job: Object
+    pods: list[Object]
+    now: datetime
+
+    @property
+    def bodies(self) -> list[Object]:
+        return [self.job, *self.pods]
+
+    def view(self, *, seconds_later: float = 0) -> JobView:
+        return job_view(self.job, _hosts(self.pods), self.now + timedelta(seconds=seconds_later))
+
+
+def view_of(job: Object, *pods: Object) -> JobView:
+    """At noon, to which the jobs made by hand belong."""
+    return job_view(job, _hosts(pods), NOON)
+
+
+def _hosts(pods: Any) -> list[Any]:
+    return [host for body in pods if (host := host_of(body)) is not None]
+
+
+# What pods say
+
+
+def unschedulable(message: str) -> Object:
+    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+
+
+def waiting_status(reason: str, message: str = "") -> Object:
+    state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    return {"containerStatuses": [{"name": "trainer", "state": state}]}
+
+
+# Stories
+
+
+def starting() -> ModelCluster:
+    cluster = given_a_created_gang()
+    passes(cluster, 20)
+    first, second, *others = cluster.pods.values()
+    kubelet.make_ready(cluster, first)
+    kubelet.place(cluster, second, "node-1")
+    second["status"] |= waiting_status("ContainerCreating")
+    for body in others:
+        body["status"]["conditions"] = [unschedulable(NO_NODE)]
+    passes(cluster, 570)
+    for _ in range(3):
+        one_pass(cluster)
+    return cluster
+
+
+def started() -> ModelCluster:
+    cluster = given_a_created_gang(
+        {"spec.checkpoint": {"uri": "gs://bucket/digits", "everySteps": 20}, "metadata.labels": {}}, listens=True
+    )
+    passes(cluster, 30)
+    for index, body in enumerate(cluster.pods.values()):
+        kubelet.place(cluster, body, f"node-{index % 2}")
+    passes(cluster, 40)
+    all_are_ready(cluster)
+    one_pass(cluster)
+    return cluster
+
+
+def running(**fields: Any) -> ModelCluster:
+    cluster = started()
+    passes(cluster, 60)
+    kubelet.report(cluster, 1)
+    one_pass(cluster)
+    passes(cluster, 300)
+    reports(cluster, 150, estimated_remaining_seconds=130, **fields)
+    passes(cluster, 4)
+    return cluster
+
+
+def reports(cluster: ModelCluster, step: int, phase: ReportPhase = ReportPhase.TRAINING, **fields: Any) -> None:
+    numbers = {"total_steps": 300, "examples_per_second": "3879.5", "loss": "0.0150698"}
+    kubelet.report(cluster, step, phase, checkpoint_step=step // 20 * 20, **numbers, **fields)
+    one_pass(cluster)
+
+
+def hung() -> ModelCluster:
+    cluster = running()
+    passes(cluster, 400)
+    reports(cluster, 150, warnings=("host 3 is 2.1 times slower than the others",))
+    return cluster
+
+
+def restarting() -> ModelCluster:
+    """Preempted once, killed twice: the third attempt waits, and one worker of the second still stops."""
+    cluster = running()
+    fails(cluster, "digits-1-0-2", 75)
+    runs_again(cluster)
+    reports(cluster, 155)
+    for attempt in (2, 3):
+        fails(cluster, f"digits-{attempt}-0-2")
+        if attempt == 2:
+            runs_again(cluster)
+    for _ in range(2):
+        one_pass(cluster)
+    cluster.now += timedelta(seconds=1)
+    return cluster
+
+
+def runs_again(cluster: ModelCluster) -> None:
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        passes(cluster, 60)
+    for index, body in enumerate(cluster.pods.values()):
+        kubelet.place(cluster, body, f"node-{index % 2}")
+    all_are_ready(cluster)
+    one_pass(cluster)
+
+
+def suspended() -> ModelCluster:
+    cluster = running()
+    cluster.edit_run_policy(suspend=True)
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    passes(cluster, 60)
+    return cluster
+
+
+def blocked() -> ModelCluster:
+    cluster = given_a_job()
+    cluster.others["Service/digits"] = {"kind": "Service", "metadata": {"name": "digits", "uid": "somebody else's"}}
+    for _ in range(3):
+        one_pass(cluster)
+    return cluster
+
+
+def failed() -> ModelCluster:
+    cluster = started()
+    passes(cluster, 30)
+    fails(cluster, "digits-1-0-2", 1, message=TRACEBACK)
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        passes(cluster, 30)
+    return cluster
+
+
+def succeeded() -> ModelCluster:
+    cluster = running()
+    reports(cluster, 300, ReportPhase.DONE, metrics={"loss": "0.0150698", "accuracy": "0.972222"})
+    all_finish(cluster)
+    one_pass(cluster)
+    passes(cluster, 30)
+    return cluster
+
+
+def _seen(story: Callable[[], ModelCluster]) -> Seen:
+    cluster = story()
+    return Seen(cluster.job, list(cluster.pods.values()), cluster.now)
+
+
+JOBS: dict[str, Seen] = {
+    "not seen": _seen(given_a_job),
+    "starting": _seen(starting),
+    "running": _seen(running),
+    "no reports": _seen(started),
+    "hung": _seen(hung),
+    "restarting": _seen(restarting),
+    "suspended": _seen(suspended),
+    "blocked": _seen(blocked),
+    "failed": _seen(failed),
+    "succeeded": _seen(succeeded),
+}
+
+
+# By hand
+
+
+def seen_job(
+    state: str = "Running", *, spec: Object | None = None, also: tuple[Object, ...] = (), **status: Any
+) -> Object:
+    """The digits job, created ten minutes before noon. `status`: further fields of it; `also`: further conditions."""
+    body = job_body({f"spec.{path}": value for path, value in (spec or {}).items()})
+    body["metadata"]["creationTimestamp"] = time_at(-600)
+    body["status"] = {
+        "state": state,
+        "attempt": 1,
+        "conditions": [condition("Ready", "True", "Because", "attempt 1: all 4 workers are ready"), *also],
+        "resolved": resolve(Spec.model_validate(body["spec"])).resolved.as_json(),
+        **status,
+    }
+    return body
 
 
 def condition(kind: str, status: str, reason: str, message: str) -> Object:
@@ -31,199 +235,26 @@ def condition(kind: str, status: str, reason: str, message: str) -> Object:
     }
 
 
-def seen_job(
-    state: str | None = "Running",
-    message: str = "attempt 1: all 4 workers are ready",
-    *,
-    spec: Object | None = None,
-    created: float = -600,
-    also: tuple[Object, ...] = (),
-    **status: Any,
-) -> Object:
-    """The digits job, created ten minutes before noon. `status`: further fields of it; `also`: further conditions."""
-    body = job_body({f"spec.{path}": value for path, value in (spec or {}).items()})
-    body["metadata"]["creationTimestamp"] = time_at(created)
-    if state is None:
-        return body
-    resolved = resolve(Spec.model_validate(body["spec"])).resolved.as_json()
-    is_ready = "True" if state in ("Running", "Succeeded", "Suspended") else "False"
-    body["status"] = {
-        "state": state,
-        "attempt": 1,
-        "conditions": [condition("Ready", is_ready, "Because", message), *also],
-        "resolved": resolved,
-        **status,
-    }
-    return body
+def progress(step: int) -> Object:
+    return {"phase": "Training", "step": step, "totalSteps": 300, "lastReportTime": time_at(-4)}
 
 
-def progress(step: int = 150, *, seconds_ago: float = 4, still: float = 4, **fields: Any) -> Object:
-    return {
-        "phase": "Training",
-        "step": step,
-        "totalSteps": 300,
-        "examplesPerSecond": "3879.5",
-        "loss": "0.0150698",
-        "checkpointStep": 140,
-        "lastReportTime": time_at(-seconds_ago),
-        "lastAdvanceTime": time_at(-still),
-        "estimatedRemainingSeconds": 130,
-        **fields,
-    }
-
-
-def failure(kind: str, reason: str, message: str, *, code: int | None = None, attempt: int = 1) -> Object:
-    return {
-        "attempt": attempt,
-        "pod": f"digits-{attempt}-0-2",
-        "node": "node-1",
-        "slice": 0,
-        "host": 2,
-        **({} if code is None else {"exitCode": code}),
-        "class": kind,
-        "reason": reason,
-        "message": message,
-        "time": time_at(-240),
-    }
-
-
-def goodput(activity: str, *, since: float = -60, **seconds: int) -> Object:
-    """What was spent until `since`; the queue has the rest of the ten minutes."""
-    spent = {f"{name}Seconds": value for name, value in seconds.items()}
-    return {
-        "queueSeconds": int(600 + since) - sum(seconds.values()),
-        **spent,
-        "activity": activity,
-        "since": time_at(since),
-    }
-
-
-def view_of(job: Object, *pods: Object) -> JobView:
-    hosts = [host for body in pods if (host := host_of(body)) is not None]
-    return job_view(job, hosts, NOON)
-
-
-def running_pods(count: int = 4, *, attempt: int = 1) -> list[Object]:
-    return [ready(pod(host, attempt=attempt, node=f"node-{host % 2}")) for host in range(count)]
-
-
-def unplaced(body: Object, message: str) -> Object:
-    return with_status(
-        body, conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
-    )
+def running_pods() -> list[Object]:
+    return [ready(pod(host, node=f"node-{host % 2}")) for host in range(4)]
 
 
 def waiting(body: Object, reason: str, message: str = "") -> Object:
-    state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
-    return with_status(body, containerStatuses=[{"name": "trainer", "state": state}])
-
-
-KILLED = failure("Infrastructure", "Killed", "the worker was killed (exit code 137)", code=137)
-
-JOBS: dict[str, tuple[Object, list[Object]]] = {
-    "not seen": (seen_job(None), []),
-    "starting": (
-        seen_job(
-            "Starting",
-            "attempt 1: waiting for 4 workers on v5litepod-16 to become ready",
-            goodput=goodput("Queue", since=-600),
-        ),
-        [
-            ready(pod(0, node="node-0")),
-            waiting(pod(1, node="node-1"), "ContainerCreating"),
-            unplaced(pod(2), "0/4 nodes are available: 4 Insufficient google.com/tpu."),
-            unplaced(pod(3), "0/4 nodes are available: 4 Insufficient google.com/tpu."),
-        ],
-    ),
-    "running": (
-        seen_job(progress=progress(), goodput=goodput("Train", start=40, productive=300)),
-        running_pods(),
-    ),
-    "no reports": (seen_job(goodput=goodput("Start", start=40)), running_pods()),
-    "hung": (
-        seen_job(
-            progress=progress(still=400, warnings=["host 3 is 2.1 times slower than the others"]),
-            goodput=goodput("Train", start=40, productive=300),
-        ),
-        running_pods(),
-    ),
-    "restarting": (
-        seen_job(
-            "Restarting",
-            "attempt 3 starts now: slice 0 host 2 (digits-2-0-2 on node-1) failed with Infrastructure (Killed, exit"
-            " code 137): the worker was killed (exit code 137)",
-            attempt=3,
-            progress=progress(phase=None),
-            restarts={
-                "byClass": {"Infrastructure": 2, "Preemption": 1},
-                "charged": {"Infrastructure": [time_at(-200), time_at(-100)], "Preemption": [time_at(-90_000)]},
-                "nextAttemptTime": time_at(7),
-            },
-            firstFailure=failure("Preemption", "NodeShutdown", "the node is shutting down"),
-            lastFailure={**KILLED, "attempt": 2, "pod": "digits-2-0-2"},
-            deviceFaults=[{"node": "node-1", "time": time_at(-240)}],
-            avoidedNodes=["node-1"],
-            goodput=goodput("Recovery", start=40, productive=300, wasted=20, recovery=30),
-        ),
-        [deleted(ready(pod(1, attempt=2, node="node-1")))],
-    ),
-    "suspended": (
-        seen_job(
-            "Suspended",
-            "suspended by spec.runPolicy.suspend; no workers are running",
-            progress=progress(),
-            goodput=goodput("Suspended", start=40, productive=300),
-        ),
-        [],
-    ),
-    "blocked": (
-        seen_job("Blocked", "Service digits exists and belongs to somebody else; delete it or rename the job"),
-        [],
-    ),
-    "failed": (
-        seen_job(
-            "Failed",
-            f"slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1): {GIST};"
-            " the restart limit for UserError is 0",
-            also=(condition("Failed", "True", "NotRetryable", "not at all"),),
-            firstFailure=failure("UserError", "UserError", TRACEBACK, code=1),
-            lastFailure=failure("UserError", "UserError", TRACEBACK, code=1),
-            goodput=goodput("Finished", since=-30, start=40),
-        ),
-        [ended(pod(2, node="node-1"), 1)],
-    ),
-    "succeeded": (
-        seen_job(
-            "Succeeded",
-            "all 4 workers have finished",
-            also=(condition("Succeeded", "True", "AllWorkersSucceeded", "all 4 workers have finished"),),
-            progress=progress(
-                300,
-                phase="Done",
-                checkpointStep=300,
-                metrics={"loss": "0.0150698", "accuracy": "0.972222"},
-                estimatedRemainingSeconds=None,
-            ),
-            goodput={**goodput("Finished", since=-30, start=40, productive=500), "ratio": "0.877"},
-        ),
-        [ended(pod(host, node="node-0")) for host in range(4)],
-    ),
-}
+    return with_status(body, **waiting_status(reason, message))
 
 
 def large(accelerator_type: str, hosts: int) -> tuple[Object, list[Object]]:
     """A gang that starts: every fifth host still pulls its image, every seventh has no node."""
-    job = seen_job(
-        "Starting",
-        f"attempt 1: waiting for {hosts} workers",
-        spec={"slice": {"acceleratorType": accelerator_type}, "recipe.globalBatchSize": 18432},
-        goodput=goodput("Start", start=40),
-    )
+    job = seen_job("Starting", spec={"slice": {"acceleratorType": accelerator_type}, "recipe.globalBatchSize": 18432})
     pods = []
     for host in range(hosts):
         body = pod(host, node=f"node-{host}")
         if host % 7 == 6:
-            body = unplaced(pod(host), "0/2304 nodes are available")
+            body = with_status(pod(host), conditions=[unschedulable("0/2304 nodes are available")])
         elif host % 5 == 4:
             body = waiting(body, "ContainerCreating")
         else:

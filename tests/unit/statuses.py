@@ -1,4 +1,4 @@
-"""Statuses at points of a job's life, for tests that count the steps between them."""
+"""Statuses of a job at points of its life, for tests that count transitions between them."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from tpu_training_operator.api.status import Failure, Goodput, Status
 
 
 def at(seconds: int) -> str:
-    """So long after the job's creation, at noon."""
+    """This many seconds after the job's creation at noon."""
     return f"2026-03-01T{12 + seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}Z"
 
 
@@ -41,7 +41,7 @@ def status(**fields: Any) -> Status:
 
 
 def waiting(since: int, **fields: Any) -> Status:
-    """Not all workers are ready, since then."""
+    """A job whose workers have not all been ready since then."""
     return status(conditions=[condition(ConditionType.GANG_READY, False, since)], **fields)
 
 

@@ -1,5 +1,4 @@
-"""`tpujob watch`, `status` and `logs` as commands: what they print, their exit status, and what they say when the
-cluster has no answer."""
+"""`tpujob watch`, `status` and `logs` as commands: output, exit status, and errors of the cluster."""
 
 import copy
 import io
@@ -26,7 +25,7 @@ from rich.console import Console
 from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread, status
 from tests.unit.pods import pod, ready
-from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job, view_of
+from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.watch import Lines, display
 
@@ -50,8 +49,7 @@ def kubeconfig(cluster: OneJobCluster, tmp_path: Path) -> Path:
 
 
 def show(cluster: OneJobCluster, stage: str) -> None:
-    job, pods = JOBS[stage]
-    cluster.show(job, *pods)
+    cluster.show(*JOBS[stage].bodies)
 
 
 def tpujob(kubeconfig: Path, command: str, *arguments: str) -> Result:
@@ -67,22 +65,21 @@ def told(result: Result, code: int = 2) -> list[str]:
 # status
 
 
-def test_status_tells_everything_about_one_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_status_shows_everything_about_one_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "running")
     result = tpujob(kubeconfig, "status", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
     first, *rest = [line.rstrip() for line in result.stdout.splitlines()]
     assert first == "digits: Running, attempt 1, v5litepod-16 (namespace default)"
     assert " hosts      4/4 ready" in rest
-    assert " step       150/300 (50 %), training" in rest
+    assert " step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %, training" in rest
 
 
 @pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_status_for_programs(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
+def test_status_prints_json_and_yaml(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
     show(cluster, "restarting")
     found = parse(tpujob(kubeconfig, "status", "digits", "-o", output).stdout)
-    job, _ = JOBS["restarting"]
-    assert found["status"] == job["status"]
+    assert found["status"] == JOBS["restarting"].job["status"]
     assert found["hosts"] == {
         "total": 4,
         "ready": 0,
@@ -109,15 +106,15 @@ def test_status_without_a_name_is_a_table(cluster: OneJobCluster, kubeconfig: Pa
     ]
 
 
-def test_status_where_there_are_no_jobs(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_status_without_jobs_says_so(cluster: OneJobCluster, kubeconfig: Path) -> None:
     assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'default'"]
 
 
-def test_status_of_a_name_in_every_namespace_makes_no_sense(kubeconfig: Path) -> None:
+def test_status_refuses_a_name_together_with_all_namespaces(kubeconfig: Path) -> None:
     assert "give --namespace instead" in told(tpujob(kubeconfig, "status", "digits", "-A"))[-1]
 
 
-def test_the_namespace_is_that_of_the_context_unless_it_is_given(cluster: OneJobCluster, tmp_path: Path) -> None:
+def test_the_default_namespace_is_the_contexts(cluster: OneJobCluster, tmp_path: Path) -> None:
     kubeconfig = kubeconfig_for(cluster.url, tmp_path / "config", namespace="team")
     assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'team'"]
     assert told(tpujob(kubeconfig, "status", "-n", "other"), code=0) == ["there are no jobs in namespace 'other'"]
@@ -126,54 +123,53 @@ def test_the_namespace_is_that_of_the_context_unless_it_is_given(cluster: OneJob
 # watch
 
 
-def test_watch_ends_well_with_a_job_that_succeeds(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_exits_0_when_the_job_succeeds(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "succeeded")
     result = tpujob(kubeconfig, "watch", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
-    [line] = result.stdout.splitlines()
+    line, metrics = result.stdout.splitlines()
+    assert metrics.endswith("  metrics: loss 0.0150698, accuracy 0.972222")
     assert line.partition(" ")[2].startswith("digits: Succeeded, attempt 1, v5litepod-16, step 300/300, ")
 
 
-def test_watch_ends_with_1_and_the_message_of_a_job_that_fails(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_exits_1_with_the_message_of_a_job_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "failed")
     result = tpujob(kubeconfig, "watch", "digits")
     assert result.exit_code == 1
-    assert result.stderr.startswith("Failed: slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError")
+    assert result.stderr.startswith("Failed: slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError")
     assert TRACEBACK in result.stderr
 
 
-def test_without_a_terminal_only_what_has_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines()
 
     def printed(stage: str, trouble: str | None = None) -> list[str]:
-        job, pods = JOBS[stage]
-        lines.show(view_of(job, *pods), trouble)
+        lines.show(JOBS[stage].view(), trouble)
         out, errors = capsys.readouterr()
         return (out + errors).splitlines()
 
-    assert [line[:29] for line in printed("running")] == ["12:00:00 digits: Running, att"]
+    assert [line[:29] for line in printed("running")] == ["12:07:14 digits: Running, att"]
     assert printed("running") == []
-    assert printed("running", "reset") == ["12:00:00 connection lost, trying again: reset"]
+    assert printed("running", "reset") == ["12:07:14 connection lost, trying again: reset"]
     assert printed("running", "still down") == []
     assert [line[:29] for line in printed("restarting")] == [
-        "12:00:00 digits: Restarting, ",
-        "12:00:00   why: attempt 3 fol",
-        "12:00:00   failure: Infrastru",
+        "12:13:15 digits: Restarting, ",
+        "12:13:15   why: attempt 4 sta",
+        "12:13:15   failure: Infrastru",
     ]
 
 
-def test_on_a_terminal_the_table_is_drawn_in_its_place() -> None:
+def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
     screen = io.StringIO()
     with display(Console(file=screen, force_terminal=True, width=80, height=30)) as shown:
         for stage in ("starting", "running"):
-            job, pods = JOBS[stage]
-            shown.show(view_of(job, *pods), None)
+            shown.show(JOBS[stage].view(), None)
     assert "\x1b[2K" in screen.getvalue(), "lines are erased before they are drawn again"
     assert "1/4 ready" in screen.getvalue()
     assert "4/4 ready" in screen.getvalue()
 
 
-def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_reports_a_deleted_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "running")
 
     async def deleted(request: web.Request) -> web.StreamResponse:
@@ -189,7 +185,7 @@ def test_watch_says_that_a_job_was_deleted(cluster: OneJobCluster, kubeconfig: P
 
 
 @pytest.mark.parametrize("arguments", [["watch", "digits"], ["logs", "digits", "-f"]])
-def test_an_interrupt_is_the_persons_own_wish(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
+def test_an_interrupt_exits_quietly_with_130(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
     cluster.show(seen_job(), *running_pods())
     cluster.logs["digits-1-0-0"] = b"2026-01-15T12:00:00.1Z here\n"
     # A shell's background job, which a test run may be, has its interrupts ignored, and its children inherit that.
@@ -249,11 +245,13 @@ def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, argument
         (["--failed", "-f"], "--failed is one worker whose log has ended: leave out the other choices and --follow"),
     ],
 )
-def test_a_host_that_there_is_not(running: OneJobCluster, kubeconfig: Path, arguments: list[str], message: str) -> None:
+def test_hosts_slices_and_attempts_must_exist(
+    running: OneJobCluster, kubeconfig: Path, arguments: list[str], message: str
+) -> None:
     assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == f"Error: {message}"
 
 
-def test_more_logs_than_connections_are_not_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_more_logs_than_connections_cannot_be_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
     cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
     message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
     assert message.startswith("Error: 2304 logs are too many to follow at once, the most is 100: choose with --slice")
@@ -265,13 +263,13 @@ def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: P
     assert tpujob(kubeconfig, "logs", "digits", "--failed").stdout == "its last words\n"
 
 
-def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_without_the_failed_pod_the_status_tells_of_its_failure(cluster: OneJobCluster, kubeconfig: Path) -> None:
     show(cluster, "restarting")
     result = tpujob(kubeconfig, "logs", "digits", "--failed")
     assert result.exit_code == 0
-    assert result.stderr == "tpujob: there is no pod digits-2-0-2; this is what its status has kept\n"
+    assert result.stderr == "tpujob: there is no pod digits-3-0-2; its status says:\n"
     assert result.stdout.splitlines() == [
-        "Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 2",
+        "Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 3",
         "the worker was killed (exit code 137)",
     ]
 
@@ -281,11 +279,11 @@ def test_a_failed_worker_whose_pod_is_gone_is_known_by_its_status(cluster: OneJo
     [
         ("running", ["--failed"], "no worker of digits has failed"),
         ("running", [], "there is no pod digits-1-0-0"),
-        ("failed", [], "there is no pod digits-1-0-0; the failed one's: tpujob logs digits --failed"),
+        ("failed", [], "there is no pod digits-1-0-0; the failed worker's log: tpujob logs digits --failed"),
         ("not seen", [], "digits has no workers yet: see tpujob status digits"),
     ],
 )
-def test_a_log_that_there_is_not(
+def test_a_missing_log_is_explained(
     cluster: OneJobCluster, kubeconfig: Path, stage: str, arguments: list[str], message: str
 ) -> None:
     show(cluster, stage)
@@ -341,7 +339,7 @@ def test_a_log_of_any_length_takes_the_same_memory(
     assert long - short < LONG // 10
 
 
-def test_a_reader_who_has_seen_enough_is_left_in_peace(running: OneJobCluster, kubeconfig: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(running: OneJobCluster, kubeconfig: Path) -> None:
     running.logs["digits-1-0-0"] = LINE * 10_000
     command = [sys.executable, "-c", PROGRAM, "logs", "digits", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -373,13 +371,12 @@ def on_a_terminal(kubeconfig: Path, *arguments: str) -> str:
 @pytest.fixture
 def hostile(cluster: OneJobCluster) -> OneJobCluster:
     """Its status was written by somebody who means ill, and so were the pods' messages and the log."""
-    job, pods = JOBS["failed"]
-    job = copy.deepcopy(job)
+    job = copy.deepcopy(JOBS["failed"].job)
     job["status"]["lastFailure"] |= {"message": HOSTILE, "node": HOSTILE, "reason": HOSTILE, "pod": HOSTILE}
     job["status"]["progress"] = {"step": 1, "totalSteps": 2, "loss": HOSTILE, "warnings": [HOSTILE]}
     for condition in job["status"]["conditions"]:
         condition["message"] = HOSTILE
-    cluster.show(job, *pods)
+    cluster.show(job, *JOBS["failed"].pods)
     cluster.logs["digits-1-0-0"] = f"2026-01-15T12:00:00.1Z {HOSTILE}\n".encode()
     cluster.logs["digits-1-0-1"] = cluster.logs["digits-1-0-0"]
     return cluster
@@ -395,7 +392,9 @@ def hostile(cluster: OneJobCluster) -> OneJobCluster:
     ],
     ids=" ".join,
 )
-def test_a_terminal_is_told_nothing_by_a_stranger(hostile: OneJobCluster, kubeconfig: Path, command: list[str]) -> None:
+def test_a_terminal_gets_no_control_characters_from_strangers(
+    hostile: OneJobCluster, kubeconfig: Path, command: list[str]
+) -> None:
     shown = on_a_terminal(kubeconfig, *command)
     assert "digits" in shown or "gnp.exe" in shown
     assert obeyed(shown) == []
@@ -407,7 +406,7 @@ def test_a_pipe_gets_a_log_as_it_was_written(hostile: OneJobCluster, kubeconfig:
 
 
 @pytest.mark.parametrize("answer", [status, plain_text], ids=["JSON", "text"])
-def test_an_error_is_told_without_what_a_terminal_obeys(
+def test_an_error_is_shown_without_control_characters(
     cluster: OneJobCluster, kubeconfig: Path, answer: Callable[..., web.Response]
 ) -> None:
     async def refuse(_: web.Request) -> web.Response:
@@ -421,7 +420,7 @@ def test_an_error_is_told_without_what_a_terminal_obeys(
 
 
 @pytest.mark.parametrize("command", [["status", "digit"], ["watch", "digit"], ["logs", "digit"]])
-def test_a_job_that_there_is_not_is_answered_with_the_nearest(
+def test_an_unknown_job_is_answered_with_the_nearest_name(
     cluster: OneJobCluster, kubeconfig: Path, command: list[str]
 ) -> None:
     assert told(tpujob(kubeconfig, *command)) == [
@@ -433,7 +432,7 @@ def test_a_job_that_there_is_not_is_answered_with_the_nearest(
     ]
 
 
-def test_where_no_name_is_near_it_names_those_there_are(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_without_a_near_name_the_existing_jobs_are_named(cluster: OneJobCluster, kubeconfig: Path) -> None:
     job = seen_job()
     for number in range(7):
         cluster.show({**job, "metadata": {**job["metadata"], "name": f"train-{number}"}})
@@ -457,16 +456,16 @@ RIGHTS = "tpujob: needed: get, list and watch tputrainingjobs.tpu-operator.dev a
         ("log digits-1-0-0", ["logs", "digits", "-f"]),
     ],
 )
-def test_a_right_that_is_missing_is_named(
-    running: OneJobCluster, kubeconfig: Path, what: str, command: list[str]
-) -> None:
+def test_missing_rights_are_named(running: OneJobCluster, kubeconfig: Path, what: str, command: list[str]) -> None:
     refusal = 'is forbidden: User "me" cannot do that in the namespace "default"'
     running.faults[what] = [refuses(403, "Forbidden", refusal)]
     assert told(tpujob(kubeconfig, *command)) == [f"tpujob: {refusal}", RIGHTS]
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]])
-def test_a_cluster_without_the_crd(cluster: OneJobCluster, kubeconfig: Path, command: list[str]) -> None:
+def test_a_cluster_without_the_crd_is_told_how_to_install_it(
+    cluster: OneJobCluster, kubeconfig: Path, command: list[str]
+) -> None:
     async def no_page(_: web.Request) -> web.StreamResponse:
         return web.Response(status=404, text="404 page not found\n")
 
@@ -478,13 +477,13 @@ def test_a_cluster_without_the_crd(cluster: OneJobCluster, kubeconfig: Path, com
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits", "-f"]])
-def test_a_cluster_that_does_not_answer(tmp_path: Path, command: list[str]) -> None:
+def test_an_unreachable_cluster_is_named(tmp_path: Path, command: list[str]) -> None:
     url = f"http://127.0.0.1:{unused_port()}"
     [line] = told(tpujob(kubeconfig_for(url, tmp_path / "config"), *command))
     assert line.startswith(f"tpujob: {url} cannot be reached: ")
 
 
-def test_credentials_that_are_not_accepted(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_rejected_credentials_are_reported(cluster: OneJobCluster, kubeconfig: Path) -> None:
     cluster.faults["list tputrainingjobs"] = [refuses(401, "Unauthorized", "Unauthorized")]
     assert told(tpujob(kubeconfig, "status")) == [
         f"tpujob: {cluster.url.rstrip('/')} does not accept your credentials: Unauthorized"
@@ -498,17 +497,17 @@ def test_without_a_kubeconfig_it_asks_for_one(tmp_path: Path, monkeypatch: pytes
     assert line.endswith("; name a cluster with --kubeconfig or KUBECONFIG")
 
 
-def test_a_kubeconfig_that_was_named_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert told(tpujob(missing, "status")) == [f"tpujob: no usable kubeconfig: {missing}: No such file or directory"]
 
 
-def test_a_context_that_there_is_not(kubeconfig: Path) -> None:
+def test_an_unknown_context_is_answered_with_the_known_ones(kubeconfig: Path) -> None:
     [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
     assert line == "tpujob: the kubeconfig has no context 'there'; it has: here"
 
 
-def test_called_by_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+def test_the_kubectl_plugin_calls_itself_kubectl_tpujob(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-tpujob"])
     assert told(tpujob(kubeconfig, "watch"))[0] == "Usage: kubectl tpujob watch [OPTIONS] NAME"
     assert told(tpujob(kubeconfig, "status", "digits"))[0].startswith("kubectl tpujob: there is no job")

@@ -1,4 +1,4 @@
-"""Who a person at a prompt is: as kubectl has it, the kubeconfig first and a pod's service account last."""
+"""Credentials of a command at a prompt: like kubectl, the kubeconfig first and a pod's service account last."""
 
 from pathlib import Path
 from typing import Any
@@ -57,24 +57,24 @@ def test_the_context_gives_server_and_namespace(
     assert (found.server, found.namespace, found.authorization()) == (server, namespace, "Bearer s3cret")
 
 
-def test_without_options_it_is_the_default_kubeconfig_even_in_a_pod(tmp_path: Path, in_pod: None) -> None:
+def test_the_default_kubeconfig_wins_even_in_a_pod(tmp_path: Path, in_pod: None) -> None:
     kubeconfig(tmp_path / "default", here={})
     assert load_personal_credentials().server == "https://here.example"
 
 
-def test_in_a_pod_without_a_kubeconfig_it_is_the_service_account(in_pod: None) -> None:
+def test_a_pod_without_a_kubeconfig_uses_its_service_account(in_pod: None) -> None:
     found = load_personal_credentials()
     assert found.server == "https://192.0.2.1:443"
     assert found.namespace == "team"
 
 
-def test_what_was_asked_for_by_name_is_not_replaced_by_the_service_account(tmp_path: Path, in_pod: None) -> None:
+def test_the_service_account_never_replaces_a_named_kubeconfig_or_context(tmp_path: Path, in_pod: None) -> None:
     for file, context in ((tmp_path / "missing", None), (None, "there")):
         with pytest.raises(NoCredentials):
             load_personal_credentials(file, context)
 
 
-def test_a_context_that_there_is_not_is_answered_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_context_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", here={}, there={})
     with pytest.raises(NoCredentials, match="has no context 'elsewhere'; it has: here, there"):
         load_personal_credentials(file, "elsewhere")

@@ -54,14 +54,14 @@ def told(result: Result, source: Path) -> str:
         ("é".encode("latin-1"), "not a UTF-8 text file"),
     ],
 )
-def test_a_file_that_holds_no_job(tmp_path: Path, command: str, content: bytes, message: str) -> None:
+def test_a_file_without_one_job_is_refused(tmp_path: Path, command: str, content: bytes, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
     assert told(tpujob(command, "-f", path), path).startswith(message)
 
 
 @pytest.mark.parametrize("command", ["plan", "validate", "run"])
-def test_a_file_that_cannot_be_read(tmp_path: Path, command: str) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path, command: str) -> None:
     missing = tmp_path / "missing.yaml"
     assert told(tpujob(command, "-f", missing), missing) == "no such file or directory"
     assert told(tpujob(command, "-f", tmp_path), tmp_path) == "is a directory"
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, command: str) -> None:
         ({"metadata.name": "Digits"}, "metadata.name must be at most 48 characters"),
     ],
 )
-def test_a_job_with_a_problem(tmp_path: Path, command: str, changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_job_is_refused(tmp_path: Path, command: str, changes: dict[str, Any], message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body(changes)))
     assert told(tpujob(command, "-f", path), path).startswith(message)
@@ -97,7 +97,7 @@ NUMBERS = ["1e-3", "1E3", "1e+3", "-1.5e-7", ".5e3", "5.e3", "0.001"]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_what_kubectl_reads_as_a_number_is_no_text(tmp_path: Path, number: str) -> None:
+def test_a_number_for_kubectl_is_not_a_text(tmp_path: Path, number: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("learningRate: '0.1'", f"learningRate: {number}"))
     assert told(tpujob("validate", "-f", path), path).startswith("spec.recipe.optimizer.learningRate: ")
@@ -105,7 +105,7 @@ def test_what_kubectl_reads_as_a_number_is_no_text(tmp_path: Path, number: str) 
     assert tpujob("validate", "-f", path).exit_code == (2 if number == "5.e3" else 0)
 
 
-def test_a_key_may_be_merged_and_given(tmp_path: Path) -> None:
+def test_a_key_may_be_both_merged_and_given(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(
         "x-base: &base {a: 1, b: 2}\nx-more: &more {<<: *base, b: 3}\nx-most: {<<: *more, a: 4}\n---\n" + JOB
@@ -113,23 +113,23 @@ def test_a_key_may_be_merged_and_given(tmp_path: Path) -> None:
     assert tpujob("validate", "-f", path).exit_code == 0
 
 
-def test_of_two_files_none_is_taken(tmp_path: Path) -> None:
+def test_two_files_are_refused(tmp_path: Path) -> None:
     result = tpujob("validate", "-f", tmp_path / "a", "-f", tmp_path / "b")
     assert (result.exit_code, "-f names one file; 2 were given" in result.stderr) == (2, True)
 
 
-def test_a_command_that_there_is_not_is_answered_with_the_nearest() -> None:
+def test_an_unknown_command_is_answered_with_the_nearest() -> None:
     assert "No such command 'plann'. Nearest: plan." in tpujob("plann").stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["topologies"], ["crd"]], ids=" ".join)
-def test_a_full_disk_is_a_sentence(arguments: list[str]) -> None:
+def test_a_full_disk_is_reported_in_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.decode()) == (2, "tpujob: no space left on device\n")
 
 
-def test_an_interrupt_while_a_command_is_imported_is_the_persons_own_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_during_an_import_exits_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: str) -> None:
         raise KeyboardInterrupt
 
@@ -137,7 +137,7 @@ def test_an_interrupt_while_a_command_is_imported_is_the_persons_own_wish(monkey
     assert (tpujob("plan").exit_code, tpujob("plan").output) == (130, "")
 
 
-def test_help_lists_the_commands_with_their_own_words() -> None:
+def test_help_lists_the_commands_with_their_own_help_texts() -> None:
     context = click.Context(main)
     for name, help_text in _COMMANDS.items():
         command = main.get_command(context, name)
@@ -159,14 +159,14 @@ def test_help_lists_the_commands_with_their_own_words() -> None:
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_a_command_imports_what_it_needs(arguments: list[str], needless: set[str]) -> None:
+def test_a_command_imports_only_what_it_needs(arguments: list[str], needless: set[str]) -> None:
     report = f"import atexit, sys; atexit.register(lambda: print(*sorted({needless!r} & sys.modules.keys())))"
     done = subprocess.run([sys.executable, "-c", f"{report}; {PROGRAM}", *arguments], stdout=subprocess.PIPE, text=True)
     assert done.stdout.splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["plan"], ["fly"], ["plan", "-f", "x", "-o", "xml"]])
-def test_a_command_used_wrongly_says_how_it_is_used(arguments: list[str]) -> None:
+def test_a_misused_command_prints_its_usage(arguments: list[str]) -> None:
     result = tpujob(*arguments)
     assert result.exit_code == 2
     assert result.output.startswith("Usage: ")
@@ -180,7 +180,7 @@ def test_a_command_used_wrongly_says_how_it_is_used(arguments: list[str]) -> Non
         ({"command": ["nonesuch"]}, "command[0]: there is no program 'nonesuch' on this machine"),
     ],
 )
-def test_code_that_is_not_there_is_missed_before_anything_runs(
+def test_missing_code_is_found_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -191,7 +191,7 @@ def test_code_that_is_not_there_is_missed_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_suspended_job_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_suspended_job_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.runPolicy.suspend": True})))
     assert told(tpujob("run", "-f", path), path) == (

@@ -1,4 +1,4 @@
-"""What is shown of a job at each stage of its life, word for word: by `tpujob watch` and by `tpujob status`."""
+"""A job at each stage of its life, word for word: live in `tpujob watch`, in full in `tpujob status`."""
 
 import io
 from pathlib import Path
@@ -6,160 +6,115 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.unit.pods import NOON, deleted, ended, pod, ready, time_at, with_status
-from tests.unit.seen_jobs import JOBS, Object, goodput, large, progress, running_pods, seen_job, view_of, waiting
+from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
+from tests.unit.seen_jobs import JOBS, Object, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.cli.advice import advice
-from tpu_training_operator.cli.job_report import as_json, report_rows
-from tpu_training_operator.cli.job_rows import Row, headline, live_rows, plain_rows, state_style
-from tpu_training_operator.cli.job_table import table_row
-from tpu_training_operator.cli.job_view import JobView, job_view
+from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.screen import screen
+from tpu_training_operator.cli.sections import advice, headline, plain_lines, sections, state_style
+from tpu_training_operator.cli.status import as_json, table_row
 from tpu_training_operator.cli.words import duration
 from tpu_training_operator.domain.hosts import host_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def drawn(view: JobView, rows: list[Row], width: int = 80, note: str | None = None) -> str:
+def drawn(view: JobView, *, full: bool, width: int) -> str:
     """The lines on a screen of that width, without the blanks at their ends."""
+    rows = [(found.label, found.full if full else found.brief, found.style) for found in sections(view, "tpujob")]
     text = io.StringIO()
-    Console(file=text, width=width, highlight=False).print(screen(headline(view), state_style(view), rows, note))
+    Console(file=text, width=width, highlight=False).print(screen(headline(view), state_style(view), rows))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 LIVE = {
-    "not seen": "digits: not seen by an operator yet",
     "starting": """\
 digits: Starting, attempt 1, v5litepod-16
- why        attempt 1: waiting for 4 workers on v5litepod-16 to become ready
+ why        attempt 1: 1 of 4 hosts ready; 2 hosts: no node: 0/4 nodes are
+            available: 4 Insufficient google.com/tpu.; 1 host: ContainerCreating
  hosts      1/4 ready
             2 hosts: no node: 0/4 nodes are available: 4 Insufficient
             google.com/tpu. (0/2, 0/3)
             1 host: ContainerCreating (0/1 on node-1)
- time       queue 10m00s""",
-    "running": """\
-digits: Running, attempt 1, v5litepod-16
- hosts      4/4 ready
- step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %, training
- speed      3879.5 examples/s, loss 0.0150698, about 2m10s left
- checkpoint step 140
- reported   4s ago
- time       queue 3m20s, start 40s, productive 6m00s; goodput 0.600""",
-    "no reports": """\
-digits: Running, attempt 1, v5litepod-16
- hosts      4/4 ready
- step       nothing reported yet
- time       queue 8m20s, start 1m40s""",
+ time       queue 9m50s""",
     "hung": """\
 digits: Running, attempt 1, v5litepod-16
  hosts      4/4 ready
  step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %, training
- speed      3879.5 examples/s, loss 0.0150698, about 2m10s left
+ speed      3879.5 examples/s, loss 0.0150698
  checkpoint step 140
- reported   4s ago, but no further for 6m40s
- time       queue 3m20s, start 40s, productive 6m00s; goodput 0.600
- warning    host 3 is 2.1 times slower than the others""",
+ reported   0s ago, no progress for 6m44s
+ warning    host 3 is 2.1 times slower than the others
+ time       queue 30s, start 1m40s, productive 11m44s; goodput 0.844""",
     "restarting": """\
-digits: Restarting, attempt 3, v5litepod-16
- why        attempt 3 starts now: slice 0 host 2 (digits-2-0-2 on node-1) failed
-            with Infrastructure (Killed, exit code 137)
- next       attempt 3 in 7s
+digits: Restarting, attempt 4, v5litepod-16
+ why        attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2
+            (digits-3-0-2 on node-1) failed with Infrastructure (Killed, exit
+            code 137): the worker was killed (exit code 137)
+ next       attempt 4 in 4s
  hosts      0/4 ready
             4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3)
-            1 worker of earlier attempts not gone yet
- step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %
+            3 workers of earlier attempts still there
+ step       155/300 ━━━━━━━━━━━━━━━─────────────── 51 %
  checkpoint step 140
- restarts   Infrastructure 2 (18 left), Preemption 1
  failure    Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1,
-            attempt 2, 4m00s ago
+            attempt 3, 1s ago
             the worker was killed (exit code 137)
- time       queue 2m30s, start 40s, productive 5m00s, wasted 20s, recovery
-            1m30s; goodput 0.500""",
-    "suspended": """\
-digits: Suspended, attempt 1, v5litepod-16
- why        suspended by spec.runPolicy.suspend; no workers are running
- step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %
- checkpoint step 140
- time       queue 3m20s, start 40s, productive 5m00s, suspended 1m00s; goodput
-            0.556""",
-    "blocked": """\
-digits: Blocked, attempt 1, v5litepod-16
- why        Service digits exists and belongs to somebody else; delete it or
-            rename the job
- hosts      0/4 ready
-            4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3)""",
-    "failed": """\
-digits: Failed, attempt 1, v5litepod-16
- why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit
-            code 1); the restart limit for UserError is 0
- failure    UserError (exit code 1): slice 0 host 2 on node-1, attempt 1, 4m00s
-            ago
-            FileNotFoundError: [Errno 2] No such file or directory:
-            '/data/digits.npz' (digits.py:41)
- time       queue 8m50s, start 40s""",
-    "succeeded": """\
-digits: Succeeded, attempt 1, v5litepod-16
- step       300/300 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100 %
- speed      3879.5 examples/s, loss 0.0150698
- metrics    loss 0.0150698, accuracy 0.972222
- checkpoint step 300
- time       queue 30s, start 40s, productive 8m20s; goodput 0.877""",
+ restarts   Infrastructure 2 (18 left), Preemption 1
+ time       queue 2m30s, start 1m40s, productive 5m04s, recovery 4m01s; goodput
+            0.382""",
 }
 
 
-@pytest.mark.parametrize("stage", JOBS)
+@pytest.mark.parametrize("stage", LIVE)
 def test_the_live_table(stage: str) -> None:
-    job, pods = JOBS[stage]
-    view = view_of(job, *pods)
-    assert drawn(view, live_rows(view)) == LIVE[stage]
+    assert drawn(JOBS[stage].view(), full=False, width=80) == LIVE[stage]
 
 
 REPORTS = {
     "restarting": """\
-digits: Restarting, attempt 3, v5litepod-16
- why        attempt 3 starts now: slice 0 host 2 (digits-2-0-2 on node-1) failed with Infrastructure (Killed, exit code
-            137)
+digits: Restarting, attempt 4, v5litepod-16
+ why        attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with Infrastructure
+            (Killed, exit code 137): the worker was killed (exit code 137)
+ next       attempt 4 in 4s
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
  hosts      0/4 ready
             4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3)
-            1 worker of earlier attempts not gone yet
- step       150/300 (50 %)
+            3 workers of earlier attempts still there
+ step       155/300 ━━━━━━━━━━━━━━━─────────────── 51 %
  checkpoint step 140
- failure    Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, pod digits-2-0-2, 4m00s ago, attempt 2
+ failure    Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, pod digits-3-0-2, 1s ago, attempt 3
             the worker was killed (exit code 137)
-            The gang was restarted as attempt 3.
- first one  Preemption (NodeShutdown): slice 0 host 2 on node-1, pod digits-1-0-2, 4m00s ago, attempt 1
-            the node is shutting down
+            The gang was restarted as attempt 4.
+ first one  Preemption (Preempted, exit code 75): slice 0 host 2 on node-0, pod digits-1-0-2, 6m01s ago, attempt 1
+            the worker exited with code 75
             The gang was restarted as attempt 2.
  restarts   Infrastructure    2   18 of 20 left (2 count: within 24h, no checkpoint since)
-            Preemption        1   no limit
- faults     of chips on node-1 (4m00s ago)
- avoided    node-1
- time       queue         2m30s  25 %
-            start           40s   7 %
-            productive    5m00s  50 %
-            wasted          20s   3 %
-            recovery      1m30s  15 %   <- now
-            together     10m00s   since 2026-01-15 11:50:00 UTC
-            goodput       0.500   productive, of all that was not suspended""",
+            Preemption        1   unlimited
+ time       queue         2m30s  19 %
+            start         1m40s  13 %
+            productive    5m04s  38 %
+            recovery      4m01s  30 %   <- now
+            together     13m15s   since 2026-01-15 12:00:00 UTC
+            goodput       0.382   productive share of the time without suspensions""",
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
- why        slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); the restart limit for UserError
-            is 0
+ why        slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError (exit code 1): FileNotFoundError: [Errno 2] No
+            such file or directory: '/data/digits.npz' (digits.py:41); the restart limit for UserError is 0
  slice      v5litepod-16 (4x4): 4 hosts, 16 chips, 16 replicas
  recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
- failure    UserError (exit code 1): slice 0 host 2 on node-1, pod digits-1-0-2, 4m00s ago, attempt 1
+ failure    UserError (exit code 1): slice 0 host 2 on node-0, pod digits-1-0-2, 1m30s ago, attempt 1
             Traceback (most recent call last):
               File "/app/digits.py", line 41, in task
                 data = load(hp.path)
             FileNotFoundError: [Errno 2] No such file or directory: '/data/digits.npz'
             The job has failed for good.
- time       queue         8m50s  93 %
-            start           40s   7 %
-            together      9m30s   since 2026-01-15 11:50:00 UTC
- to do      After UserError: correct the code or the job, then delete it and create it anew. See
+ time       queue           30s  30 %
+            start           40s  40 %
+            wasted          30s  30 %
+            together      1m40s   since 2026-01-15 12:00:00 UTC
+ to do      After UserError: correct the code or the job, then delete the job and create it again. See
             docs/failures.md#usererror.
             Its log: tpujob logs digits -n default --failed""",
 }
@@ -167,9 +122,7 @@ digits: Failed, attempt 1, v5litepod-16
 
 @pytest.mark.parametrize("stage", REPORTS)
 def test_the_report(stage: str) -> None:
-    job, pods = JOBS[stage]
-    view = view_of(job, *pods)
-    assert drawn(view, report_rows(view, "tpujob"), width=120) == REPORTS[stage]
+    assert drawn(JOBS[stage].view(), full=True, width=120) == REPORTS[stage]
 
 
 LINES = {
@@ -177,28 +130,38 @@ LINES = {
         "digits: Running, attempt 1, v5litepod-16, 4/4 hosts, step 150/300, 3879.5 examples/s, loss 0.0150698,"
         " about 2m10s left, checkpoint 140"
     ],
-    "failed": [
-        "digits: Failed, attempt 1, v5litepod-16",
-        "slice 0 host 2 (digits-1-0-2 on node-1) failed with UserError (exit code 1); the restart limit for UserError"
-        " is 0",
-        "UserError (exit code 1): slice 0 host 2 on node-1, attempt 1: FileNotFoundError: [Errno 2] No such"
-        " file or directory: '/data/digits.npz' (digits.py:41)",
+    "restarting": [
+        "digits: Restarting, attempt 4, v5litepod-16, 0/4 hosts, 4 hosts: no pod yet (0/0, 0/1, 0/2, 0/3),"
+        " step 155/300, loss 0.0150698, checkpoint 140",
+        "  why: attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with"
+        " Infrastructure (Killed, exit code 137): the worker was killed (exit code 137)",
+        "  failure: Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 3:"
+        " the worker was killed (exit code 137)",
     ],
 }
 
 
 @pytest.mark.parametrize("stage", LINES)
 def test_the_lines_without_a_terminal(stage: str) -> None:
-    job, pods = JOBS[stage]
-    assert [row.text for row in plain_rows(view_of(job, *pods))] == LINES[stage]
+    assert plain_lines(JOBS[stage].view()) == LINES[stage]
 
 
 @pytest.mark.parametrize("stage", JOBS)
-def test_a_line_does_not_change_by_the_clock_alone(stage: str) -> None:
-    job, pods = JOBS[stage]
-    view = view_of(job, *pods)
-    hosts = [host for body in pods if (host := host_of(body)) is not None]
-    assert plain_rows(job_view(job, hosts, NOON.replace(second=40))) == plain_rows(view)
+def test_the_lines_without_a_terminal_do_not_change_with_the_clock(stage: str) -> None:
+    assert plain_lines(JOBS[stage].view(seconds_later=40)) == plain_lines(JOBS[stage].view())
+
+
+def test_the_metrics_of_the_last_evaluation_are_shown() -> None:
+    view = JOBS["succeeded"].view()
+    assert " metrics    loss 0.0150698, accuracy 0.972222\n" in drawn(view, full=False, width=80)
+    assert "  metrics: loss 0.0150698, accuracy 0.972222" in plain_lines(view)
+
+
+@pytest.mark.parametrize("stage", JOBS)
+def test_the_live_table_is_part_of_the_report(stage: str) -> None:
+    for section in sections(JOBS[stage].view(), "tpujob"):
+        assert section.full
+        assert len(section.brief) <= len(section.full)
 
 
 @pytest.mark.parametrize(
@@ -207,28 +170,27 @@ def test_a_line_does_not_change_by_the_clock_alone(stage: str) -> None:
         (
             "v5litepod-256",
             64,
-            [
+            (
                 "44/64 ready",
                 "11 hosts: ContainerCreating (0/4, 0/9, 0/14, 0/19 and 7 more)",
                 "9 hosts: no node: 0/2304 nodes are available (0/6, 0/13, 0/20, 0/27 and 5 more)",
-            ],
+            ),
         ),
         (
             "tpu7x-18432",
             2304,
-            [
+            (
                 "1580/2304 ready",
                 "395 hosts: ContainerCreating (0/4, 0/9, 0/14, 0/19 and 391 more)",
                 "329 hosts: no node: 0/2304 nodes are available (0/6, 0/13, 0/20, 0/27 and 325 more)",
-            ],
+            ),
         ),
     ],
 )
-def test_thousands_of_hosts_are_a_few_lines(accelerator_type: str, hosts: int, groups: list[str]) -> None:
+def test_thousands_of_hosts_take_a_few_lines(accelerator_type: str, hosts: int, groups: tuple[str, ...]) -> None:
     job, pods = large(accelerator_type, hosts)
-    rows = live_rows(view_of(job, *pods))
-    begin = next(index for index, row in enumerate(rows) if row.label == "hosts")
-    assert [row.text for row in rows[begin : begin + 3]] == groups
+    [shown] = [section for section in sections(view_of(job, *pods), "tpujob") if section.label == "hosts"]
+    assert shown.brief == groups
 
 
 @pytest.mark.parametrize(
@@ -258,22 +220,20 @@ def test_a_long_reason_is_cut() -> None:
     assert len(host.why or "") == 300
 
 
-def test_a_pod_that_is_no_worker_of_the_job_is_not_counted() -> None:
-    job, _ = JOBS["running"]
+def test_a_pod_that_is_not_a_worker_of_the_job_is_not_counted() -> None:
     stranger = ready(pod(0, owner="somebody else"))
     unlabelled = {**pod(1), "metadata": {**pod(1)["metadata"], "labels": {"tpu-operator.dev/job-name": "digits"}}}
-    hosts = view_of(job, stranger, unlabelled).hosts
+    hosts = view_of(seen_job(), stranger, unlabelled).hosts
     assert hosts is not None
     assert (hosts.total, hosts.ready, hosts.earlier) == (4, 0, 0)
 
 
-@pytest.mark.parametrize("stage", [stage for stage, (job, _) in JOBS.items() if "goodput" in job.get("status", {})])
-def test_every_second_of_the_jobs_life_is_somewhere(stage: str) -> None:
-    job, pods = JOBS[stage]
-    shown = as_json(view_of(job, *pods), job["status"], "tpujob")["goodputNow"]
+@pytest.mark.parametrize("stage", [stage for stage, seen in JOBS.items() if "goodput" in seen.job.get("status", {})])
+def test_every_second_of_the_jobs_life_is_accounted_for(stage: str) -> None:
+    view = JOBS[stage].view()
+    shown = as_json(view, JOBS[stage].job["status"])["goodputNow"]
     parts = ("queue", "start", "productive", "wasted", "recovery", "suspended")
-    life = 570 if shown["activity"] == "Finished" else 600
-    assert sum(shown[f"{part}Seconds"] for part in parts) == life
+    assert sum(shown.get(f"{part}Seconds", 0) for part in parts) == view.life
 
 
 def test_a_restart_counts_for_its_window_only() -> None:
@@ -289,10 +249,10 @@ def test_a_restart_counts_for_its_window_only() -> None:
 
 
 @pytest.mark.parametrize("failure_class", FailureClass)
-def test_every_class_of_failure_has_its_advice_and_its_place_in_the_docs(failure_class: FailureClass) -> None:
-    job, _ = JOBS["failed"]
-    failed = {**job["status"]["lastFailure"], "class": failure_class}
-    view = view_of({**job, "status": {**job["status"], "lastFailure": failed}})
+def test_every_failure_class_has_advice_and_a_place_in_the_docs(failure_class: FailureClass) -> None:
+    job = JOBS["failed"].job
+    last = {**job["status"]["lastFailure"], "class": failure_class}
+    view = view_of({**job, "status": {**job["status"], "lastFailure": last}})
     first, *_ = advice(view, "kubectl tpujob")
     assert first.startswith(f"After {failure_class}: ")
     assert first.endswith(f"See docs/failures.md#{failure_class.lower()}.")
@@ -301,8 +261,8 @@ def test_every_class_of_failure_has_its_advice_and_its_place_in_the_docs(failure
     assert advice(view, "kubectl tpujob")[-1] == "Its log: kubectl tpujob logs digits -n default --failed"
 
 
-def test_a_job_out_of_time_is_not_told_to_mend_an_earlier_failure() -> None:
-    job, _ = JOBS["failed"]
+def test_a_job_that_ran_out_of_time_gets_no_advice_about_an_earlier_failure() -> None:
+    job = JOBS["failed"].job
     conditions = [
         {**found, "reason": "DeadlineExceeded"} if found["type"] == "Failed" else found
         for found in job["status"]["conditions"]
@@ -311,35 +271,34 @@ def test_a_job_out_of_time_is_not_told_to_mend_an_earlier_failure() -> None:
     assert "activeDeadlineSeconds" in told
 
 
-def test_a_loop_of_ones_own_is_told_how_to_report() -> None:
+def test_a_gang_without_nodes_is_sent_to_the_schedulers_words() -> None:
+    [told] = advice(JOBS["starting"].view(), "tpujob")
+    assert told.endswith("kubectl describe pod digits-1-0-2")
+
+
+def test_a_users_own_loop_is_told_how_to_report() -> None:
     quiet = seen_job(spec={"trainer": {"image": "x", "command": ["python3", "train.py"]}})
     assert advice(view_of(quiet), "tpujob") == [
-        "A loop of your own shows its steps here when it reports them: docs/progress.md."
+        "Your own loop shows its steps here if it reports them: docs/progress.md."
     ]
     assert advice(view_of(seen_job()), "tpujob") == []
 
 
 def test_what_a_newer_operator_wrote_is_still_shown() -> None:
-    job = seen_job(progress={**progress(), "phase": "Pondering"}, goodput=goodput("Train", productive=1), future=[1])
+    job = seen_job("Levitating", progress={**progress(1), "phase": "Pondering"}, future=[1])
     job["spec"]["runPolicy"] = {"restart": {"limits": {"CosmicRays": 3}}}
-    job["status"]["state"] = "Levitating"
     view = view_of(job, *running_pods())
     assert headline(view) == "digits: Levitating, attempt 1, v5litepod-16"
     assert advice(view, "tpujob") == []
     assert view.budgets == ()
-    assert live_rows(view)
+    assert sections(view, "tpujob")
 
 
 def test_a_job_in_the_table_of_jobs() -> None:
-    assert table_row(view_of(*_flat("restarting"))) == (
-        "default", "digits", "Restarting", "v5litepod-16", "4", "3", "150/300", "2m10s", "3", "0.500", "10m00s",
+    assert table_row(JOBS["running"].view()) == (
+        "default", "digits", "Running", "v5litepod-16", "4", "1", "150/300", "2m10s", "0", "0.700", "7m14s",
     )  # fmt: skip
-    assert table_row(view_of(*_flat("not seen")))[2:10] == ("-", "-", "-", "0", "-", "-", "0", "-")
-
-
-def _flat(stage: str) -> list[Object]:
-    job, pods = JOBS[stage]
-    return [job, *pods]
+    assert table_row(JOBS["not seen"].view())[2:10] == ("-", "-", "-", "0", "-", "-", "0", "-")
 
 
 @pytest.mark.parametrize(
@@ -350,8 +309,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_lost_connection_is_said_below_the_table() -> None:
-    job, pods = JOBS["running"]
-    view = view_of(job, *pods)
-    note = "connection lost, trying again: GET https://192.0.2.1: connection refused"
-    assert drawn(view, live_rows(view), note=note).splitlines()[-1] == note
+def test_a_lost_connection_is_reported_below_the_table() -> None:
+    text = io.StringIO()
+    Console(file=text, width=80).print(screen("digits", "", [("step", ["1/2"], "")], "connection lost"))
+    assert text.getvalue().splitlines()[-1].rstrip() == "connection lost"

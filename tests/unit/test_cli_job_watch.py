@@ -1,4 +1,4 @@
-"""What `tpujob watch` sees of a job whose cluster has its troubles: the picture is right again, whatever breaks off."""
+"""`tpujob watch` in a cluster with troubles: whatever breaks off, the view is right again afterwards."""
 
 import asyncio
 import json
@@ -12,27 +12,27 @@ from aiohttp.test_utils import unused_port
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import progress, seen_job
-from tpu_training_operator.cli import job_watch
+from tpu_training_operator.cli import watch
 from tpu_training_operator.cli.cluster import OPTIONS
-from tpu_training_operator.cli.job_watch import Seen, watch_job
+from tpu_training_operator.cli.watch import Seen, watch_job
 from tpu_training_operator.kube import client, informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 
 KEY = JobKey("default", "digits")
-# Seconds after which a test fails that would wait for ever.
+# Seconds after which a test fails that would otherwise wait forever.
 PATIENCE = 30
-# Longer than any test: only changes bring a new picture.
+# Longer than any test, so that only changes bring a new view.
 NO_TICK = 600.0
 
-Pictures = AsyncGenerator[Seen[Object], None]
+Views = AsyncGenerator[Seen, None]
 
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(job_watch, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -43,24 +43,24 @@ async def cluster() -> AsyncIterator[OneJobCluster]:
 
 
 @asynccontextmanager
-async def watching(cluster: OneJobCluster) -> AsyncIterator[Pictures]:
+async def watching(cluster: OneJobCluster) -> AsyncIterator[Views]:
     async with connect(credentials_for(cluster.url), OPTIONS) as reader:
-        pictures = watch_job(reader, KEY, lambda body: body, NO_TICK)
-        async with aclosing(pictures):
-            yield pictures
+        views = watch_job(reader, KEY, NO_TICK)
+        async with aclosing(views):
+            yield views
 
 
-async def until(pictures: Pictures, condition: Any) -> Seen[Object]:
-    """The first picture that meets it."""
+async def until(views: Views, condition: Any) -> Seen:
+    """The first view that meets the condition."""
     async with asyncio.timeout(PATIENCE):
-        async for seen in pictures:
+        async for seen in views:
             if condition(seen):
                 return seen
     raise AssertionError("a watch has no end")
 
 
 def step(number: int) -> Any:
-    def condition(seen: Seen[Object]) -> bool:
+    def condition(seen: Seen) -> bool:
         return bool(seen.job) and seen.job["status"].get("progress", {}).get("step") == number
 
     return condition
@@ -70,27 +70,27 @@ def at_step(number: int) -> Object:
     return seen_job(progress=progress(number))
 
 
-async def watched_once(cluster: OneJobCluster, pictures: Pictures) -> Seen[Object]:
-    """A picture after which both watches are open."""
-    await until(pictures, lambda seen: len(seen.pods) == 2)
+async def watched_once(cluster: OneJobCluster, views: Views) -> Seen:
+    """A view after which both watches are open."""
+    await until(views, lambda seen: len(seen.hosts) == 2)
     cluster.show(at_step(1), ready(pod(0)))
-    return await until(pictures, lambda seen: step(1)(seen) and seen.pods["digits-1-0-0"]["status"].get("conditions"))
+    return await until(views, lambda seen: step(1)(seen) and seen.hosts[0].why is None)
 
 
 async def test_every_change_of_the_job_and_of_its_pods_is_seen(cluster: OneJobCluster) -> None:
-    async with watching(cluster) as pictures:
-        seen = await watched_once(cluster, pictures)
-        assert set(seen.pods) == {"digits-1-0-0", "digits-1-0-1"}
+    async with watching(cluster) as views:
+        seen = await watched_once(cluster, views)
+        assert {host.worker.host for host in seen.hosts} == {0, 1}
         cluster.remove("pods", "digits-1-0-1")
-        seen = await until(pictures, lambda seen: len(seen.pods) == 1)
-        assert (set(seen.pods), seen.trouble) == ({"digits-1-0-0"}, None)
+        seen = await until(views, lambda seen: len(seen.hosts) == 1)
+        assert ([host.worker.host for host in seen.hosts], seen.trouble) == ([0], None)
         cluster.remove("tputrainingjobs", "digits")
-        assert (await until(pictures, lambda seen: seen.job is None)).trouble is None
+        assert (await until(views, lambda seen: seen.job is None)).trouble is None
 
 
-async def test_only_the_job_and_what_carries_its_name_is_asked_for(cluster: OneJobCluster) -> None:
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+async def test_only_the_job_and_its_pods_are_requested(cluster: OneJobCluster) -> None:
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
     [jobs], [pods] = cluster.queries("list tputrainingjobs"), cluster.queries("list pods")
     assert jobs == {"fieldSelector": "metadata.name=digits", "limit": "50"}
     assert pods == {"labelSelector": "tpu-operator.dev/job-name=digits", "limit": "100"}
@@ -99,27 +99,27 @@ async def test_only_the_job_and_what_carries_its_name_is_asked_for(cluster: OneJ
     assert watch["allowWatchBookmarks"] == "true"
 
 
-async def test_a_watch_that_ends_goes_on_where_it_was(cluster: OneJobCluster) -> None:
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+async def test_a_watch_that_ends_continues_where_it_was(cluster: OneJobCluster) -> None:
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
         version = cluster.jobs["digits"]["metadata"]["resourceVersion"]
         cluster.tell("tputrainingjobs", None)
         cluster.show(at_step(2))
-        seen = await until(pictures, step(2))
+        seen = await until(views, step(2))
     assert seen.trouble is None
     assert len(cluster.queries("list tputrainingjobs")) == 1
     assert cluster.queries("watch tputrainingjobs")[1]["resourceVersion"] == version
 
 
-async def test_a_bookmark_moves_the_place_to_go_on_from(cluster: OneJobCluster) -> None:
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+async def test_a_bookmark_moves_the_version_to_continue_from(cluster: OneJobCluster) -> None:
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
         bookmark = {"kind": "TPUTrainingJob", "metadata": {"resourceVersion": "7777"}}
         cluster.tell("tputrainingjobs", {"type": "BOOKMARK", "object": bookmark})
         cluster.tell("tputrainingjobs", None)
         cluster.version = 7777
         cluster.show(at_step(2))
-        await until(pictures, step(2))
+        await until(views, step(2))
     assert cluster.queries("watch tputrainingjobs")[1]["resourceVersion"] == "7777"
 
 
@@ -128,54 +128,52 @@ async def test_a_bookmark_moves_the_place_to_go_on_from(cluster: OneJobCluster) 
     [refuses(500, "InternalError", "etcd"), refuses(403, "Forbidden", "not yet"), refuses(401), breaks_off()],
     ids=["500", "403", "401", "reset"],
 )
-async def test_trouble_is_told_and_is_over_when_the_watch_speaks_again(cluster: OneJobCluster, fault: Any) -> None:
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+async def test_trouble_is_reported_until_the_watch_recovers(cluster: OneJobCluster, fault: Any) -> None:
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
         cluster.faults["watch tputrainingjobs"] += [fault] * 2
         cluster.tell("tputrainingjobs", None)
-        assert (await until(pictures, lambda seen: seen.trouble)).job is not None
+        assert (await until(views, lambda seen: seen.trouble)).job is not None
         cluster.show(at_step(2))
-        assert (await until(pictures, step(2))).trouble is None
+        assert (await until(views, step(2))).trouble is None
     assert len(cluster.queries("list tputrainingjobs")) == 1
 
 
-async def test_a_watch_that_is_cut_in_an_event_sees_that_event_once_it_goes_on(cluster: OneJobCluster) -> None:
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+async def test_an_event_cut_off_by_a_broken_watch_is_seen_after_it(cluster: OneJobCluster) -> None:
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
         half = json.dumps({"type": "MODIFIED", "object": at_step(2)}).encode()[:200]
         cluster.faults["watch tputrainingjobs"] = [breaks_off(half), says(half)]
         cluster.tell("tputrainingjobs", None)
         cluster.show(at_step(2))
-        await until(pictures, step(2))
+        await until(views, step(2))
     assert len(cluster.queries("watch tputrainingjobs")) == 4
 
 
 @pytest.mark.parametrize("told", ["as an answer", "as an event"])
-async def test_a_watch_that_has_expired_begins_with_a_list_and_forgets_what_is_gone(
-    cluster: OneJobCluster, told: str
-) -> None:
+async def test_an_expired_watch_lists_again_and_forgets_deleted_objects(cluster: OneJobCluster, told: str) -> None:
     event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
     expired = {"as an answer": refuses(410, "Expired"), "as an event": says(json.dumps(event).encode() + b"\n")}[told]
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
         cluster.faults["watch pods"] = [expired]
         # Deleted while nobody watches: no event will ever say so.
         del cluster.pods["digits-1-0-1"]
         cluster.tell("pods", None)
-        seen = await until(pictures, lambda seen: len(seen.pods) == 1)
+        seen = await until(views, lambda seen: len(seen.hosts) == 1)
     assert seen.trouble is None
     assert len(cluster.queries("list pods")) == 2
 
 
-async def test_an_event_longer_than_any_object_is_not_read_to_its_end(
+async def test_an_event_longer_than_any_object_is_not_read_to_the_end(
     cluster: OneJobCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_LONGEST_BODY", 100_000)
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
         cluster.faults["watch tputrainingjobs"] = [says(b"x" * 300_000)]
         cluster.tell("tputrainingjobs", None)
-        seen = await until(pictures, lambda seen: seen.trouble)
+        seen = await until(views, lambda seen: seen.trouble)
     assert seen.trouble == "the watch sent an event of more than 100000 bytes"
 
 
@@ -189,24 +187,24 @@ async def test_an_event_longer_than_any_object_is_not_read_to_its_end(
     ids=["forbidden", "no CRD", "down"],
 )
 @pytest.mark.parametrize("what", ["list pods", "list tputrainingjobs"])
-async def test_what_cannot_be_read_to_begin_with_is_an_error(
+async def test_a_failed_first_list_is_an_error(
     cluster: OneJobCluster, what: str, fault: Any, kind: type[ApiError]
 ) -> None:
     cluster.faults[what] = [fault]
-    async with watching(cluster) as pictures:
+    async with watching(cluster) as views:
         with pytest.raises(kind):
-            await until(pictures, lambda seen: False)
+            await until(views, lambda seen: False)
 
 
-async def test_a_server_that_is_down_is_an_error_to_begin_with() -> None:
-    async with watching(OneJobCluster(url=f"http://127.0.0.1:{unused_port()}")) as pictures:
+async def test_a_server_that_is_down_at_the_start_is_an_error() -> None:
+    async with watching(OneJobCluster(url=f"http://127.0.0.1:{unused_port()}")) as views:
         with pytest.raises(Unavailable) as raised:
-            await until(pictures, lambda seen: True)
+            await until(views, lambda seen: True)
     assert raised.value.status == 0
 
 
-async def test_overload_is_waited_out_as_the_server_asks(cluster: OneJobCluster) -> None:
+async def test_the_watch_pauses_when_the_server_asks(cluster: OneJobCluster) -> None:
     cluster.faults["list pods"] = [refuses(429, "TooManyRequests", **{"Retry-After": "0"})] * 3
-    async with watching(cluster) as pictures:
-        await watched_once(cluster, pictures)
+    async with watching(cluster) as views:
+        await watched_once(cluster, views)
     assert len(cluster.queries("list pods")) == 4

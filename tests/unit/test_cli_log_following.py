@@ -1,4 +1,4 @@
-"""`tpujob logs --follow` over everything that ends a connection or a worker: each line once, in order, none missing."""
+"""`tpujob logs --follow` prints each line once and in order, whatever ends a connection or a worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,9 +10,9 @@ from aiohttp import web
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, selected, served
 from tests.unit.pods import ended, pod, ready
 from tests.unit.seen_jobs import JOBS, condition, seen_job
-from tpu_training_operator.cli import log_following
+from tpu_training_operator.cli import log_reader
 from tpu_training_operator.cli.cluster import OPTIONS
-from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog
+from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.kube import informer
 from tpu_training_operator.kube.client import connect
@@ -20,26 +20,22 @@ from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden, Unavailable
 
 HOST_0, HOST_1 = WorkerId(1, 0, 0), WorkerId(1, 0, 1)
-SUCCEEDED, _ = JOBS["succeeded"]
-# Seconds after which a test fails that would wait for ever.
+SUCCEEDED = JOBS["succeeded"].job
+# Seconds after which a test fails that would otherwise wait forever.
 PATIENCE = 30
 
 
 @dataclass
 class Kept:
-    """A sink that keeps what it gets."""
+    """Keeps what it gets."""
 
     logs: dict[WorkerId, bytes] = field(default_factory=dict)
-    ended: list[WorkerId] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def write(self, worker: WorkerId, text: bytes) -> None:
-        self.logs[worker] = self.logs.get(worker, b"") + text
+    def write(self, worker: WorkerId, lines: list[bytes]) -> None:
+        self.logs[worker] = self.logs.get(worker, b"") + b"".join(line + b"\n" for line in lines)
         self.heard.set()
-
-    def end(self, worker: WorkerId) -> None:
-        self.ended.append(worker)
 
     def say(self, text: str) -> None:
         self.told.append(text)
@@ -55,7 +51,7 @@ class Kept:
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(log_following, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(log_reader, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -66,10 +62,11 @@ async def cluster() -> AsyncIterator[OneJobCluster]:
 
 @pytest.fixture
 async def logs(cluster: OneJobCluster) -> AsyncIterator[Callable[..., LogReader]]:
-    async with connect(credentials_for(cluster.url), OPTIONS) as reader:
+    async with connect(credentials_for(cluster.url), OPTIONS) as client:
 
         def of(sink: Kept, **options: int) -> LogReader:
-            return LogReader(reader, JobKey("default", "digits"), JobNow.of(cluster.jobs["digits"]), sink, **options)
+            job = JobNow.of(cluster.jobs["digits"])
+            return LogReader(client, JobKey("default", "digits"), job, sink.write, sink.say, **options)
 
         yield of
 
@@ -93,18 +90,18 @@ def finished(cluster: OneJobCluster, *workers: Object) -> None:
     cluster.show(SUCCEEDED, *(ended(body) for body in workers))
 
 
-async def test_the_log_of_a_worker_that_has_ended_is_shown_whole(
+async def test_the_whole_log_of_an_ended_worker_is_shown(
     cluster: OneJobCluster, logs: Callable[..., LogReader]
 ) -> None:
     finished(cluster, pod(0))
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
     sink = Kept()
     await followed(logs(sink), HOST_0)
-    assert (sink.logs, sink.ended, sink.told) == ({HOST_0: TEXT}, [HOST_0], [])
+    assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
 
 
 @pytest.mark.parametrize("cut", [0, 10, 30, 31, 40, 45, 46, 47, 100, len(log_of(*LINES)) - 1])
-async def test_a_connection_that_is_reset_in_a_line_is_taken_up_there(
+async def test_a_connection_reset_within_a_line_prints_that_line_once(
     cluster: OneJobCluster, logs: Callable[..., LogReader], cut: int
 ) -> None:
     finished(cluster, pod(0))
@@ -117,19 +114,17 @@ async def test_a_connection_that_is_reset_in_a_line_is_taken_up_there(
     assert sink.told[0].startswith("digits-1-0-0: connection lost, trying again: ")
 
 
-async def test_after_a_break_only_what_is_missing_is_asked_for(
+async def test_after_a_break_only_the_missing_lines_are_requested(
     cluster: OneJobCluster, logs: Callable[..., LogReader]
 ) -> None:
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
     cluster.faults["log digits-1-0-0"] = [breaks_off(log[: log.index(b"line 7")])]
     await followed(logs(Kept()), HOST_0)
-    assert [query.get("sinceTime") for query in cluster.queries("log digits-1-0-0")] == [None, "2026-01-15T12:00:07.5Z"]
+    assert [query.get("sinceTime") for query in cluster.queries("log digits-1-0-0")] == [None, "2026-01-15T12:00:06.5Z"]
 
 
-async def test_only_the_tail_is_shown_but_no_line_after_it_is_left_out(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
-) -> None:
+async def test_no_line_after_the_tail_is_lost(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
 
@@ -162,10 +157,10 @@ async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
     assert asked.is_set()
 
 
-async def test_a_worker_that_says_nothing_is_asked_again_without_a_word(
+async def test_the_log_of_a_silent_worker_is_reopened_quietly(
     cluster: OneJobCluster, logs: Callable[..., LogReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_following, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(log_reader, "_SILENT_SECONDS", 0.05)
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
     over = asyncio.Event()
@@ -184,7 +179,7 @@ async def test_a_worker_that_says_nothing_is_asked_again_without_a_word(
     assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
 
 
-async def test_a_worker_that_has_not_started_is_waited_for_and_that_is_said_once(
+async def test_waiting_for_a_worker_to_start_is_reported_once(
     cluster: OneJobCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job("Starting"), pod(0))
@@ -201,7 +196,7 @@ async def test_a_worker_that_has_not_started_is_waited_for_and_that_is_said_once
     ]
 
 
-async def test_the_same_host_of_the_next_attempt_follows(
+async def test_the_same_hosts_of_the_next_attempt_follow(
     cluster: OneJobCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job(), ended(pod(0), 1), ended(pod(1), 1))
@@ -225,7 +220,7 @@ async def test_the_same_host_of_the_next_attempt_follows(
     assert sink.told == ["attempt 2 follows"]
 
 
-async def test_one_attempt_alone_is_followed_to_its_end_only(
+async def test_a_chosen_attempt_is_followed_only_to_its_end(
     cluster: OneJobCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job(), ended(pod(0), 1))
@@ -246,7 +241,7 @@ async def test_one_attempt_alone_is_followed_to_its_end_only(
     ],
     ids=["finished", "deleted", "replaced"],
 )
-async def test_a_worker_that_never_started_is_not_waited_for_when_the_job_is_over(
+async def test_the_end_of_the_job_ends_the_wait_for_a_worker(
     cluster: OneJobCluster, logs: Callable[..., LogReader], over: Callable[[OneJobCluster], None]
 ) -> None:
     cluster.show(seen_job("Starting"))
@@ -258,7 +253,7 @@ async def test_a_worker_that_never_started_is_not_waited_for_when_the_job_is_ove
     assert sink.logs == {}
 
 
-async def test_a_log_that_may_not_be_read_ends_it_all(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
+async def test_a_forbidden_log_ends_the_command(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
     cluster.show(seen_job(), ready(pod(0)), ready(pod(1)))
     cluster.faults["log digits-1-0-1"] = [refuses(403, "Forbidden", "pods/log")]
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -266,9 +261,7 @@ async def test_a_log_that_may_not_be_read_ends_it_all(cluster: OneJobCluster, lo
         await followed(logs(Kept()), HOST_0, HOST_1)
 
 
-async def test_a_job_that_may_not_be_watched_ends_it_all(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
-) -> None:
+async def test_a_forbidden_watch_ends_the_command(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
     cluster.show(seen_job(), ready(pod(0)))
     cluster.logs["digits-1-0-0"] = None
     cluster.faults["list tputrainingjobs"] = [refuses(403, "Forbidden", "cannot list")]
@@ -287,7 +280,7 @@ async def test_several_logs_are_shown_one_after_the_other(
     cluster.faults["log digits-1-0-1"] = [breaks_off(log_of("one")[:-2])]
     sink = Kept()
     await logs(sink).show([HOST_0, HOST_1])
-    assert (sink.logs, sink.ended) == ({HOST_0: b"zero\n", HOST_1: b"one\n"}, [HOST_0, HOST_1])
+    assert [*sink.logs.items()] == [(HOST_0, b"zero\n"), (HOST_1, b"one\n")]
     assert [query["follow"] for query in cluster.queries("log digits-1-0-1")] == ["false", "false"]
 
 
@@ -302,7 +295,7 @@ async def test_several_logs_are_shown_one_after_the_other(
     ],
     ids=["no pod", "not started"],
 )
-async def test_a_log_that_is_not_there_is_explained(
+async def test_a_missing_log_is_explained(
     cluster: OneJobCluster,
     logs: Callable[..., LogReader],
     prepare: Callable[[OneJobCluster], Awaitable[None]],
@@ -315,7 +308,7 @@ async def test_a_log_that_is_not_there_is_explained(
     assert str(raised.value) == why
 
 
-async def test_a_node_that_does_not_answer_is_given_up_after_a_few_tries(
+async def test_an_unreachable_node_is_given_up_after_five_tries(
     cluster: OneJobCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job())

@@ -1,4 +1,4 @@
-"""What a finished job shows of its training, whatever worker 0 wrote as its last words."""
+"""What a finished job shows about its training, whatever the last words of worker 0 are."""
 
 import json
 from typing import Any

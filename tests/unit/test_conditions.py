@@ -1,14 +1,16 @@
-"""What a job looks like to the tools that ask whether it is well: kstatus, and through it kubectl, Flux and Argo CD."""
+"""What tools that ask for a job's health see: kstatus, and through it kubectl, Flux and Argo CD."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.unit.kstatus import kstatus
 from tests.unit.pods import NOON, at, time_at
 from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
-from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.status import Restarts, State, Status
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.observed import Observed
 
@@ -73,7 +75,7 @@ def test_conditions_of_other_types_stay_as_they_are() -> None:
 
 
 def test_a_message_of_any_length_can_be_shown_and_read_back() -> None:
-    """An API server that refuses a pod may quote all of it."""
+    """The API server may quote the whole pod that it refuses."""
     status = seen(1, NOON).present(Status(), ready_state(Kind.STUCK, message="x" * 100_000))
     assert Status.read(job_of(status)["status"]) == status
 
@@ -82,6 +84,15 @@ def test_fields_of_a_newer_operator_are_dropped() -> None:
     body = {"attempt": 2, "checkpoint": {"step": 3}, "restarts": {"byClass": {"Unknown": 1}, "wasted": 5}}
     status = Status.read(body)
     assert (status.attempt, status.restarts.total) == (2, 1)
+
+
+def test_no_part_of_a_status_takes_a_value_of_the_wrong_type() -> None:
+    with pytest.raises(ValidationError, match="valid integer"):
+        replace(Status(), attempt="seven")
+
+
+def test_a_status_is_written_without_what_is_empty() -> None:
+    assert Status(attempt=1, restarts=Restarts(by_class={})).as_json() == {"attempt": 1}
 
 
 def test_a_condition_knows_whether_it_is_true() -> None:

@@ -1,4 +1,4 @@
-"""Who we are at the API server, from a kubeconfig as people have it."""
+"""Credentials for the API server, from a kubeconfig."""
 
 import ssl
 from pathlib import Path
@@ -60,12 +60,12 @@ def test_an_exec_plugin_is_asked_for_the_token(kubeconfig_file: Path, tmp_path: 
     assert load_credentials().authorization() == "Bearer from-exec"
 
 
-def test_who_shows_neither_token_nor_certificate_has_no_header(kubeconfig_file: Path) -> None:
+def test_without_a_token_there_is_no_authorization_header(kubeconfig_file: Path) -> None:
     kubeconfig_file.write_text(kubeconfig({}))
     assert load_credentials().authorization() is None
 
 
-def test_a_server_is_trusted_unseen_only_where_the_kubeconfig_says_so(kubeconfig_file: Path) -> None:
+def test_the_server_is_verified_unless_the_kubeconfig_says_otherwise(kubeconfig_file: Path) -> None:
     kubeconfig_file.write_text(kubeconfig({}, {"insecure-skip-tls-verify": True}))
     assert load_credentials().ssl_context() is False
     kubeconfig_file.write_text(kubeconfig({}))

@@ -62,7 +62,7 @@ def problem(entrypoint: str, *paths: Path) -> str | None:
         "research.models:task",
     ],
 )
-def test_code_that_is_there(code: Path, entrypoint: str) -> None:
+def test_existing_code_is_found(code: Path, entrypoint: str) -> None:
     assert problem(entrypoint, code) is None
 
 
@@ -82,18 +82,18 @@ def test_code_that_is_there(code: Path, entrypoint: str) -> None:
         ("mojibake:task", "module 'mojibake' has a syntax error in line 1: (unicode error) 'utf-8' codec"),
     ],
 )
-def test_code_that_is_not_there(code: Path, entrypoint: str, message: str) -> None:
+def test_missing_code_is_reported(code: Path, entrypoint: str, message: str) -> None:
     found = problem(entrypoint, code) or ""
     assert found.startswith(f"spec.trainer.entrypoint: {message}".replace("{code}", str(code)))
 
 
-def test_all_places_are_named_once(code: Path) -> None:
+def test_every_searched_directory_is_named_once(code: Path) -> None:
     assert problem("nonesuch:task", code, code, code / "package") == (
         f"spec.trainer.entrypoint: there is no module 'nonesuch' in {code} or {code / 'package'}"
     )
 
 
-def test_a_package_with_a_finder_of_its_own_is_found(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_with_its_own_finder_is_found(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An editable install is one."""
 
     class Finder(MetaPathFinder):

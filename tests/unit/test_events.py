@@ -2,12 +2,13 @@
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
+from tpu_training_operator.api.conditions import EventReason
 from tpu_training_operator.domain.actions import Event
 from tpu_training_operator.runtime.events import event_body
 
 
 def test_an_event_in_full() -> None:
-    body = event_body(Event("Restarting", "attempt 2 follows", warning=True), job_body(), NOON)
+    body = event_body(Event(EventReason.RESTARTING, "attempt 2 starts now", warning=True), job_body(), NOON)
     assert body.pop("metadata")["namespace"] == "default"
     assert body.pop("reportingInstance")
     assert body == {
@@ -18,7 +19,7 @@ def test_an_event_in_full() -> None:
         "action": "Reconcile",
         "reason": "Restarting",
         "type": "Warning",
-        "note": "attempt 2 follows",
+        "note": "attempt 2 starts now",
         "regarding": {
             "apiVersion": "tpu-operator.dev/v1alpha1",
             "kind": "TPUTrainingJob",
@@ -29,16 +30,16 @@ def test_an_event_in_full() -> None:
     }
 
 
-def test_an_intended_event_is_not_a_warning() -> None:
-    assert event_body(Event("Succeeded", "done"), job_body(), NOON)["type"] == "Normal"
+def test_a_wanted_event_is_not_a_warning() -> None:
+    assert event_body(Event(EventReason.SUCCEEDED, "done"), job_body(), NOON)["type"] == "Normal"
 
 
 def test_no_two_events_share_a_name() -> None:
-    names = {event_body(Event("A", "b"), job_body(), NOON)["metadata"]["name"] for _ in range(100)}
+    names = {event_body(Event(EventReason.FAILED, "b"), job_body(), NOON)["metadata"]["name"] for _ in range(100)}
     assert len(names) == 100
 
 
-def test_a_note_is_cut_at_1024_bytes_and_not_within_a_letter() -> None:
-    note = event_body(Event("A", "x" + "é" * 1024), job_body(), NOON)["note"]
+def test_a_note_is_cut_at_1024_bytes_between_two_characters() -> None:
+    note = event_body(Event(EventReason.FAILED, "x" + "é" * 1024), job_body(), NOON)["note"]
     assert len(note.encode()) == 1023
     assert note == "x" + "é" * 511

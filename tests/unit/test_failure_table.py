@@ -19,9 +19,8 @@ from tests.unit.stuck_pods import NO_CHIP, STUCK
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain import observed
-from tpu_training_operator.domain.failures import error_texts
+from tpu_training_operator.domain.failures import table
 from tpu_training_operator.domain.failures.first import device_fault, first_failure, next_look
-from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.domain.failures.table import TABLE, classify
 from tpu_training_operator.domain.lifecycle import waiting
 
@@ -221,7 +220,8 @@ def test_a_runtime_that_does_not_know_when_a_container_ended_says_1970() -> None
     ],
 )
 def test_the_last_words_are_those_of_the_termination_message(message: str, words: str) -> None:
-    assert last_words(*seen(exited(1, message))) == words
+    [pod] = seen(exited(1, message))
+    assert pod.last_words == words
 
 
 @pytest.mark.parametrize("code", [1, 137, 139])
@@ -238,10 +238,7 @@ def test_what_happened_is_not_cut_for_what_was_said() -> None:
 
 # A tenant's texts, of any length, are searched for every pod of a gang.
 PATTERNS = {
-    name: found
-    for module in (error_texts, waiting)
-    for name, found in vars(module).items()
-    if isinstance(found, re.Pattern)
+    name: found for module in (table, waiting) for name, found in vars(module).items() if isinstance(found, re.Pattern)
 }
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a job went: whatever happens, every second is in one of the sums."""
+"""Where the time of a job went: every second is in one of the sums, whatever happens."""
 
 from datetime import timedelta
 

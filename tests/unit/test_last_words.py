@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.domain.failures.last_words import one_line, shortened
+from tpu_training_operator.domain.failures.messages import one_line, shortened
 
 IMPORT = """Traceback (most recent call last):
   File "/app/reg.py", line 1, in <module>

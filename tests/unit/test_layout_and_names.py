@@ -1,4 +1,4 @@
-"""The world of a job: which slice a reference means, and names that are unique and short enough everywhere."""
+"""Which slice a reference means, and names that are unique and short enough everywhere."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ from tpu_training_operator.domain.topology import SliceLayout, layout_of
 UID = "8b6b0c5e-1f7a-4c39-9d11-0242ac120002"
 LONGEST_NAME = "a" * MAX_JOB_NAME_LENGTH
 LARGEST = max((shape for g in generations().values() for shape in g.shapes), key=lambda shape: shape.hosts)
-# The attempt, the slice and the host with the most digits that the name has room for.
+# The attempt, slice and host with as many digits as the name has room for.
 LAST_WORKER = WorkerId(99_999, 255, LARGEST.hosts - 1)
 
 LAYOUTS = st.builds(
@@ -133,7 +133,7 @@ def test_the_longest_pod_name_fits() -> None:
     assert len(LAST_WORKER.pod_name(LONGEST_NAME)) <= 63
 
 
-# The slices with the most hosts, and one of a generation to come with as many as a job may have.
+# The slices with the most hosts, and one of a future generation with as many hosts as a job may have.
 LARGE_SLICES = [
     {"slice.generation": shape.generation, "slice.topology": shape.topology}
     for g in generations().values()
@@ -157,7 +157,7 @@ def longest_name(changes: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("changes", LARGE_SLICES, ids=lambda changes: changes["slice.topology"])
 def test_the_host_names_of_the_largest_slices_fit_into_one_variable(changes: dict[str, Any]) -> None:
-    """Linux refuses a program (E2BIG) any of whose environment strings is larger than 128 KiB."""
+    """Linux refuses a program (E2BIG) if one of its environment strings is larger than 128 KiB."""
     name, shape = longest_name(changes), layout(acceleratorType=ABSENT, hardware="CPU", **below("slice", changes))
     for attempt in (1, 9_999, 99_999):
         names = ",".join(host_name(name, shape, worker) for worker in workers(shape, attempt))

@@ -1,4 +1,4 @@
-"""The order of a pass, and how it ends when the cluster says no. The rest of the reconciler is tested on clusters."""
+"""The order of a pass, and how it ends when the cluster refuses. Other layers test the rest on clusters."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,7 +25,7 @@ KEY = JobKey("default", "digits")
 
 
 class Recorded(Store):
-    """A store that writes down what it is asked, and fails where it is told to."""
+    """A store that records its requests, and fails those it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def reconciler(store: Recorded, clock: Clock) -> Reconciler:
 
 
 async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> timedelta | None:
-    """A refusal is believed when it is met again after a while."""
+    """A refusal counts when it repeats after a while."""
     wait = await reconciler.reconcile(KEY)
     clock.now += wait or timedelta(0)
     return await reconciler.reconcile(KEY)
@@ -104,7 +104,7 @@ async def status_of(store: Recorded) -> Status:
 
 
 async def test_the_job_is_read_before_its_pods(store: Recorded, reconciler: Reconciler) -> None:
-    """Pods read first could lack the workers of an attempt that the job, read later, has left behind."""
+    """Pods read first could lack workers of an attempt that the job, read later, left behind."""
     await reconciler.reconcile(KEY)
     assert store.asked[:2] == ["get TPUTrainingJob", "list Pod"]
 
@@ -195,7 +195,7 @@ async def test_a_passing_403_does_not_stall_the_job(store: Recorded, reconciler:
     assert await status_of(store) == before
     store.refuses = {}
     await reconciler.reconcile(KEY)
-    # A later one is another one.
+    # A later refusal starts again.
     store.refuses = {"Pod": Forbidden(403, "Forbidden", "no")}
     await store.delete(
         PODS, "default", "digits-1-0-0", (await store.get(PODS, "default", "digits-1-0-0"))["metadata"]["uid"]
@@ -292,7 +292,7 @@ async def test_the_reconciler_knows_its_own_last_write(store: Recorded, reconcil
     assert not reconciler.wrote(KEY, "0")
 
 
-# Passes that go on failing.
+# Passes that keep failing.
 
 
 async def failing_passes(reconciler: Reconciler, count: int) -> None:
@@ -302,7 +302,7 @@ async def failing_passes(reconciler: Reconciler, count: int) -> None:
 
 
 async def told(store: Recorded) -> str:
-    """The message of Reconciling, where it says that passes fail; the job has had its first attempt."""
+    """The message of Reconciling if it says that passes fail. The job has begun its first attempt."""
     reconciling = find((await status_of(store)).conditions, ConditionType.RECONCILING)
     return reconciling.message if reconciling and reconciling.reason == "ProgressingWithRetry" else ""
 
@@ -386,7 +386,7 @@ async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
     assert len(await events(store, "Retrying")) == 1
 
 
-# What may be missing: the policy that keeps other pods out.
+# The optional object: the policy that keeps other pods out.
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def policy(window: str = "24h", **limits: int) -> Restart:
 
 
 def after(**counting: int) -> Restarts:
-    """So many restarts of each class, a minute ago."""
+    """This many restarts of each class, a minute ago."""
     time = format_time(NOON - timedelta(minutes=1))
     return Restarts(by_class=counting, charged={kind: [time] * count for kind, count in counting.items()})
 

@@ -46,7 +46,7 @@ def test_a_good_clock_is_never_moved(answers: list[tuple[float, float]], error: 
 
 
 @given(answers=st.lists(st.tuples(st.floats(0, 30), st.floats(0, 30)), max_size=20), ahead=st.floats(-500, 500))
-def test_slow_answers_spoil_nothing(answers: list[tuple[float, float]], ahead: float) -> None:
+def test_slow_answers_do_no_harm(answers: list[tuple[float, float]], ahead: float) -> None:
     machines = Machines(ahead)
     machines.ask()
     for there, back in answers:
@@ -54,7 +54,7 @@ def test_slow_answers_spoil_nothing(answers: list[tuple[float, float]], ahead: f
         assert machines.error <= 2.1
 
 
-def test_a_clock_that_is_set_right_later_is_followed() -> None:
+def test_a_clock_that_is_corrected_later_is_followed() -> None:
     machines = Machines(300)
     machines.ask()
     machines.ahead = timedelta(0)

@@ -1,4 +1,4 @@
-"""What is kept of other people's objects: what the planner reads, and nothing of a length that they choose."""
+"""What the operator keeps of other objects: the fields that the planner reads, none of a length that users choose."""
 
 import json
 from typing import Any

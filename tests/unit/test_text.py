@@ -11,11 +11,10 @@ from tests.contract.pods import ended_pod
 from tests.unit.hostile_texts import HOSTILE, SHOWN, obeyed
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
-from tpu_training_operator.api.conditions import Condition
+from tpu_training_operator.api.conditions import Condition, EventReason
 from tpu_training_operator.api.status import Failure, Progress, Status
 from tpu_training_operator.api.text import plain, plain_json
 from tpu_training_operator.domain.actions import Event
-from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.runtime.events import event_body
 
 texts = st.text(st.characters(exclude_categories=())) | st.text(
@@ -72,7 +71,7 @@ def test_a_json_value_is_made_plain_with_its_names() -> None:
 
 @pytest.mark.parametrize("message", [HOSTILE, '{"outcome": "UserError", "message": "\\u001b[2J\\u009b2J\\ud800"}'])
 def test_last_words_are_plain(message: str) -> None:
-    assert obeyed(last_words(ended_pod(1, message))) == []
+    assert obeyed(ended_pod(1, message).last_words) == []
 
 
 def test_whatever_gets_into_a_status_or_an_event_is_plain() -> None:
@@ -102,4 +101,4 @@ def test_whatever_gets_into_a_status_or_an_event_is_plain() -> None:
     assert body.count(SHOWN) + body.count("up\\ndown") >= 6
     assert obeyed(body) == []
     assert Status.read(status.as_json()) == status
-    assert obeyed(event_body(Event("Failed", HOSTILE), job_body(), NOON)["note"]) == []
+    assert obeyed(event_body(Event(EventReason.FAILED, HOSTILE), job_body(), NOON)["note"]) == []

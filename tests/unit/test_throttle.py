@@ -29,7 +29,7 @@ def test_tokens_come_back_with_time_up_to_the_burst() -> None:
     assert [throttle.take() for _ in range(4)] == [0, 0, 0, 0.1]
 
 
-def test_to_ask_when_a_token_is_due_takes_none() -> None:
+def test_asking_when_a_token_is_due_takes_none() -> None:
     clock = Clock()
     throttle = Throttle(per_second=10, burst=1, clock=clock)
     assert [throttle.due(), throttle.due(), throttle.take()] == [0, 0, 0]
@@ -38,7 +38,7 @@ def test_to_ask_when_a_token_is_due_takes_none() -> None:
     assert throttle.due() == 0
 
 
-async def test_whoever_has_a_token_does_not_wait() -> None:
+async def test_a_request_with_a_token_does_not_wait() -> None:
     await Throttle(per_second=0.001, burst=1, clock=Clock()).wait()
 
 

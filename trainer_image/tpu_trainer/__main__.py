@@ -4,6 +4,6 @@ import sys
 
 from tpu_trainer.entry import main
 
-# Guarded, because the processes per chip import this module anew.
+# Guarded, because the processes per chip import this module again.
 if __name__ == "__main__":
     sys.exit(main())

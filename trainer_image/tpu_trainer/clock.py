@@ -1,7 +1,7 @@
-"""Where the run's time goes: every moment belongs to one phase. Kept by `replica` and `loop`.
+"""Where the run's time goes: every moment belongs to one phase.
 
-Read by the telemetry (how the time was split), by the doctor (was it the input, which host is slow) and by the hang
-watchdog, which asks from its own thread how long the present phase has lasted.
+The telemetry reads how the time was split, the doctor whether the input or a host is slow, and the hang watchdog, from
+its own thread, how long the present phase has lasted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Clock:
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """The phase for as long as the block lasts; then the one before it goes on."""
+        """The phase inside the block; then the one before it continues."""
         before, _ = self._present
         self.enter(phase)
         try:

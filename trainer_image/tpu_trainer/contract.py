@@ -1,7 +1,6 @@
-"""What the trainer and whoever starts it have agreed on, apart from the run spec: exit codes, variables, limits.
+"""The contract between the trainer and what starts it, besides the run spec: exit codes, variables, limits.
 
-Written once for the trainer's side; a contract test compares it with the operator's. The run spec itself is
-`runspec-v1.schema.json`.
+A contract test compares this side with the operator's. The run spec itself is `runspec-v1.schema.json`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ TERMINATION_MESSAGE_LIMIT = 4096
 class ExitCode(IntEnum):
     """How a worker ended. The member's name is the `outcome` of the termination message.
 
-    The numbers above 1 are those of sysexits.h, so that they do not meet the small codes of users' own
-    programs.
+    The numbers above 1 follow sysexits.h, away from the small codes of users' own programs.
     """
 
     Succeeded = 0
@@ -35,7 +33,7 @@ class ExitCode(IntEnum):
 
 
 class ReportPhase(StrEnum):
-    """What a report to the operator says the training is doing. It decides how long nothing may happen: the first
+    """What a report to the operator says the training is doing, which decides how long it may be silent. The first
     steps count as starting, because their programs are compiled."""
 
     STARTING = "Starting"
@@ -46,13 +44,13 @@ class ReportPhase(StrEnum):
 
 
 REPORT_LIMIT = 64 * 1024
-"""Bytes of a report that the operator takes."""
+"""Most bytes of a report that the operator accepts."""
 
 MOST_METRICS = 64
 MOST_WARNINGS = 20
 WARNING_LENGTH = 1024
 STACKS_LIMIT = 16 * 1024
-"""What it takes of a report's parts: characters of a warning, bytes of a stack dump."""
+"""The most that a report may hold: numbers of metrics and warnings, characters of a warning, bytes of a stack dump."""
 
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 ENV_NUM_HOSTS = "TPUJOB_NUM_HOSTS"

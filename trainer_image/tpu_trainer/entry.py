@@ -1,7 +1,4 @@
-"""The process that `python -m tpu_trainer` starts: one per host, whatever runs inside it.
-
-It is the only place that knows of exit codes and of the termination message.
-"""
+"""The process that `python -m tpu_trainer` starts, one per host: from its environment to its exit code."""
 
 from __future__ import annotations
 
@@ -14,14 +11,13 @@ from typing import NoReturn
 
 from tpu_trainer.contract import ENV_TERMINATION_LOG
 from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.outcome import Outcome, outcome_of
+from tpu_trainer.outcome import Outcome, outcome_of, write_termination
 from tpu_trainer.spec import read_run_spec
 from tpu_trainer.stop import StopSignal
-from tpu_trainer.termination import write_termination
 
 
 def main() -> int:
-    """Runs this host's part of the job and returns the exit code; leaves the termination message in every case."""
+    """Runs this host's part of the job and returns the exit code; always leaves a termination message."""
     stop = StopSignal()
     stop.install()
     outcome = run_host(os.environ, stop)
@@ -30,16 +26,16 @@ def main() -> int:
 
 
 def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
-    """Reads what the host was given and runs its replicas. Never raises."""
+    """Reads the environment and the run spec, and runs the host's replicas. Never raises."""
     try:
         environment = read_environment(environ)
         spec = read_run_spec(environment.run_spec)
         check_agreement(environment, spec)
         if spec.hardware == "TPU":
             print(_rights(), flush=True)
-        # torch is imported only now: what is wrong with the run spec should be said at once.
+        # torch is imported only now: a wrong run spec should be reported at once.
         if spec.process_per_device:
-            from tpu_trainer.host.processes import run_processes
+            from tpu_trainer.host import run_processes
 
             return run_processes(spec, environment, stop)
         from tpu_trainer.replica import run_replica
@@ -50,7 +46,7 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
 
 
 def _rights() -> str:
-    """What opening the chips depends on and only the node can change: said before it may fail or hang."""
+    """What opening the chips depends on and only the node can change; printed before it may fail or hang."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     locked = "without limit" if soft == resource.RLIM_INFINITY else f"up to {soft // 1024} KiB"
     return f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory {locked} (RLIMIT_MEMLOCK)"

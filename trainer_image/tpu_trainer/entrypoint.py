@@ -1,12 +1,20 @@
-"""Finds the user's `module:callable`, calls it, and says plainly what is wrong when it is not there."""
+"""Finds the user's `module:callable`, calls it with the recipe, and says plainly what is wrong if that fails.
+
+Arguments are found by the names of the callable's parameters. A parameter takes the recipe's free-form parameter of its
+name, else the hyperparameter of its name, else its own default. A misspelt name is an error: a run of days with a
+default that nobody meant costs more than a stop.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from typing import Any, NamedTuple
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from tpu_trainer.by_name import arguments
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
@@ -14,6 +22,17 @@ from tpu_trainer.lightning import adopt, is_lightning
 from tpu_trainer.task import Hyperparameters, Task
 
 ALONE = Share(rank=0, world=1)
+
+OBJECT_NAMES = ("hp", "hyperparameters")
+"""A parameter of one of these names gets the whole Hyperparameters object."""
+
+ALIASES = {"lr": "learning_rate"}
+"""Other names of a hyperparameter: what most public modules call it."""
+
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_FROM_TEXT = (bool, int, float, str)
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
+_REAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 class Loaded(NamedTuple):
@@ -26,11 +45,11 @@ class Loaded(NamedTuple):
 def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = ALONE) -> Loaded:
     """Imports `entrypoint` from sys.path (PYTHONPATH and the working directory) and calls it.
 
-    `share` is what a LightningModule is told as its trainer's rank and world size.
+    `share`: rank and world size for a LightningModule's trainer.
 
     Raises:
-        UserCodeError: there is no such module or attribute, it cannot be called or not with this recipe, it raised,
-            returned something that is no task, or a LightningModule that needs what this trainer has not.
+        UserCodeError: there is no such module or attribute, it cannot be called with this recipe, it raised, it did
+            not return a task, or a LightningModule needs something that this trainer lacks.
     """
     factory = _find(entrypoint)
     positional, keywords = arguments(factory, hyperparameters, entrypoint)
@@ -41,8 +60,11 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     if is_lightning(module):
         return Loaded(*adopt(module, data, hyperparameters, share))
+    kind = f"a {type(made).__name__}"
+    if isinstance(made, tuple | list):
+        kind += f" of {', '.join(type(item).__name__ for item in made) or 'nothing'}"
     raise UserCodeError(
-        f"entrypoint {entrypoint}: returned {_described(made)}; it must return a tpu_trainer.Task, a LightningModule, "
+        f"entrypoint {entrypoint}: returned {kind}; it must return a tpu_trainer.Task, a LightningModule, "
         "or a pair (LightningModule, LightningDataModule)"
     )
 
@@ -53,7 +75,7 @@ def _find(entrypoint: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A module that the user's module imports may be the missing one; then the traceback says more.
+        # If a module that the user's module imports is missing, the traceback says more.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             with user_code(f"importing {module_name}"):
                 raise
@@ -66,9 +88,14 @@ def _find(entrypoint: str) -> Any:
             raise
     factory = getattr(module, attribute, None)
     if factory is None:
+        own = sorted(
+            name
+            for name, value in vars(module).items()
+            if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        )
         raise UserCodeError(
             f"entrypoint {entrypoint}: module {module_name} ({module.__file__}) has no {attribute}; it defines "
-            f"{', '.join(_callables(module)) or 'no callable'}"
+            f"{', '.join(own) or 'no callable'}"
         )
     if not callable(factory):
         raise UserCodeError(
@@ -77,17 +104,146 @@ def _find(entrypoint: str) -> Any:
     return factory
 
 
-def _described(made: object) -> str:
-    if isinstance(made, tuple | list):
-        return f"a {type(made).__name__} of {', '.join(type(item).__name__ for item in made) or 'nothing'}"
-    return f"a {type(made).__name__}"
+def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments for `function`.
+
+    Raises:
+        UserCodeError: a parameter has no value, a text does not fit its type, or nothing takes one of the recipe's
+            parameters.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        # A callable written in C says nothing about its parameters.
+        return [hp], {}
+    hints = _hints(function)
+    takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    known = _known(hp)
+    whole = {p.name for p in named if _is_whole(p, hints)} or _only_one(named, hints, hp, known)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for parameter in named:
+        value = hp if parameter.name in whole else _value(parameter, hints.get(parameter.name), hp, known, entrypoint)
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            # Its default is given too: the parameters behind it can only be given after it.
+            positional.append(parameter.default if value is parameter.empty else value)
+        elif value is not parameter.empty:
+            keywords[parameter.name] = value
+    unused = [name for name in hp.parameters if name not in {p.name for p in named}]
+    if takes_rest:
+        keywords |= {name: as_written(hp.parameters[name]) for name in unused}
+    elif unused and not whole:
+        raise UserCodeError(
+            f"entrypoint {entrypoint}: recipe.parameters has {', '.join(unused)}, which it does not take; its "
+            f"parameters are {', '.join(p.name for p in named) or 'none'}"
+        )
+    return positional, keywords
 
 
-def _callables(module: object) -> list[str]:
-    """Names of the functions and classes that the module itself defines."""
-    owner = getattr(module, "__name__", None)
-    return sorted(
-        name
-        for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == owner
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Annotations as types, or as written if they name something that cannot be found at run time."""
+    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        return get_type_hints(target)
+    except Exception:
+        return getattr(target, "__annotations__", {})
+
+
+def _is_whole(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    hint = hints.get(parameter.name)
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2] == Hyperparameters.__name__
+    return hint is Hyperparameters or (hint is None and parameter.name in OBJECT_NAMES)
+
+
+def _only_one(
+    named: list[inspect.Parameter], hints: Mapping[str, Any], hp: Hyperparameters, known: Mapping[str, Any]
+) -> set[str]:
+    """A single required parameter without annotation, whose name says nothing, takes the whole object."""
+    required = [p for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    if len(required) == 1:
+        (only,) = required
+        if only.name not in hints and only.name not in hp.parameters and only.name not in known:
+            return {only.name}
+    return set()
+
+
+def _known(hp: Hyperparameters) -> dict[str, Any]:
+    """The hyperparameters by name."""
+    own = {field.name: getattr(hp, field.name) for field in fields(hp) if field.name not in ("parameters", "silent")}
+    return own | {alias: own[name] for alias, name in ALIASES.items()}
+
+
+def _value(
+    parameter: inspect.Parameter, hint: Any, hp: Hyperparameters, known: Mapping[str, Any], entrypoint: str
+) -> Any:
+    """The parameter's value; `empty` if its own default stands."""
+    name, has_default = parameter.name, parameter.default is not parameter.empty
+    if name in hp.parameters:
+        try:
+            return from_text(hp.parameters[name], _wanted(hint, parameter.default))
+        except ValueError as error:
+            raise UserCodeError(f"entrypoint {entrypoint}: recipe.parameters.{name}: {error}") from None
+    if name in known and not (has_default and name in hp.silent):
+        return known[name]
+    if has_default:
+        return parameter.empty
+    raise UserCodeError(
+        f"entrypoint {entrypoint}: nothing is known for its parameter {name}; recipe.parameters has "
+        f"{', '.join(sorted(hp.parameters)) or 'none'}, and the hyperparameters are {', '.join(sorted(known))}"
     )
+
+
+def _wanted(hint: Any, default: Any) -> Any:
+    """The type to make of a text: the annotation's, else the default's; None without either."""
+    if hint is None:
+        return None if default is inspect.Parameter.empty or default is None else type(default)
+    if get_origin(hint) in (Union, types.UnionType):
+        return next((kind for kind in get_args(hint) if kind is not type(None)), str)
+    if isinstance(hint, str):
+        return {kind.__name__: kind for kind in _FROM_TEXT}.get(hint.removesuffix(" | None"), hint)
+    return str if hint is Any else hint
+
+
+def as_written(text: str) -> bool | int | float | str:
+    """What an untyped text means: a number or a truth value as JSON writes it, else the text itself.
+
+    "007", "1_000", ".5" and "yes" stay texts.
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) else text
+
+
+def from_text(text: str, kind: Any) -> bool | int | float | str:
+    """`text` as a bool, int, float or str; `as_written` if `kind` is None. An int may be written "1e3".
+
+    Raises:
+        ValueError: the text does not fit, or `kind` is another type.
+    """
+    if kind is None:
+        return as_written(text)
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in _TRUTH:
+            raise ValueError(f'expected true or false, got "{text}"')
+        return _TRUTH[text.lower()]
+    if kind in (int, float):
+        try:
+            number = float(text)
+            return _whole(text, number) if kind is int else number
+        except (ValueError, OverflowError):
+            raise ValueError(f'expected {"an integer" if kind is int else "a number"}, got "{text}"') from None
+    name = getattr(kind, "__name__", str(kind))
+    raise ValueError(f"a {name} cannot be made from a text; take bool, int, float or str, or the object as `hp`")
+
+
+def _whole(text: str, number: float) -> int:
+    # A long integer is not exact as a float.
+    if number != int(number):
+        raise ValueError(text)
+    return int(text) if text.strip().lstrip("+-").isdecimal() else int(number)

@@ -1,4 +1,4 @@
-"""The variables a worker process is started with, read once by `entry`."""
+"""The environment variables of a worker process, read once by `entry`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tpu_trainer.spec import RunSpec
 
 @dataclass(frozen=True)
 class ProgressService:
-    """Who is told how the run is doing: the operator that started it, or Kubeflow Trainer (`kubeflow`), which takes
-    another payload. `token_file` is replaced while the run goes on; `ca_file` holds the certificate to trust (PEM)."""
+    """Who is told about the run's progress: the operator that started it, or Kubeflow Trainer (`kubeflow`), which takes
+    another payload. `token_file` is renewed during the run; `ca_file` holds the certificate to trust (PEM)."""
 
     url: str
     token_file: Path
@@ -24,12 +24,11 @@ class ProgressService:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """Where this host stands in the gang and where it leaves its words.
+    """This host's place in the gang and where its reports go.
 
-    `host_index` counts over the whole job, all slices together. The rendezvous address is used with more than
-    one host only. `report_directory`: for the report where the run spec names no place. `hang_seconds`: instead of the
-    watchdog's own limit. `progress_service`: None where nobody is to be told. `local_rank`: the process's place among
-    those of its host, set by `host.processes`.
+    `host_index` counts over the whole job, all slices together. The rendezvous address matters with several hosts only.
+    `report_directory`: for the report if the run spec names no place. `hang_seconds`: overrides the watchdog's own
+    limit. `progress_service`: None if nobody listens. `local_rank`: the process's place on its host, set by `host`.
     """
 
     run_spec: Path
@@ -45,7 +44,7 @@ class WorkerEnvironment:
 
 
 def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
-    """Raises BadSpecError, naming the variable, where one is missing or malformed."""
+    """Raises BadSpecError, naming the variable, if one is missing or malformed."""
     run_spec = environ.get(contract.ENV_RUN_SPEC)
     if not run_spec:
         raise BadSpecError(f"{contract.ENV_RUN_SPEC} is not set; it must be the path of the run spec")
@@ -68,7 +67,7 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
 
 
 def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
-    """Refuses a worker whose environment and run spec speak of different gangs."""
+    """Raises BadSpecError if environment and run spec describe different gangs."""
     if environment.num_hosts != spec.slice.hosts:
         raise BadSpecError(
             f"{contract.ENV_NUM_HOSTS} is {environment.num_hosts}, but the run spec's slice.hosts is {spec.slice.hosts}"
@@ -81,7 +80,7 @@ def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
 
 
 def _progress_service(environ: Mapping[str, str]) -> ProgressService | None:
-    """The operator before Kubeflow Trainer: its pods name both, since the operator takes that payload, too."""
+    """The operator first: its pods name both, since it takes Kubeflow Trainer's payload too."""
     own = (contract.ENV_PROGRESS_URL, contract.ENV_PROGRESS_TOKEN_FILE, contract.ENV_PROGRESS_CA_FILE)
     kubeflows = (contract.ENV_KUBEFLOW_URL, contract.ENV_KUBEFLOW_TOKEN, contract.ENV_KUBEFLOW_CA)
     for names in (own, kubeflows):

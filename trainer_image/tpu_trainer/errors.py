@@ -1,6 +1,6 @@
-"""The failures a worker can name, each with its exit code, and the border around the user's code.
+"""The failures that a worker can name, each with its exit code, and the border around the user's code.
 
-Raised everywhere in the trainer, turned into an exit code in `replica` and `entry` only.
+Only `replica` and `entry` turn them into an exit code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tpu_trainer.contract import ExitCode
 
 
 class TrainerError(Exception):
-    """A failure whose cause is known; its text is one line for a person. `step`: after which step, where it knows."""
+    """A failure whose cause is known; its text is one line. `step`: the last step done, if known."""
 
     code: ClassVar[ExitCode]
 
@@ -22,13 +22,13 @@ class TrainerError(Exception):
 
 
 class BadSpecError(TrainerError):
-    """The run spec or the environment is missing, unreadable, of another schema, or contradicts itself."""
+    """The run spec or the environment is missing, unreadable, has another schema, or contradicts itself."""
 
     code = ExitCode.BadSpec
 
 
 class UserCodeError(TrainerError):
-    """The user's code raised, or gave back something a task must not. A raised exception is the `__cause__`."""
+    """The user's code raised, or returned something a task must not. An exception it raised is the `__cause__`."""
 
     code = ExitCode.UserError
 
@@ -40,7 +40,7 @@ class PeerLostError(TrainerError):
 
 
 class PreemptedError(TrainerError):
-    """Asked to stop before the first step, when there was nothing yet for the replicas to agree on."""
+    """Told to stop before the first step, when the replicas had nothing to agree on yet."""
 
     code = ExitCode.Preempted
 
@@ -52,7 +52,7 @@ class StorageError(TrainerError):
 
 
 class StorageDeniedError(StorageError):
-    """The same, but asking again will not help: rights, credentials or the bucket itself are missing."""
+    """Checkpoints could not be read or written, and a retry will not help: no rights, credentials or bucket."""
 
     code = ExitCode.StorageDenied
 
@@ -64,7 +64,7 @@ class DivergedError(TrainerError):
 
 
 class NotFiniteError(TrainerError):
-    """The loss or its gradients are not finite, and the recipe does not say to go on."""
+    """The loss or its gradients are not finite, and the recipe does not say to continue."""
 
     code = ExitCode.NotFinite
 

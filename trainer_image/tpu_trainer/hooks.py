@@ -1,4 +1,4 @@
-"""What a task may do around the loop's own work. A plain Task does nothing; a LightningModule has its hooks called."""
+"""What a task may do around the loop's own work: nothing for a plain Task, its hooks for a LightningModule."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Hooks:
-    """Every method is called by every replica, at the same steps. What one raises is an error of the user's code."""
+    """Every replica calls every method at the same steps. What one raises is an error of the user's code."""
 
     own_schedule = False
-    """The task schedules its learning rate itself (`after_step`); otherwise the recipe's warm-up and schedule hold."""
+    """The task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and schedule."""
 
     gives_closure = False
-    """`update` gives the optimizer's step a closure, which may be called once."""
+    """`update` passes a closure to the optimizer's step, which may call it once."""
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or those of the checkpoint)."""
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Around an evaluation of one batch before the first step, of which nothing may remain."""
+        """Around an evaluation of one batch before the first step, which must leave no trace."""
         yield
 
     def train_begins(self) -> None: ...
@@ -42,7 +42,7 @@ class Hooks:
     def after_backward(self) -> None: ...
 
     def before_update(self, optimizer: Optimizer) -> None:
-        """The gradients on the parameters are the global ones: here they are clipped."""
+        """The parameters have the global gradients: the place to clip them."""
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()
@@ -53,7 +53,7 @@ class Hooks:
     def epoch_ends(self, epoch: int) -> None: ...
 
     def train_ends(self, *, stopped: bool) -> None:
-        """`stopped`: before its time, on request; there is no last evaluation then."""
+        """`stopped`: early, on request; there is no last evaluation then."""
 
     def failed(self, error: BaseException) -> None:
         """The run ends with `error`."""
@@ -63,4 +63,4 @@ class Hooks:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state` gave, before `fit_begins`."""
+        """Restores what `state` returned, before `fit_begins`."""

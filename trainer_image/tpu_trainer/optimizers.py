@@ -1,14 +1,13 @@
-"""Optimizers by the recipe's name, for tasks that bring none of their own; and what a task's own one leaves unused."""
+"""Optimizers by the recipe's name, for tasks without one of their own; and what a task's own one leaves unused."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
@@ -17,57 +16,37 @@ from tpu_trainer.task import Hyperparameters, Task
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-Parameters = Iterable[nn.Parameter]
-
-
-def _sgd(parameters: Parameters, hp: Hyperparameters) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=hp.learning_rate, momentum=hp.momentum, weight_decay=hp.weight_decay)
-
-
-def _adam(parameters: Parameters, hp: Hyperparameters) -> Optimizer:
-    betas = (hp.beta1, hp.beta2)
-    return torch.optim.Adam(parameters, lr=hp.learning_rate, betas=betas, eps=hp.epsilon, weight_decay=hp.weight_decay)
-
-
-def _adamw(parameters: Parameters, hp: Hyperparameters) -> Optimizer:
-    betas = (hp.beta1, hp.beta2)
-    return torch.optim.AdamW(parameters, lr=hp.learning_rate, betas=betas, eps=hp.epsilon, weight_decay=hp.weight_decay)
-
-
-def _rmsprop(parameters: Parameters, hp: Hyperparameters) -> Optimizer:
-    return torch.optim.RMSprop(
-        parameters, lr=hp.learning_rate, momentum=hp.momentum, eps=hp.epsilon, weight_decay=hp.weight_decay
-    )
-
-
-BUILDERS: dict[str, Callable[[Parameters, Hyperparameters], Optimizer]] = {
-    "adam": _adam,
-    "adamw": _adamw,
-    "rmsprop": _rmsprop,
-    "sgd": _sgd,
+BUILDERS: Mapping[str, tuple[Callable[..., Optimizer], tuple[str, ...]]] = {
+    "adam": (torch.optim.Adam, ("betas", "eps")),
+    "adamw": (torch.optim.AdamW, ("betas", "eps")),
+    "rmsprop": (torch.optim.RMSprop, ("momentum", "eps")),
+    "sgd": (torch.optim.SGD, ("momentum",)),
 }
+"""torch's optimizers by the recipe's names, and what each takes besides the rate and the weight decay."""
 
 
 def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
-    """The task's own optimizer, or the one the recipe names. The model must be on its device already."""
+    """The task's own optimizer, or the one that the recipe names. The model must be on its device already."""
     parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserCodeError("the task's model has no parameter to train")
     if task.optimizer is not None:
         with user_code("the task's optimizer"):
             return task.optimizer(parameters, hp)
-    builder = BUILDERS.get(hp.optimizer.lower())
-    if builder is None:
+    if hp.optimizer.lower() not in BUILDERS:
         raise UserCodeError(
             f'the recipe names the optimizer "{hp.optimizer}", the trainer knows {", ".join(sorted(BUILDERS))}; for '
             "any other give the Task an `optimizer`"
         )
+    build, options = BUILDERS[hp.optimizer.lower()]
+    values = {"momentum": hp.momentum, "betas": (hp.beta1, hp.beta2), "eps": hp.epsilon}
     with user_code(f"optimizer {hp.optimizer}"):
-        return builder(parameters, hp)
+        chosen = {name: values[name] for name in options}
+        return build(parameters, lr=hp.learning_rate, weight_decay=hp.weight_decay, **chosen)
 
 
 def refuse_closure(optimizer: Optimizer) -> None:
-    """Where a step is made without a closure.
+    """For a run that makes its steps without a closure.
 
     Raises:
         UserCodeError: the optimizer's step cannot be made without one.
@@ -99,11 +78,11 @@ _GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "beta2": ("beta2", lambda group: _beta(group, 1)),
     "epsilon": ("epsilon", lambda group: group.get("eps")),
 }
-"""Of each hyperparameter the recipe's name, and where an optimizer keeps it in its parameter groups."""
+"""For each hyperparameter the recipe's name, and where an optimizer keeps it in its parameter groups."""
 
 
 def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
-    """What of the recipe this run does not use, one text each, because the task brings its own."""
+    """What this run does not use of the recipe because the task brings its own, one text each."""
     if hp.evaluate_every_steps is not None and task.evaluation is None:
         yield f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the task has nothing to evaluate on"
     if task.optimizer is None:
@@ -117,9 +96,9 @@ def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) 
 
 
 def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
-    """The same of an optimizer that the task built.
+    """What an optimizer that the task built does not use.
 
-    A value counts as used once one parameter group has it: the others' are multiples of it that were meant.
+    A value counts as used once one parameter group has it: the other groups' are deliberate multiples of it.
     """
     yield from _unused_rate(optimizer, hp)
     given = {name: getattr(hp, name) for name in _GROUP_KEYS if name not in hp.silent}
@@ -146,7 +125,7 @@ def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
 
 def _unused_rate(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
     groups = optimizer.param_groups
-    # A scheduler that is made with a maximum of its own takes no notice of the optimizer's rate.
+    # A scheduler with a maximum of its own ignores the optimizer's rate.
     peaks = [group["max_lr"] for group in groups if "max_lr" in group]
     built = peaks or [group.get("initial_lr", group.get("lr")) for group in groups]
     if any(_equal(rate, hp.learning_rate) for rate in built):

@@ -1,18 +1,24 @@
-"""The result of one worker, from which the exit code, the termination message and the last log line are made."""
+"""How a worker ended: its exit code, its last log line, and the JSON that the kubelet copies into the pod's status."""
 
 from __future__ import annotations
 
+import json
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
 from tpu_trainer.errors import TrainerError
+
+_CUT = "... "
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`step`, `metrics` and `examples_per_second` only as far as they were reached."""
+    """`step`, `metrics` and `examples_per_second` as far as the run got."""
 
     code: ExitCode
     message: str
@@ -22,15 +28,12 @@ class Outcome:
 
     @property
     def well(self) -> bool:
-        """The run is done, or was stopped as asked: nothing failed."""
+        """Nothing failed: the run is done, or was stopped as asked."""
         return self.code in (ExitCode.Succeeded, ExitCode.Preempted)
 
 
 def outcome_of(error: Exception, step: int | None = None) -> Outcome:
-    """The outcome a failure leads to; its message is one line, or a traceback where code raised.
-
-    An exception that is not a TrainerError escaped from the trainer itself.
-    """
+    """The outcome of a failure; its message is one line, or a traceback if the user's code or the trainer raised."""
     if not isinstance(error, TrainerError):
         return Outcome(ExitCode.InternalError, _traceback(error), step)
     raised = error.__cause__ if error.code is ExitCode.UserError else None
@@ -38,7 +41,7 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
     return Outcome(error.code, _traceback(raised) if raised else str(error), step)
 
 
-# Of several failures on a host the one that says most: a lost peer is what the others see of a failure
+# Of several failures on a host, the one that says most comes first: a lost peer is how the others see a failure
 # elsewhere.
 _TELLING = (
     ExitCode.UserError,
@@ -61,6 +64,56 @@ def host_outcome(outcomes: Sequence[Outcome], died: bool) -> Outcome:
     if failures or (outcomes and not died):
         return min(failures or outcomes, key=lambda outcome: _TELLING.index(outcome.code))
     return Outcome(ExitCode.InternalError, "a replica's process ended without a word: killed, or crashed natively")
+
+
+def termination_message(outcome: Outcome) -> bytes:
+    """At most TERMINATION_MESSAGE_LIMIT bytes of valid JSON.
+
+    A message that is too long loses its beginning, because a traceback says what happened in its last lines.
+    Metrics are dropped, last ones first, only if they alone would fill the message.
+    """
+    # A lone surrogate (an undecodable file name in a traceback) has no UTF-8 form.
+    message = outcome.message.encode("utf-8", "replace").decode()
+    metrics = dict(outcome.metrics)
+    while metrics and len(_encode(outcome, "", metrics)) > TERMINATION_MESSAGE_LIMIT // 2:
+        metrics.popitem()
+    whole = _encode(outcome, message, metrics)
+    if len(whole) <= TERMINATION_MESSAGE_LIMIT:
+        return whole
+    # Bisection over characters, since escapes and UTF-8 make bytes per character uneven.
+    fits, too_long = 0, len(message)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if len(_encode(outcome, _tail(message, middle), metrics)) <= TERMINATION_MESSAGE_LIMIT:
+            fits = middle
+        else:
+            too_long = middle
+    return _encode(outcome, _tail(message, fits), metrics)
+
+
+def write_termination(path: Path, outcome: Outcome) -> None:
+    """Writes in place: in a pod the path is a mounted file, which cannot be replaced by a rename."""
+    path.write_bytes(termination_message(outcome))
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: a diverged loss is written as null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _tail(message: str, characters: int) -> str:
+    return _CUT + message[len(message) - characters :]
+
+
+def _encode(outcome: Outcome, message: str, metrics: Mapping[str, float]) -> bytes:
+    document: dict[str, Any] = {"outcome": outcome.code.name, "message": message}
+    if outcome.step is not None:
+        document["step"] = outcome.step
+    if metrics:
+        document["metrics"] = {name: finite(value) for name, value in metrics.items()}
+    if outcome.examples_per_second is not None:
+        document["examplesPerSecond"] = round(outcome.examples_per_second, 3)
+    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _traceback(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""What the run says while it runs: plain lines on stdout, and JSON lines for whoever started it.
+"""What the run says while it runs: plain lines on stdout, and JSON lines in a file for the program that started it.
 
-One replica of host 0 reports (`replica` chooses it); all others hold a silent Progress, which only remembers
-the step. What was said last is kept for `reporting`, which reads it from a thread of its own.
+One replica of host 0 reports; all others hold a silent Progress, which only remembers the step. `reporting` reads the
+latest values from a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import Literal
 
 from tpu_trainer.contract import MOST_WARNINGS
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.outcome import finite
 from tpu_trainer.telemetry.history import Sample
-from tpu_trainer.termination import finite
 
 Phase = Literal["starting", "training", "evaluating", "done"]
 
 
 class Progress:
-    """Appends to `file` (none if None) and prints, unless `silent`. `step` is the last step reported.
+    """Prints and appends to `file`, if there is one, unless `silent`. `step` is the last step reported.
 
-    `checkpoint_step`: the newest step that is safe in a checkpoint; set by `replica`. `last`: the last sample;
-    `metrics`: those of the last evaluation; `warnings`: all findings, MOST_WARNINGS at most, since a run that has more
-    has told the first ones often enough.
+    `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
+    evaluation. `warnings`: the first MOST_WARNINGS findings.
     """
 
     def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
@@ -55,20 +54,20 @@ class Progress:
         self._append("training", losses=[finite(loss) for loss in sample.losses])
 
     def finding(self, finding: Finding) -> None:
-        """A warning, which stays in every later line."""
+        """A warning, which every later record repeats."""
         if len(self.warnings) < MOST_WARNINGS:
             self.warnings = (*self.warnings, finding.message)
         if not self._silent:
             print(f"warning: {finding.check}: {finding.message}", file=sys.stderr, flush=True)
 
     def evaluating(self, examples: int) -> None:
-        """Nothing is said where there is nothing to evaluate on."""
+        """Says nothing without examples to evaluate on."""
         if examples:
             self.say(f"evaluating on {examples} examples")
             self._append("evaluating")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics after `step` steps; nothing is said where the task has none."""
+        """The metrics after `step` steps; says nothing if the task has none."""
         if metrics:
             self.metrics = metrics
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
@@ -78,7 +77,7 @@ class Progress:
             self._append("evaluating", evaluation=record)
 
     def stopped(self, checkpoint_step: int | None) -> None:
-        """Ended before its time; the line for people is the outcome itself, which `entry` prints on every host."""
+        """The run ended early; the line for people is the outcome itself, which `entry` prints on every host."""
         self.checkpoint_step = checkpoint_step
         self._append("training")
 

@@ -154,10 +154,9 @@ class _Run:
     def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
         tell, say = self.telling.finding, self.telling.progress.say
-        if (
-            size := size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
-        ) is not None:
-            tell(Finding("DatasetSize", 0, size))
+        difference = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
+        if difference is not None:
+            tell(Finding("DatasetSize", 0, difference))
         start = start_of(found, hp, self.spec)
         if found is not None:
             restore_model(found.snapshot, task.model)

@@ -1,8 +1,7 @@
-"""Where a run begins: at nothing, or where a checkpoint ends, on this slice or on one of another size.
+"""Where a run begins: at step 0, or where a checkpoint ends, on this slice or on one of another size.
 
-What is carried over is counted in examples. On the same global batch the steps are the same, too, and the run continues
-as if it had never stopped. On another one the rest of the example budget is trained by the new recipe, whose rate is
-reached by a short ramp.
+Progress carries over in examples. With the same global batch the steps are the same too, and the run continues as if it
+had never stopped. With another one the new recipe trains the remaining examples, after a short ramp of the rate.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tpu_trainer.schedule import Ramp, rate_factor
 from tpu_trainer.task import Hyperparameters
 
 RAMP_SHARE = 0.05
-"""The longest ramp, as a share of the steps that are left."""
+"""The longest ramp, as a share of the remaining steps."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Leg:
 class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
-    legs: the stretches trained before, the present one last. clean: see `doctor.finite`.
+    legs: the stretches trained so far, the present one last. clean: see `doctor.finite`.
     """
 
     step: int = 0
@@ -51,7 +50,7 @@ class Start:
 def document(
     start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, clean: bool = True
 ) -> dict[str, Any]:
-    """What a checkpoint after `step` steps keeps of the run, as JSON; `learning_rate` is the last step's."""
+    """What a checkpoint after `step` steps keeps of the run, as JSON. `learning_rate`: of the last step."""
     return {
         "examples": start.examples_after(step, hp.global_batch_size),
         "globalBatch": hp.global_batch_size,
@@ -68,28 +67,25 @@ def fresh(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
 
 
 def continued(kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int) -> Start:
-    """The start that a checkpoint's document leads to with the recipe `hp`."""
+    """The start of recipe `hp` from a checkpoint's document."""
     examples, batch = int(kept["examples"]), hp.global_batch_size
-    # Rounded down: the last, partial step's worth is added to the budget, never taken from it.
+    # Rounded down: a partial step's examples are added to the budget, never taken from it.
     step = min(examples // batch, hp.train_steps)
     same = kept["globalBatch"] == batch
     before = tuple(Leg(**leg) for leg in kept["legs"])
+    kept_ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
     return Start(
         step=step,
         examples=examples,
         position=Position(**kept["position"]),
-        ramp=_kept_ramp(kept) if same else _ramp(float(kept["learningRate"]), step, hp),
+        ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp),
         legs=(*before, Leg(step, batch, replicas, attempt)),
         clean=bool(kept.get("clean", True)),
     )
 
 
-def _kept_ramp(kept: Mapping[str, Any]) -> Ramp | None:
-    return None if kept["ramp"] is None else Ramp(**kept["ramp"])
-
-
 def _ramp(old_rate: float, step: int, hp: Hyperparameters) -> Ramp | None:
-    """From the rate of the last step on the other slice up to the new recipe's; a lower one is taken at once."""
+    """From the last step's rate on the other slice up to the new recipe's; a lower one applies at once."""
     new_rate = hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
     steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
     if steps < 1 or not 0 < old_rate < new_rate:

@@ -1,7 +1,4 @@
-"""The learning rate of every step: a linear warm-up, then the recipe's schedule.
-
-A task that sets the rate itself, in a hook or in its optimizer, has a schedule of its own: what it sets is used.
-"""
+"""The learning rate of every step: warm-up, then the recipe's schedule, unless the task sets the rate itself."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ _STEP_FACTOR = 0.1
 _END_FACTOR = 0.0
 
 Rate = Any
-"""A group's rate as its optimizer has it: a float, a tensor without dimensions, or None."""
+"""A group's rate as its optimizer has it: a float, a tensor of shape [], or None."""
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """After a change of the slice: from `begin` times the schedule's rate linearly to the whole of it, over `steps`
-    steps from step `first` (counted from 0) on."""
+    """After a change of the slice the rate rises linearly from `begin` times the schedule's to all of it, in `steps`
+    steps beginning with step `first`, counted from 0."""
 
     first: int
     steps: int
@@ -52,11 +49,11 @@ _TAKEN = "From here on the rate is the task's: the recipe's warm-up and schedule
 
 
 class LearningRate:
-    """Sets every parameter group's rate, from the one the optimizer was built with, until the task sets one itself.
+    """Sets every parameter group's rate, based on the one the optimizer was built with, until the task sets one itself.
 
-    A rate that is not the one set here last was set by the task's own code, in a hook or in its optimizer. It stands,
-    and from then on all rates are the task's; `tell` hears of it once. `own`: they are from the start. `ramp`: None
-    without one, and where the rates are the task's.
+    A rate that differs from the one set here last was set by the task's own code, in a hook or in its optimizer. It
+    stands, and from then on all rates are the task's, which `tell` is told once. `own`: they are from the start.
+    `ramp`: None without one, and if the rates are the task's.
     """
 
     def __init__(
@@ -106,13 +103,13 @@ class LearningRate:
         self._last = [group.get("lr") for group in groups]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON: whose the rates are, those the groups were built with, and the present."""
+        """What a checkpoint keeps, as JSON: whose the rates are, the groups' original rates and their present ones."""
         present = [group.get("lr") for group in self._optimizer.param_groups]
         return {"whose": self._whose, "built": _numbers(self._built), "present": _numbers(present)}
 
     def load(self, kept: Mapping[str, Any] | None) -> None:
-        """Goes on with rates that the task had set, in proportion where its optimizer is now built with other ones;
-        the recipe's need nothing kept. None: a checkpoint that does not say."""
+        """Restores rates that the task had set, in proportion if its optimizer is now built with others; the recipe's
+        own need no state. None: an older checkpoint, which does not keep this."""
         if kept is None or kept["whose"] not in (Whose.HOOKS, self._whose):
             return
         if kept["whose"] == Whose.RECIPE:
@@ -120,17 +117,16 @@ class LearningRate:
             return
         if self._whose is Whose.RECIPE:
             self._whose, self.ramp = Whose.HOOKS, None
-            self._tell(
-                Finding("LearningRate", 0, f"before the checkpoint the task's own code set the learning rate. {_TAKEN}")
-            )
+            text = f"before the checkpoint the task's own code set the learning rate. {_TAKEN}"
+            self._tell(Finding("LearningRate", 0, text))
         groups = self._optimizer.param_groups
         for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
             if rate is not None:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
 
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
-        """Groups that a hook had added come back with the rate of their last step; here they get the one that they
-        were made with, in proportion to the recipe's."""
+        """Groups that a hook had added come with the rate of their last step; here they get their original rate, in
+        proportion to the recipe's."""
         count = len(self._built)
         now, then = _numbers(self._built[:1])[0], built[0]
         for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
@@ -146,19 +142,14 @@ class LearningRate:
         self._whose = Whose.HOOKS
         groups = self._optimizer.param_groups
         group, last = next((g, last) for g, last in zip(groups, self._last, strict=True) if g.get("lr") != last)
-        self._tell(
-            Finding(
-                "LearningRate",
-                step,
-                f"step {step + 1}: the task's own code set the learning rate to {_short(group.get('lr'))}, it was "
-                f"{_short(last)}. {_TAKEN}",
-            )
-        )
+        rates = f"to {_short(group.get('lr'))}, it was {_short(last)}"
+        text = f"step {step + 1}: the task's own code set the learning rate {rates}. {_TAKEN}"
+        self._tell(Finding("LearningRate", step, text))
 
 
 def _layer_scales(optimizer: Optimizer) -> list[float]:
-    """Each group's `lr_scale`, by which timm and its kin mean layer-wise decay and leave applying it to whoever sets
-    the rate; 1 where there is none, or where the group's rate has been set apart already."""
+    """Each group's `lr_scale`, with which timm and others leave layer-wise decay to the scheduler; 1 without one, or if
+    the group's rate has been set apart already."""
     default = getattr(optimizer, "defaults", {}).get("lr")
     return [
         float(group["lr_scale"]) if "lr_scale" in group and group.get("lr") == default else 1.0
@@ -177,8 +168,8 @@ def _short(rate: Rate) -> str:
 def rate_factor(step: int, steps: int, warmup: int, schedule: ScheduleSpec) -> float:
     """The rate of step `step` (counted from 0) over the recipe's.
 
-    While step < warmup it is (step + 1) / warmup (gradual warm-up, Goyal et al. 2017). It never is 0: a rate of
-    exactly 0 would cost XLA a compilation of its own, so Linear and Cosine end one step above `factor`.
+    While step < warmup it is (step + 1) / warmup (gradual warm-up, Goyal et al. 2017, section 2.2). It is never 0: XLA
+    would compile a step with a rate of exactly 0 separately, so Linear and Cosine end one step above `factor`.
     """
     if step < warmup:
         return (step + 1) / warmup

@@ -1,8 +1,7 @@
-"""How a worker learns that it should stop: SIGTERM (the kubelet) or SIGINT (a person at a terminal).
+"""How a worker learns that it should stop: SIGTERM (from the kubelet) or SIGINT (from a terminal).
 
-The signal only sets a flag. The flag travels to the other replicas with the gradients (`loop`), so that all
-of them stop after the same step. With a process per chip only the parent gets the signal; a file carries it
-to the children.
+The signal only sets a flag, which travels to the other replicas with the gradients (`exchange`), so that all stop after
+the same step. With a process per device only the parent gets the signal, and a file carries it to the children.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import FrameType
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 StopFlag = Callable[[], bool]
-"""Asked before every step: has this host been told to stop?"""
+"""Whether this host has been told to stop; asked in every step."""
 
 
 class StopSignal:
@@ -42,14 +41,14 @@ class StopSignal:
             signal.set_wakeup_fd(end, warn_on_full_buffer=False)
 
     def arrived(self) -> bool:
-        """Whether a signal has come, even if the main thread hangs and cannot run the handler; for one other thread."""
+        """Whether a signal has come, even if the main thread hangs and cannot run the handler. For one other thread."""
         if self._arrivals is not None:
             with suppress(BlockingIOError):
                 self._arrived |= any(number in _NUMBERS for number in os.read(self._arrivals, 512))
         return self._arrived or self._requested
 
     def share(self, file: Path) -> None:
-        """Creates `file` on the signal, at once where it has come already."""
+        """Creates `file` on the signal, or at once if it has come already."""
         self._file = file
         if self._requested:
             file.touch()

@@ -1,7 +1,7 @@
-"""What a user's entrypoint returns, and what it is handed: the whole surface between user code and trainer.
+"""What a user's entrypoint gets and returns: the whole interface between user code and trainer.
 
-The entrypoint `module:callable` is called by `entrypoint` in every process, after the random generators have been
-seeded with the run's seed. It returns a Task, a LightningModule, or a pair (LightningModule, LightningDataModule).
+Every process calls the entrypoint `module:callable` after seeding the random generators with the run's seed. It returns
+a Task, a LightningModule, or a pair (LightningModule, LightningDataModule).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The resolved recipe. Values the recipe leaves out have torch's own defaults for that optimizer.
+    """The resolved recipe. Values that the recipe leaves out have torch's own defaults for that optimizer.
 
-    `learning_rate` is the one after warm-up; the loop itself applies warm-up and schedule to every parameter group.
+    `learning_rate` is the rate after warm-up; the loop applies warm-up and schedule to every parameter group.
     Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
     With `ema_decay` the trainer averages the weights. `parameters` are the recipe's free-form strings. `silent` names
     the fields that the recipe leaves out: an entrypoint's own default for a parameter of that name then stands.
@@ -59,6 +59,16 @@ class Hyperparameters:
     @staticmethod
     def of(spec: RunSpec) -> Hyperparameters:
         recipe = spec.optimizer
+        optional = {
+            "momentum": recipe.momentum,
+            "weight_decay": recipe.weight_decay,
+            "beta1": recipe.beta1,
+            "beta2": recipe.beta2,
+            "epsilon": recipe.epsilon,
+            "evaluate_every_steps": spec.evaluate_every_steps,
+            "ema_decay": spec.ema_decay,
+            "data_uri": spec.data_uri,
+        }
 
         def given(value: float | None, otherwise: float) -> float:
             return otherwise if value is None else value
@@ -83,37 +93,22 @@ class Hyperparameters:
             seed=spec.seed,
             data_uri=spec.data_uri,
             parameters=spec.parameters,
-            silent=_silent(spec),
+            silent=frozenset(name for name, value in optional.items() if value is None),
         )
 
 
-def _silent(spec: RunSpec) -> frozenset[str]:
-    """The fields of Hyperparameters for which the run spec names no value."""
-    optional = {
-        "momentum": spec.optimizer.momentum,
-        "weight_decay": spec.optimizer.weight_decay,
-        "beta1": spec.optimizer.beta1,
-        "beta2": spec.optimizer.beta2,
-        "epsilon": spec.optimizer.epsilon,
-        "evaluate_every_steps": spec.evaluate_every_steps,
-        "ema_decay": spec.ema_decay,
-        "data_uri": spec.data_uri,
-    }
-    return frozenset(name for name, value in optional.items() if value is None)
-
-
 class Evaluator(Protocol):
-    """A task's own way of evaluating, for which rows must not be filled up: batches hold held-out examples only."""
+    """A task's own way to evaluate: batches hold held-out examples only, without rows that fill them up."""
 
     def begins(self) -> None:
-        """The model is still training; the evaluator itself turns it to evaluation and back."""
+        """The evaluator itself puts the model into evaluation mode and back."""
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
-        """Batch `index` of this process, on the device. `rows` of its examples count: all of them, or, in a process
-        that has no example at all, 0 of the one it is given so that it does what the others do."""
+        """Batch `index` of this process, on the device. `rows` of its examples count: all of them, or 0 in a process
+        without an example of its own, which gets one so that it does what the others do."""
 
     def ends(self, backend: Backend) -> dict[str, float]:
-        """The metrics over all processes; makes the same collectives in each."""
+        """The metrics over all processes; makes the same collectives on each."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +118,16 @@ class Task:
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
         dropped. Or an IterableDataset, read in the order in which it comes.
-    loss: (model, batch) -> the MEAN loss over the batch, a tensor without dimensions; or (sum, weight), two of them,
-        for a mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
+    loss: (model, batch) -> the MEAN loss over the batch, a tensor of shape []; or (sum, weight), two of them, for a
+        mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
-    evaluation: map-style, with `metrics` or with `evaluator`. It is gone through once after training, and every
-        evaluate_every_steps if the recipe says so, every example counted once.
+    evaluation: map-style, with `metrics` or with `evaluator`. Evaluated after training, and every
+        evaluate_every_steps if the recipe says so; every example counts once.
     metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means.
-    evaluator: for metrics that cannot be had per example.
+    evaluator: for metrics that are not means over examples.
     collate: a list of examples -> a batch; left out, torch's default_collate.
     evaluation_collate: the same for `evaluation`; left out, `collate`.
-    workers: processes that read map-style training data ahead, in every trainer process; 0 is none.
+    workers: processes per trainer process that read map-style training data ahead; 0 is none.
     """
 
     model: nn.Module

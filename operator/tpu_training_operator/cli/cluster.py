@@ -1,8 +1,9 @@
-"""The cluster that a command reads: its options, the connection, and what went wrong in words for people."""
+"""The cluster that a command reads: its options, the connection, and errors in words for people."""
 
 import asyncio
 import difflib
 import functools
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -13,30 +14,23 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.api.text import plain_json
-from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.errors import CommandError
 from tpu_training_operator.cli.words import several
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
-from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.cluster import JOBS, Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 
 _INTERRUPTED = 130
-_BAD_INPUT = 2
-_UNAUTHORIZED = 401
 _MOST_NAMES = 5
-# 128 connections: --follow holds one for each log. What a cluster's strangers wrote is shown on a terminal.
-OPTIONS = ClientOptions(agent="tpujob", clean=plain_json, patience=30.0, connections=128)
 _RIGHTS = f"get, list and watch {PLURAL}.{GROUP} and pods; get pods/log"
+# A terminal obeys what it is shown, so all that strangers wrote into the cluster is made plain. The number of
+# connections is that of logs to follow, and some.
+OPTIONS = ClientOptions(agent="tpujob", clean=plain_json, patience=30.0, connections=128)
 
 
-class ClusterProblem(click.ClickException):
-    """The cluster has no such job, refuses, or cannot be reached: exit status 2."""
-
-    exit_code = _BAD_INPUT
-
-    def show(self, file: object = None) -> None:
-        for line in self.message.splitlines():
-            click.echo(f"{program_name()}: {line}", err=True)
+class ClusterProblem(CommandError):
+    """The cluster has no such job, refuses, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,16 @@ class Connection:
 
 @dataclass(frozen=True)
 class Target:
-    """Which cluster, as the options name it."""
+    """The cluster, as given by the options."""
 
     namespace: str | None
     kubeconfig: Path | None
     context: str | None
 
     def run(self, work: Callable[[Connection], Coroutine[Any, Any, int]]) -> None:
-        """Do the work with a connection and exit with the status that it returns."""
+        """Do the work with a connection, then exit with the status that it returns."""
+        # What the client logs is for operators.
+        logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
         try:
             sys.exit(asyncio.run(self._run(work)))
         except KeyboardInterrupt:
@@ -71,8 +67,7 @@ class Target:
             raise ClusterProblem(f"{error}{hint}") from None
         try:
             async with connect(credentials, OPTIONS) as client:
-                namespace = self.namespace or credentials.namespace
-                return await work(Connection(client, credentials.server, namespace))
+                return await work(Connection(client, credentials.server, self.namespace or credentials.namespace))
         except ApiError as error:
             raise ClusterProblem(_explained(error, credentials.server)) from None
 
@@ -88,43 +83,40 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 
     path = click.Path(path_type=Path)
     for option in (
-        click.option("--context", help="The kubeconfig's context. Default: its current one."),
-        click.option("--kubeconfig", type=path, help="The kubeconfig. Default: as kubectl finds it."),
-        click.option("-n", "--namespace", help="Default: that of the context."),
+        click.option("--context", help="The kubeconfig's context. Default: its current context."),
+        click.option("--kubeconfig", type=path, help="The kubeconfig. Default: the one kubectl uses."),
+        click.option("-n", "--namespace", help="Default: the context's namespace."),
     ):
         with_target = option(with_target)
     return with_target
 
 
 async def find_job(connection: Connection, name: str) -> Object:
-    """The job. Raises ClusterProblem that names what there is instead."""
+    """The job. Raises ClusterProblem, which names the jobs there are instead."""
     try:
         return await connection.client.get(JOBS, connection.namespace, name)
     except NotFound as error:
         if not error.reason:
+            # The API server does not know the kind.
             raise
-        raise await no_such_job(connection, name) from None
+        raise await _no_such_job(connection, name) from None
 
 
-async def no_such_job(connection: Connection, name: str) -> ClusterProblem:
+async def _no_such_job(connection: Connection, name: str) -> ClusterProblem:
+    problem = f"there is no job {name!r} in namespace {connection.namespace!r}"
     names: list[str] = []
     try:
         async for page in connection.client.pages(Selection(JOBS, connection.namespace), _name):
             names += page.kept
     except Forbidden:
-        return ClusterProblem(f"there is no job {name!r} in namespace {connection.namespace!r}")
-    near = difflib.get_close_matches(name, names, _MOST_NAMES, cutoff=0.5)
-    offer = f"nearest: {', '.join(near)}" if near else f"it has {several(names, _MOST_NAMES)}" if names else ""
-    offer = offer or "it has no jobs"
-    return ClusterProblem(f"there is no job {name!r} in namespace {connection.namespace!r}; {offer}")
+        return ClusterProblem(problem)
+    if near := difflib.get_close_matches(name, names, _MOST_NAMES, cutoff=0.5):
+        return ClusterProblem(f"{problem}; nearest: {', '.join(near)}")
+    return ClusterProblem(f"{problem}; it has {several(names, _MOST_NAMES) or 'no jobs'}")
 
 
 def _name(job: Object) -> str:
     return str(job["metadata"]["name"])
-
-
-def job_key(connection: Connection, name: str) -> JobKey:
-    return JobKey(connection.namespace, name)
 
 
 def _explained(error: ApiError, server: str) -> str:
@@ -132,7 +124,7 @@ def _explained(error: ApiError, server: str) -> str:
         return f"{error}\nneeded: {_RIGHTS}"
     if isinstance(error, NotFound) and not error.reason:
         return f"{server} does not know {PLURAL}.{GROUP}: install the operator's CRD (tpujob crd | kubectl apply -f -)"
-    if error.status == _UNAUTHORIZED:
+    if error.status == 401:
         return f"{server} does not accept your credentials: {error}"
     if error.status == 0:
         return f"{server} cannot be reached: {error}"

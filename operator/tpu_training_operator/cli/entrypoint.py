@@ -1,4 +1,4 @@
-"""Whether a job's code can be found from here, before any worker is started.
+"""Checks that a job's code can be found, before `tpujob run` starts any worker.
 
 Nothing is imported: user code runs only in workers, and importing torch here would take seconds.
 """
@@ -19,7 +19,7 @@ _FIELD = "spec.trainer.entrypoint"
 
 
 def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | None:
-    """What keeps the workers from starting the job's code, or None."""
+    """The problem that would keep the workers from starting the job's code; None if there is none."""
     if trainer.command is not None:
         return _command_problem(trainer.command[0])
     module, _, attribute = (trainer.entrypoint or "").partition(":")
@@ -40,7 +40,7 @@ def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Proble
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for index, part in enumerate(parts):
-        # By its last part: under its full name a namespace package wants its parent to be imported.
+        # By its last part: to find a namespace package by its full name, Python would import its parent.
         spec = _find_top_level(part, paths) if where is None else PathFinder.find_spec(part, where)
         if spec is None:
             return None, _no_module(".".join(parts[: index + 1]), part, where or paths)
@@ -49,7 +49,7 @@ def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Proble
 
 
 def _find_top_level(name: str, paths: list[str]) -> ModuleSpec | None:
-    """Where the workers look first, and then where this Python looks; an editable install may have its own finder."""
+    """Looks where the workers look first, then where this Python looks; an editable install may have its own finder."""
     here = PathFinder.find_spec(name, paths)
     return here or next(filter(None, (finder.find_spec(name, None) for finder in sys.meta_path)), None)
 
@@ -63,7 +63,7 @@ def _no_module(full_name: str, part: str, where: list[str]) -> Problem:
 
 def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | None:
     try:
-        # Bytes: what encoding they are in is for Python to find out.
+        # As bytes: Python detects the encoding.
         tree = ast.parse(source.read_bytes(), str(source))
     except SyntaxError as error:
         where = f" in line {error.lineno}" if error.lineno else ""
@@ -79,7 +79,7 @@ def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | N
 
 
 def _top_level_names(tree: ast.Module) -> set[str] | None:
-    """The names a module defines, or None where that cannot be told without running it."""
+    """The names that a module defines; None if only running it would tell."""
     names: set[str] = set()
     for statement in tree.body:
         match statement:
@@ -96,6 +96,6 @@ def _top_level_names(tree: ast.Module) -> set[str] | None:
             case ast.Expr():
                 continue
             case _:
-                # Definitions below an if, try or with.
+                # Definitions inside an if, try or with.
                 return None
     return names

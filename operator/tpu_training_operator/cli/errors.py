@@ -1,21 +1,33 @@
-"""Errors for people: one line each on stderr, and the exit status that goes with them."""
+"""Errors for people: one line each on stderr, and the exit status of the command."""
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.cli.program import program_name
+if TYPE_CHECKING:
+    # Importing it would load pydantic for `tpujob --help`.
+    from tpu_training_operator.api.validation import Problem
 
 
-class BadInput(click.ClickException):
-    """The input is wrong: one line for every problem, exit status 2."""
+def program_name() -> str:
+    """What the user typed: kubectl finds the program `kubectl-tpujob` and calls it for `kubectl tpujob`."""
+    return "kubectl tpujob" if Path(sys.argv[0]).stem == "kubectl-tpujob" else "tpujob"
+
+
+class CommandError(click.ClickException):
+    """Ends the command with exit status 2 and its message, each line after the program's name."""
 
     exit_code = 2
-
-    def __init__(self, source: Path | str, problems: list[Problem]) -> None:
-        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
 
     def show(self, file: object = None) -> None:
         for line in self.message.splitlines():
             click.echo(f"{program_name()}: {line}", err=True)
+
+
+class BadInput(CommandError):
+    """The input is wrong: one line for every problem."""
+
+    def __init__(self, source: Path | str, problems: "list[Problem]") -> None:
+        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))

@@ -1,4 +1,4 @@
-"""Reading a job from a file (or `-`, standard input). Used by every command that takes `-f`."""
+"""Reads a job from a file, or from standard input (`-`), for every command that takes `-f`."""
 
 import re
 import sys
@@ -18,21 +18,21 @@ from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.domain.objects.shared import check_config_map
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
-# libyaml where it is there: ten times faster, same documents.
+# libyaml, if present, reads the same documents ten times faster.
 _SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# As kubectl reads numbers; PyYAML takes 1e-3 for text, since YAML 1.1 wants a dot and a sign.
+# Numbers as kubectl reads them; PyYAML reads 1e-3 as text, because YAML 1.1 requires a dot and a sign.
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """Reads what kubectl reads, and refuses what it refuses: a key that is given twice."""
+    """Accepts what kubectl accepts; like kubectl, refuses a key that is given twice."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._checked: set[int] = set()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Called before a mapping is made, and once more for each that it is merged into."""
+        """PyYAML calls this before it makes a mapping, and again for each mapping that merges it."""
         if id(node) not in self._checked:
             self._checked.add(id(node))
             seen: set[str] = set()
@@ -48,7 +48,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job as written, checked and resolved."""
+    """A job: as written (`body`), checked (`job`) and resolved."""
 
     path: Path
     body: dict[str, Any]
@@ -70,14 +70,14 @@ def filename_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _only_one(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> Path:
-    """Of two, click would silently take the last."""
+    """Without this, click would silently take the last of two."""
     if len(given) > 1:
         raise click.UsageError(f"-f names one file; {len(given)} were given: {', '.join(map(str, given))}")
     return given[0]
 
 
 def load(path: Path, *, except_rules: tuple[Rule, ...] = (), override: Mapping[str, Any] | None = None) -> JobFile:
-    """The job in the file. `override` replaces fields of spec.slice. Raises BadInput for anything that is wrong."""
+    """The job in the file. `override` replaces fields of spec.slice. Raises BadInput with every problem found."""
     body = _job_in(path)
     try:
         if override and isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
@@ -100,7 +100,7 @@ def _job_in(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise BadInput(path, [Problem("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
     except ValueError as error:
-        # A date such as 2024-13-45, or a number of thousands of digits.
+        # A date such as 2024-13-45, or a number with thousands of digits.
         raise BadInput(path, [Problem("", f"not valid YAML: {error}")]) from None
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     candidates = jobs or documents

@@ -1,7 +1,6 @@
-"""A job of a cluster as a person wants to know it: numbers and facts, no layout. Pure.
+"""A job of a cluster as facts: the status, the pods and the clock together, without any layout.
 
-`cli.job_rows` puts it into words, for `tpujob watch` and `tpujob status`. What an older or newer operator wrote must
-still be readable: whatever is missing is left out.
+An older or newer operator may have written the status, so whatever is missing or unknown is left out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,20 +13,19 @@ from pydantic import ValidationError
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.status import Failure, Goodput, Progress, Resolved, State, Status
+from tpu_training_operator.api.status import Goodput, State, Status
 from tpu_training_operator.domain.hosts import Host, Hosts, summary
-from tpu_training_operator.domain.lifecycle.goodput import charge
+from tpu_training_operator.domain.lifecycle import goodput as accounts
 from tpu_training_operator.domain.lifecycle.restart_budget import Budget, budget
 from tpu_training_operator.domain.observed import parse_time
 
 
 @dataclass(frozen=True)
 class JobView:
-    """`state_word`: as it was written, which may be one that this version does not know; empty until an operator has
-    seen the job. `hosts`: None until it has been resolved.
+    """`state_word`: the state as written, which this version may not know; empty before the first status.
 
-    `budgets`: of every class, in the API's order; empty where the spec cannot be read. `goodput`: with the running
-    activity's seconds up to now. `life`: seconds since the job was created, at most until it finished.
+    `hosts`: None until the job is resolved. `budgets`: one for each class, in the API's order; empty if the spec cannot
+    be read. `window`: how long a restart counts. `goodput`: includes the current activity's seconds up to `now`.
     """
 
     name: str
@@ -50,16 +48,8 @@ class JobView:
         return self.status.state
 
     @property
-    def resolved(self) -> Resolved | None:
-        return self.status.resolved
-
-    @property
-    def progress(self) -> Progress | None:
-        return self.status.progress
-
-    @property
-    def failure(self) -> Failure | None:
-        return self.status.last_failure
+    def is_running(self) -> bool:
+        return self.state is State.RUNNING
 
     @property
     def has_succeeded(self) -> bool:
@@ -67,7 +57,7 @@ class JobView:
 
     @property
     def has_failed(self) -> bool:
-        """Over without success, for good: a spec that cannot be, too, for it cannot be changed."""
+        """The job ended without success. An invalid spec ends it, too, because a spec cannot be changed."""
         return is_true(self.status.conditions, ConditionType.FAILED) or self.state is State.INVALID
 
     @property
@@ -76,25 +66,32 @@ class JobView:
 
     @property
     def life(self) -> int:
-        """Seconds, as the goodput counts them."""
-        spent = self.goodput
-        if spent is None:
-            return int((self.now - self.created).total_seconds())
-        return int((parse_time(spent.since) - self.created).total_seconds())
+        """Seconds since the job was created, at most until it ended: the sum of the goodput's parts."""
+        end = parse_time(self.goodput.since) if self.goodput else self.now
+        return int((end - self.created).total_seconds())
 
     @property
     def slice(self) -> str:
-        resolved = self.resolved
+        """2 x v5litepod-16"""
+        resolved = self.status.resolved
         if resolved is None:
             return ""
         return f"{resolved.slices} x {resolved.accelerator_type}" if resolved.slices > 1 else resolved.accelerator_type
 
+    @property
+    def next_attempt_in(self) -> timedelta | None:
+        """The wait before the next attempt; None if the job does not wait for one."""
+        time = self.status.restarts.next_attempt_time
+        left = parse_time(time) - self.now if time and self.state is State.RESTARTING else timedelta(0)
+        return left if left > timedelta(0) else None
+
 
 def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> JobView:
-    """The job and its pods as they were read; `hosts` may hold pods of other owners and of earlier attempts."""
+    """`hosts` may include pods of other owners and of earlier attempts."""
     metadata, spec = job["metadata"], job["spec"]
-    status = Status.read(job.get("status"))
-    restart = _restart(spec)
+    status, restart = Status.read(job.get("status")), _restart(spec)
+    resolved, goodput = status.resolved, status.goodput
+    ours = [host for host in hosts if host.owner == metadata["uid"]]
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -106,18 +103,17 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         status=status,
         state_word=str((job.get("status") or {}).get("state") or ""),
         message=_message(status),
-        hosts=_hosts(status, [host for host in hosts if host.owner == metadata["uid"]]),
+        hosts=summary(ours, status.attempt, resolved.slices, resolved.hosts_per_slice) if resolved else None,
         window=restart.window if restart else "",
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
-        goodput=_goodput(status, now),
+        goodput=goodput and accounts.charge(goodput, now, goodput.activity),
     )
 
 
 def _message(status: Status) -> str:
-    """What was decided last; and before it, what keeps the operator from going on."""
-    ready = find(status.conditions, ConditionType.READY)
+    """The last decision; before it, the error that keeps the operator from the next one."""
+    ready, reconciling = (find(status.conditions, kind) for kind in (ConditionType.READY, ConditionType.RECONCILING))
     decided = ready.message if ready else ""
-    reconciling = find(status.conditions, ConditionType.RECONCILING)
     if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
         return decided
     return f"{reconciling.message}; before: {decided}" if decided else reconciling.message
@@ -128,21 +124,3 @@ def _restart(spec: Mapping[str, Any]) -> Restart | None:
         return Restart.model_validate((spec.get("runPolicy") or {}).get("restart") or {})
     except ValidationError:
         return None
-
-
-def _hosts(status: Status, hosts: list[Host]) -> Hosts | None:
-    resolved = status.resolved
-    if resolved is None:
-        return None
-    return summary(hosts, status.attempt, resolved.slices, resolved.hosts_per_slice)
-
-
-def _goodput(status: Status, now: datetime) -> Goodput | None:
-    goodput = status.goodput
-    return goodput and charge(goodput, now, goodput.activity)
-
-
-def until(time: str | None, now: datetime) -> timedelta | None:
-    """The time that is left until then; None when it is over, or was never to come."""
-    left = parse_time(time) - now if time else timedelta(0)
-    return left if left > timedelta(0) else None

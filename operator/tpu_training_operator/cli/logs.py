@@ -1,107 +1,103 @@
-"""`tpujob logs NAME`: what the workers write, of one host, of several, or of the one that failed."""
+"""`tpujob logs NAME`: what the workers write; of one host, of several, or of the one that failed."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from tpu_training_operator.api.status import Failure, Resolved
-from tpu_training_operator.cli.cluster import (
-    ClusterProblem,
-    Connection,
-    Target,
-    cluster_options,
-    find_job,
-    job_key,
-)
-from tpu_training_operator.cli.log_following import JobNow, LogReader, NoLog, Sink
-from tpu_training_operator.cli.log_sinks import OneLog, Out, SeveralLogs, Terminal
-from tpu_training_operator.cli.program import program_name
-from tpu_training_operator.domain.failures.failure_words import failed_where, failed_why
+from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.api.text import plain
+from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
+from tpu_training_operator.cli.errors import program_name
+from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog, Write
+from tpu_training_operator.domain.failures.messages import failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.kube.cluster import JobKey
 
-# Each log that is followed is a connection, here and from the API server to the node.
+# Following a log takes a connection, here and from the API server to the node.
 MOST_FOLLOWED = 100
-_FAILED = 1
 
 
 class NothingToShow(ClusterProblem):
-    """The job is there, the log is not: exit status 1."""
+    """The job exists, the log does not: exit status 1."""
 
-    exit_code = _FAILED
+    exit_code = 1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whose logs, as the options say it."""
+    """Whose logs, as given by the options."""
 
-    hosts: tuple[int, ...]
-    slice: int | None
-    everybody: bool
-    attempt: int | None
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How they are printed."""
-
-    follow: bool
-    tail: int | None
-    timestamps: bool
+    hosts: tuple[int, ...] = ()
+    slice: int | None = None
+    everybody: bool = False
+    failed: bool = False
+    attempt: int | None = None
+    follow: bool = False
 
 
 @click.command()
 @click.argument("name")
 @click.option("--host", "hosts", type=int, multiple=True, help="Index in the job, or with --slice in it; repeatable.")
-@click.option("--slice", "slice_index", type=int, help="The hosts of this slice only.")
+@click.option("--slice", "slice", type=int, help="Only the hosts of this slice.")
 @click.option("--all", "everybody", is_flag=True, help="All hosts.")
 @click.option("--failed", is_flag=True, help="The worker that failed last.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Of this attempt. Default: the present one.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, over restarts of the gang.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of what is there.")
-@click.option("--timestamps", is_flag=True, help="Each line after its time.")
+@click.option("--attempt", type=click.IntRange(min=1), help="The attempt to show. Default: the current one.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, over restarts of the gang.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines written so far.")
+@click.option("--timestamps", is_flag=True, help="Print the time before each line.")
 @cluster_options
-def logs(
-    name: str,
-    hosts: tuple[int, ...],
-    slice_index: int | None,
-    everybody: bool,
-    failed: bool,
-    attempt: int | None,
-    follow: bool,
-    tail: int | None,
-    timestamps: bool,
-    target: Target,
-) -> None:
-    """Print the logs of a job's workers; by default that of host 0, the one that reports."""
-    choice = Choice(hosts, slice_index, everybody, attempt)
-    if everybody and (hosts or slice_index is not None):
+def logs(name: str, tail: int | None, timestamps: bool, target: Target, **options: Any) -> None:
+    """Print the logs of a job's workers; by default of host 0, which reports the progress."""
+    choice = Choice(**options)
+    if choice.everybody and (choice.hosts or choice.slice is not None):
         raise click.UsageError("--all is every host: leave out --host and --slice")
-    if failed and (choice != Choice((), None, False, None) or follow):
+    if choice.failed and choice != Choice(failed=True):
         raise click.UsageError("--failed is one worker whose log has ended: leave out the other choices and --follow")
-
-    manner = Manner(follow, tail, timestamps)
-    target.run(lambda connection: _print_logs(connection, name, None if failed else choice, manner))
+    target.run(lambda connection: _print_logs(connection, name, choice, tail, timestamps))
 
 
-async def _print_logs(connection: Connection, name: str, choice: Choice | None, manner: Manner) -> int:
-    """`choice` None: the worker that failed last."""
+async def _print_logs(connection: Connection, name: str, choice: Choice, tail: int | None, show_times: bool) -> int:
     job = JobNow.of(await find_job(connection, name))
-    workers = _failed(job, name) if choice is None else _chosen(job, name, choice)
-    out: Out = Terminal(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
-    sink: Sink = OneLog(out) if len(workers) == 1 else SeveralLogs(out)
-    key = job_key(connection, name)
-    reader = LogReader(connection.client, key, job, sink, tail=manner.tail, show_times=manner.timestamps)
-    if manner.follow:
-        _check_number(workers)
-        await reader.follow(workers, further_attempts=choice is not None and choice.attempt is None)
+    workers = _failed(job, name) if choice.failed else _chosen(job, name, choice)
+    key, write = JobKey(connection.namespace, name), _printer(places=len(workers) > 1)
+    reader = LogReader(connection.client, key, job, write, _say, tail=tail, show_times=show_times)
+    if choice.follow:
+        if len(workers) > MOST_FOLLOWED:
+            raise click.UsageError(
+                f"{len(workers)} logs are too many to follow at once, the most is {MOST_FOLLOWED}: choose with --slice"
+                " and --host, or leave out --follow to print one after the other"
+            )
+        await reader.follow(workers, further_attempts=choice.attempt is None)
         return 0
     try:
         await reader.show(workers)
     except NoLog as error:
-        return _instead(job, workers, error, name)
+        _print_failure(job, workers, error, name)
     return 0
+
+
+def _printer(*, places: bool) -> Write:
+    """Prints lines to stdout; with `places`, each after `[slice/host]`.
+
+    A terminal obeys control characters, and a log is a stranger's text, so a terminal gets it without them. A pipe or a
+    file gets the bytes that the container wrote.
+    """
+    out, is_terminal = sys.stdout.buffer, sys.stdout.isatty()
+
+    def write(worker: WorkerId, lines: list[bytes]) -> None:
+        place = f"[{worker.slice}/{worker.host}] ".encode() if places else b""
+        if is_terminal:
+            lines = [plain(line.decode(errors="replace")).encode() for line in lines]
+        out.write(b"".join(place + line + b"\n" for line in lines))
+        out.flush()
+
+    return write
+
+
+def _say(text: str) -> None:
+    click.echo(f"{program_name()}: {text}", err=True)
 
 
 def _failed(job: JobNow, name: str) -> list[WorkerId]:
@@ -141,26 +137,13 @@ def _range(noun: str, number: int) -> str:
     return f"{noun} 0 only" if number == 1 else f"{noun}s 0 to {number - 1}"
 
 
-def _check_number(workers: Sequence[WorkerId]) -> None:
-    if len(workers) > MOST_FOLLOWED:
-        raise click.UsageError(
-            f"{len(workers)} logs are too many to follow at once, the most is {MOST_FOLLOWED}: choose with --slice and"
-            " --host, or leave out --follow to print one after the other"
-        )
-
-
-def _instead(job: JobNow, workers: Sequence[WorkerId], error: NoLog, name: str) -> int:
-    """What is known of a worker whose log is gone with its pod."""
+def _print_failure(job: JobNow, workers: list[WorkerId], error: NoLog, name: str) -> None:
+    """What the status says of a worker whose log was deleted with its pod."""
     failure = job.status.last_failure
-    if failure is not None and workers == [WorkerId(failure.attempt, failure.slice, failure.host)]:
-        _print_failure(failure, error)
-        return 0
-    hint = f"; the failed one's: {program_name()} logs {name} --failed" if failure is not None else ""
-    raise NothingToShow(f"{error}{hint}")
-
-
-def _print_failure(failure: Failure, error: NoLog) -> None:
-    where = f"{failed_why(failure)}: {failed_where(failure)}, attempt {failure.attempt}"
-    click.echo(f"{program_name()}: {error}; this is what its status has kept", err=True)
-    click.echo(where)
+    if failure is None:
+        raise NothingToShow(str(error))
+    if workers != [WorkerId(failure.attempt, failure.slice, failure.host)]:
+        raise NothingToShow(f"{error}; the failed worker's log: {program_name()} logs {name} --failed")
+    _say(f"{error}; its status says:")
+    click.echo(f"{failed_why(failure)}: {failed_where(failure)}, attempt {failure.attempt}")
     click.echo(failure.message)

@@ -1,5 +1,7 @@
-"""The `tpujob` command, as `kubectl tpujob` too. Exit status: 0 done, 1 the job failed, 2 bad input, or no answer from
-the cluster, 130 interrupted."""
+"""The `tpujob` command, which is also `kubectl tpujob`.
+
+Exit status: 0 done, 1 the job failed, 2 bad input or no answer from the cluster, 130 interrupted.
+"""
 
 import difflib
 import errno
@@ -10,16 +12,16 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.errors import program_name
 
-# With their help, so that a list of them imports none: to import them all takes ten times as long as this module.
+# The help texts stand here so that `--help` imports no command, which would take ten times as long.
 _COMMANDS = {
     "crd": "Print the CustomResourceDefinition.",
-    "logs": "Print the logs of a job's workers; by default that of host 0, the one that reports.",
+    "logs": "Print the logs of a job's workers; by default of host 0, which reports the progress.",
     "plan": "Show the slice, the scaled recipe and the objects of a job.",
     "report": "Write the report page of a job; PLACE is its spec.report.uri, or a directory.",
     "run": "Train a job on this machine, without a cluster.",
-    "status": "Say what a job does and why; without NAME, list the jobs.",
+    "status": "Show what a job does and why; without NAME, list the jobs.",
     "topologies": "List the TPU slices that a job can run on.",
     "validate": "Check a job without a cluster.",
     "watch": "Follow a job until it ends: hosts, steps, speed, failures.",
@@ -29,7 +31,7 @@ _INTERRUPTED = 130
 
 
 class _Commands(click.Group):
-    """Imports a command when it is called: `plan` needs no asyncio, `crd` no tables, and `--help` none of either."""
+    """Imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -56,7 +58,7 @@ class _Commands(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Usage lines say what the person typed."""
+        """Usage lines show what the user typed."""
         return super().make_context(program_name(), args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -74,9 +76,10 @@ class _Commands(click.Group):
 
 
 def _give_up(error: OSError) -> None:
-    """A full disk, a directory that may not be written to: say so. What is buffered for stdout would fail again."""
+    """Report a full disk or a directory without write permission in one line."""
     what = (error.strerror or str(error)).lower()
     click.echo(f"{program_name()}: {f'{error.filename}: ' if error.filename else ''}{what}", err=True)
+    # What is buffered for stdout would fail again.
     if sys.stdout is not None and error.errno == errno.ENOSPC:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(_BAD_INPUT)
@@ -85,4 +88,4 @@ def _give_up(error: OSError) -> None:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tpu-training-operator", prog_name="tpujob")
 def main() -> None:
-    """Plan, check and run TPUTrainingJobs without a cluster; see what they do on one."""
+    """Plan, check and run TPUTrainingJobs without a cluster; watch them on one."""

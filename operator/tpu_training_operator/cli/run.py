@@ -21,9 +21,8 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.entrypoint import find_problem
-from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
-from tpu_training_operator.cli.program import program_name
 from tpu_training_operator.cli.report import PAGE, write_page
 from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary

@@ -1,14 +1,12 @@
-"""Rows on a terminal or in a pipe, by rich. Used by `tpujob watch` and `tpujob status`."""
+"""Labelled lines on a terminal or in a pipe, drawn by rich."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tpu_training_operator.cli.job_rows import Row
-
-# A pipe has no width; lines that long can be read and searched.
+# A pipe has no width; lines of this length can be read and searched.
 _PIPE_WIDTH = 120
 _LABEL_WIDTH = 11
 
@@ -18,12 +16,15 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
-def screen(headline: str, style: str, rows: Sequence[Row], note: str | None = None) -> RenderableType:
-    """`note`: a last line about the picture itself."""
+def screen(
+    headline: str, style: str, rows: Iterable[tuple[str, Sequence[str], str]], note: str | None = None
+) -> RenderableType:
+    """`rows`: a label, its lines and their style. `note`: a last line about the display itself."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=_LABEL_WIDTH, style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(f" {row.label}", Text(row.text, style=row.style))
+    for label, lines, line_style in rows:
+        for index, line in enumerate(lines):
+            table.add_row("" if index else f" {label}", Text(line, style=line_style))
     parts: list[RenderableType] = [Text(headline, style=f"bold {style}".strip()), table]
     return Group(*parts, Text(note, style="yellow")) if note else Group(*parts)

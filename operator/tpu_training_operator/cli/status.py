@@ -1,4 +1,4 @@
-"""`tpujob status`: what the jobs of a cluster do; of one job everything, in words."""
+"""`tpujob status`: the jobs of a cluster as a table; one job in full, in words."""
 
 import json
 from datetime import UTC, datetime
@@ -7,15 +7,17 @@ from typing import Any
 import click
 
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
-from tpu_training_operator.cli.job_report import as_json, report_rows
-from tpu_training_operator.cli.job_rows import headline, state_style
-from tpu_training_operator.cli.job_table import HEADER, json_entry, table_row
+from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
-from tpu_training_operator.cli.program import program_name
+from tpu_training_operator.cli.sections import advice, headline, sections, state_style
+from tpu_training_operator.cli.words import duration
 from tpu_training_operator.domain.hosts import Host, host_of
 from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.kube.client import Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS
+
+HEADER = ("NAMESPACE", "NAME", "STATE", "SLICE", "HOSTS", "ATTEMPT", "STEP", "LEFT", "RESTARTS", "GOODPUT", "AGE")
 
 
 @click.command()
@@ -24,7 +26,7 @@ from tpu_training_operator.kube.cluster import JOBS, PODS
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @cluster_options
 def status(name: str | None, all_namespaces: bool, output: str, target: Target) -> None:
-    """Say what a job does and why; without NAME, list the jobs."""
+    """Show what a job does and why; without NAME, list the jobs."""
     if name is None:
         target.run(lambda connection: _list(connection, None if all_namespaces else connection.namespace, output))
     elif all_namespaces:
@@ -35,22 +37,19 @@ def status(name: str | None, all_namespaces: bool, output: str, target: Target) 
 
 async def _show(connection: Connection, name: str, output: str) -> int:
     job = await find_job(connection, name)
-    view = job_view(job, await _hosts(connection, name), datetime.now(UTC))
+    hosts: list[Host] = []
+    async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
+        hosts += page.kept
+    view = job_view(job, hosts, datetime.now(UTC))
     if output != "text":
-        _print(as_json(view, job.get("status") or {}, program_name()), output)
+        _print(as_json(view, job.get("status") or {}), output)
         return 0
     from tpu_training_operator.cli.screen import console, screen
 
     title = f"{headline(view)} (namespace {view.namespace})"
-    console().print(screen(title, state_style(view), report_rows(view, program_name())))
+    rows = [(section.label, section.full, section.style) for section in sections(view, program_name())]
+    console().print(screen(title, state_style(view), rows))
     return 0
-
-
-async def _hosts(connection: Connection, name: str) -> list[Host]:
-    hosts: list[Host] = []
-    async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
-        hosts += page.kept
-    return hosts
 
 
 async def _list(connection: Connection, namespace: str | None, output: str) -> int:
@@ -59,7 +58,7 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
     async for page in connection.client.pages(Selection(JOBS, namespace), lambda job: job_view(job, (), now)):
         views += page.kept
     if output != "text":
-        _print([json_entry(view) for view in views], output)
+        _print([_entry(view) for view in views], output)
         return 0
     if not views:
         where = f"namespace {namespace!r}" if namespace is not None else "the cluster"
@@ -72,6 +71,66 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
+
+
+def table_row(view: JobView) -> tuple[str, ...]:
+    """The cells under HEADER."""
+    progress, resolved = view.status.progress, view.status.resolved
+    left = progress.estimated_remaining_seconds if progress and not view.is_over else None
+    return (
+        view.namespace,
+        view.name,
+        view.state_word or "-",
+        view.slice or "-",
+        str(resolved.hosts) if resolved else "-",
+        str(view.status.attempt),
+        f"{progress.step}/{progress.total_steps}" if progress else "-",
+        duration(left) if left is not None else "-",
+        str(view.status.restarts.total),
+        (view.goodput and view.goodput.ratio) or "-",
+        duration((view.now - view.created).total_seconds()),
+    )
+
+
+def _entry(view: JobView) -> dict[str, Any]:
+    progress, resolved = view.status.progress, view.status.resolved
+    return {
+        "name": view.name,
+        "namespace": view.namespace,
+        "state": view.state_word or None,
+        "slice": view.slice or None,
+        "hosts": resolved.hosts if resolved else None,
+        "attempt": view.status.attempt,
+        "step": progress.step if progress else None,
+        "totalSteps": progress.total_steps if progress else None,
+        "restarts": dict(view.status.restarts.by_class),
+        "goodput": view.goodput.ratio if view.goodput else None,
+        "creationTime": format_time(view.created),
+    }
+
+
+def as_json(view: JobView, raw_status: dict[str, Any]) -> dict[str, Any]:
+    """The status as the operator wrote it, and what is computed here from the status, the pods and the clock."""
+    hosts, goodput = view.hosts, view.goodput
+    return {
+        "name": view.name,
+        "namespace": view.namespace,
+        "time": format_time(view.now),
+        "status": raw_status,
+        "hosts": hosts
+        and {
+            "total": hosts.total,
+            "ready": hosts.ready,
+            "finished": hosts.finished,
+            "notReady": [{"why": group.why, "hosts": list(group.places)} for group in hosts.others],
+        },
+        "budgets": {
+            budget.failure_class.value: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
+            for budget in view.budgets
+        },
+        "goodputNow": goodput and goodput.as_json(),
+        "toDo": advice(view, program_name()),
+    }
 
 
 def _print(document: Any, output: str) -> None:

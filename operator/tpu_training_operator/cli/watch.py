@@ -1,7 +1,10 @@
 """`tpujob watch NAME`: a job of a cluster, live: a table on a terminal, a line for every change elsewhere."""
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -9,26 +12,25 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from tpu_training_operator.cli.cluster import (
-    ClusterProblem,
-    Connection,
-    Target,
-    cluster_options,
-    find_job,
-    job_key,
-)
-from tpu_training_operator.cli.job_rows import Row, headline, live_rows, plain_rows, state_style
+from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
+from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
-from tpu_training_operator.cli.job_watch import watch_job
 from tpu_training_operator.cli.screen import screen
-from tpu_training_operator.domain.hosts import host_of
+from tpu_training_operator.cli.sections import headline, plain_lines, sections, state_style
+from tpu_training_operator.domain.hosts import Host, host_of
+from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.kube.client import Client, Selection
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.informer import Informer
 
 _TICK_SECONDS = 1.0
+# Events that arrive together are shown together: a gang of thousands starts with as many of them.
+_SETTLE_SECONDS = 0.1
 _FAILED = 1
 
 
 class JobGone(ClusterProblem):
-    """Deleted while it was watched."""
+    """The job was deleted while it was watched."""
 
     exit_code = _FAILED
 
@@ -43,13 +45,13 @@ def watch(name: str, target: Target) -> None:
 
 class Display(Protocol):
     def show(self, view: JobView, trouble: str | None) -> None:
-        """`trouble`: why the picture may be old."""
+        """`trouble`: why the view may be out of date."""
         ...
 
 
 @contextmanager
 def display(console: Console) -> Iterator[Display]:
-    """The one that fits the console."""
+    """The display that fits the console."""
     if not console.is_terminal:
         yield Lines()
         return
@@ -58,28 +60,30 @@ def display(console: Console) -> Iterator[Display]:
 
 
 class Table:
+    """Drawn again in its place."""
+
     def __init__(self, live: Live) -> None:
         self._live = live
 
     def show(self, view: JobView, trouble: str | None) -> None:
+        rows = [(section.label, section.brief, section.style) for section in sections(view, program_name())]
         note = f"connection lost, trying again: {trouble}" if trouble else None
-        self._live.update(screen(headline(view), state_style(view), live_rows(view), note), refresh=True)
+        self._live.update(screen(headline(view), state_style(view), rows, note), refresh=True)
 
 
 class Lines:
-    """What has changed since the last time."""
+    """The lines that differ from the last ones."""
 
     def __init__(self) -> None:
-        self._last: list[Row] = []
+        self._last: list[str] = []
         self._trouble: str | None = None
 
     def show(self, view: JobView, trouble: str | None) -> None:
-        rows = plain_rows(view)
-        for row in rows:
-            if row not in self._last:
-                label = f"  {row.label}: " if row.label else ""
-                click.echo(f"{view.now:%H:%M:%S} {label}{row.text}")
-        self._last = rows
+        lines = plain_lines(view)
+        for line in lines:
+            if line not in self._last:
+                click.echo(f"{view.now:%H:%M:%S} {line}")
+        self._last = lines
         if trouble and not self._trouble:
             click.echo(f"{view.now:%H:%M:%S} connection lost, trying again: {trouble}", err=True)
         self._trouble = trouble
@@ -92,20 +96,59 @@ async def _watch(connection: Connection, name: str) -> int:
     if view.has_succeeded:
         return 0
     click.echo(f"{view.state_word}: {view.message}", err=True)
-    if view.failure is not None and "\n" in view.failure.message:
-        click.echo(view.failure.message, err=True)
+    failure = view.status.last_failure
+    if failure is not None and "\n" in failure.message:
+        click.echo(failure.message, err=True)
     return _FAILED
 
 
 async def _until_over(connection: Connection, name: str, uid: str, shown: Display) -> JobView:
-    pictures = watch_job(connection.client, job_key(connection, name), host_of, _TICK_SECONDS)
-    async with aclosing(pictures):
-        async for seen in pictures:
-            if seen.job is None or seen.job["metadata"]["uid"] != uid:
+    async with aclosing(watch_job(connection.client, JobKey(connection.namespace, name))) as seen:
+        async for now in seen:
+            if now.job is None or now.job["metadata"]["uid"] != uid:
                 break
-            hosts = [host for host in seen.pods.values() if host is not None]
-            view = job_view(seen.job, hosts, datetime.now(UTC))
-            shown.show(view, seen.trouble)
+            view = job_view(now.job, now.hosts, datetime.now(UTC))
+            shown.show(view, now.trouble)
             if view.is_over:
                 return view
     raise JobGone(f"{name} was deleted")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`job`: None if there is no job of that name. `trouble`: why this may be out of date."""
+
+    job: Object | None
+    hosts: list[Host]
+    trouble: str | None
+
+
+async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SECONDS) -> AsyncGenerator[Seen, None]:
+    """The job and its pods now, after every change, and after `tick_seconds` without one, because clocks move on.
+
+    Raises ApiError if the first list fails.
+    """
+    changed = asyncio.Event()
+    named = Selection(JOBS, key.namespace, fields={"metadata.name": key.name})
+    jobs = Informer(client, named, lambda job: job, changed.set)
+    pods = Informer(client, Selection(PODS, key.namespace, gang_selector(key.name)), host_of, changed.set)
+    tasks = [asyncio.create_task(informer.run()) for informer in (jobs, pods)]
+    for task in tasks:
+        task.add_done_callback(lambda _: changed.set())
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), tick_seconds)
+                await asyncio.sleep(_SETTLE_SECONDS)
+            changed.clear()
+            for task in tasks:
+                if task.done():
+                    # An informer ends only by its error.
+                    task.result()
+            if jobs.is_listed and pods.is_listed:
+                hosts = [host for host in pods.items.values() if host is not None]
+                yield Seen(jobs.items.get(key.name), hosts, jobs.trouble or pods.trouble)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -82,6 +82,6 @@ class Plan:
     events: tuple[Event, ...] = ()
     again: timedelta | None = None
 
-    def within(self, *waits: timedelta | None) -> "Plan":
+    def due_within(self, *waits: timedelta | None) -> "Plan":
         """The plan, with the next reconciliation after the shortest of these waits at the latest."""
         return replace(self, again=min((wait for wait in (self.again, *waits) if wait is not None), default=None))

@@ -53,8 +53,8 @@ _TOKEN_LIFETIME = 60.0
 
 # What a list returns of an object; None leaves the object out.
 Keep = Callable[[Object], T | None]
-# Called with the method, the HTTP status (0: no answer) and the seconds of every request.
-Answered = Callable[[str, int, float], None]
+# Receives the method, the HTTP status (0: no answer) and the seconds of each request, in the context of its caller.
+OnAnswer = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,15 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """What differs between the users of a client.
+    """How the operator and the command line differ.
 
-    `throttle`: the rate limit. `answered` hears of every request. `keep`: what `Client.list` returns of the objects of
-    a kind, where that is less than all. `clean` is applied to every object read. `patience`: seconds that one request
-    may spend on the pauses the server asks for.
+    `throttle`: the rate limit. `keep`: what `Client.list` returns of the objects of a kind; default: all of them.
+    `clean` is applied to every object read. `patience`: how many seconds one request may pause because the server asks.
     """
 
     agent: str = MANAGER
     throttle: Throttle | None = None
-    answered: Answered | None = None
+    on_answer: OnAnswer = lambda method, status, seconds: None
     keep: Mapping[Resource, Keep[Object]] = field(default_factory=dict)
     clean: Callable[[Object], Object] = lambda found: found
     patience: float = _PATIENCE_SECONDS
@@ -203,7 +202,7 @@ class Client:
         self, method: str, path: str, sent: Object | None = None, query: Mapping[str, str] | None = None
     ) -> Object:
         """The object in the answer. Raises an ApiError."""
-        async with self._answer(method, path, sent, query, _TIMEOUT) as response:
+        async with self._answer(_Request(method, path, sent, query)) as response:
             body = await _read(response)
         answer = _json_object(body)
         if answer is None or "kind" not in answer:
@@ -216,7 +215,7 @@ class Client:
     ) -> AsyncGenerator[bytes, None]:
         """A long answer in pieces of any length. Raises Silence after `silent_seconds` without one."""
         limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=silent_seconds)
-        async with self._answer("GET", path, None, query, limits) as response:
+        async with self._answer(_Request("GET", path, query=query, limits=limits)) as response:
             try:
                 async for piece in response.content.iter_any():
                     yield piece
@@ -224,20 +223,13 @@ class Client:
                 raise Silence(0, "Silence", f"GET {path}: nothing for {silent_seconds:g} s") from None
 
     @asynccontextmanager
-    async def _answer(
-        self,
-        method: str,
-        path: str,
-        sent: Object | None,
-        query: Mapping[str, str] | None,
-        limits: aiohttp.ClientTimeout,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(self, request: "_Request") -> AsyncIterator[aiohttp.ClientResponse]:
         """A successful answer whose body is not read yet. An error while the caller reads it becomes an ApiError."""
         paused = 0.0
         for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
             if self._options.throttle is not None:
                 await self._options.throttle.wait()
-            async with self._send(method, path, sent, query, limits) as response:
+            async with self._send(request) as response:
                 if response.status < 400:
                     yield response
                     return
@@ -245,29 +237,27 @@ class Client:
                 error = await _refusal(response, pause or 0.0)
             if pause is None or not tries_left or paused + pause > self._options.patience:
                 raise error
-            log.info("pausing %g s, as the API server asks: %s %s: %s", pause, method, path, error)
+            log.info("pausing %g s, as the API server asks: %s %s: %s", pause, request.method, request.path, error)
             paused += pause
             await asyncio.sleep(pause)
 
     @asynccontextmanager
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        sent: Object | None,
-        query: Mapping[str, str] | None,
-        limits: aiohttp.ClientTimeout,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _send(self, request: "_Request") -> AsyncIterator[aiohttp.ClientResponse]:
         # Compressed, a small answer could become a large one before anybody has counted it.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
-        url = self._credentials.server.rstrip("/") + path
+        method, url = request.method, self._credentials.server.rstrip("/") + request.path
         began, asked = time.monotonic(), self.clock.local()
-        answered = self._options.answered or _nobody_listens
         try:
             async with self._session.request(
-                method, url, json=sent, params=query, headers=headers, ssl=self._ssl, timeout=limits
+                method,
+                url,
+                json=request.sent,
+                params=request.query,
+                headers=headers,
+                ssl=self._ssl,
+                timeout=request.limits,
             ) as response:
                 self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
                 if response.status == 401:
@@ -277,9 +267,9 @@ class Client:
                     self.last_answer = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            answered(method, 0, time.monotonic() - began)
-            raise Unavailable(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
-        answered(method, response.status, time.monotonic() - began)
+            self._options.on_answer(method, 0, time.monotonic() - began)
+            raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {error or type(error).__name__}") from error
+        self._options.on_answer(method, response.status, time.monotonic() - began)
 
     async def _current_authorization(self) -> str | None:
         if time.monotonic() - self._authorized_at > _TOKEN_LIFETIME:
@@ -297,8 +287,13 @@ async def connect(credentials: Credentials, options: ClientOptions | None = None
         yield Client(session, credentials, options)
 
 
-def _nobody_listens(*_: object) -> None:
-    pass
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    path: str
+    sent: Object | None = None
+    query: Mapping[str, str] | None = None
+    limits: aiohttp.ClientTimeout = _TIMEOUT
 
 
 def _path_of(body: Object) -> str:

@@ -11,7 +11,7 @@ __all__ = ["Backend", "open_backend"]
 
 
 def open_backend(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) -> Backend:
-    """Joins the gang and returns this process's backend: in the host's own process, or in one of those of `host`.
+    """Joins the gang and returns this process's backend.
 
     Raises:
         PeerLostError: the other processes did not come within the rendezvous' time.

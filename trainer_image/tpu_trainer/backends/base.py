@@ -33,7 +33,7 @@ class Counters:
 
 
 class Backend(Protocol):
-    """One process's place in the gang. All collectives are called by every process, in the same order.
+    """One process's place in the gang. Every process calls all collectives, in the same order.
 
     rank, world: this process among all; each holds an equal part of the global batch.
     local_rank: this process among those of its host.

@@ -1,1 +1,1 @@
-"""What went wrong with a worker, and which worker failed first."""
+"""What a worker's failure means, and which worker failed first."""

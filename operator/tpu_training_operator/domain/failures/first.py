@@ -1,7 +1,7 @@
-"""Which worker failed first, and so what the attempt is charged for.
+"""Which worker failed first. Only this failure of an attempt is recorded and counts as a restart.
 
-A gang fails as one: when one worker dies the others lose their peer and die too, so only the first failure of an
-attempt is recorded and charged. What class it is says `domain.failures.table`.
+A gang fails as one: when a worker dies, the others lose their peer and die too. `domain.failures.table` gives the
+failure's class.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.failures.last_words import step_reached, with_ending
+from tpu_training_operator.domain.failures.messages import step_reached, with_ending
 from tpu_training_operator.domain.failures.pod_signs import deletion_asked, disruption, ended_at, has_started
 from tpu_training_operator.domain.failures.table import (
     DELETED_WHILE_RUNNING,
@@ -23,8 +23,8 @@ from tpu_training_operator.domain.failures.table import (
 )
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
 
-# A worker that lost its peer may be reported before the peer that caused it. An end that lies in the future, by a
-# node's clock that is ahead, does not tell for how long it has been known: it is not waited for.
+# A worker that lost its peer may be reported before the peer that caused it. A node's clock that is ahead puts an end
+# into the future; such an end does not show for how long it has been known, so nothing waits for it.
 SETTLE = timedelta(seconds=5)
 
 
@@ -38,9 +38,9 @@ class _End:
 def first_failure(
     pods: Sequence[WorkerPod], attempt: int, now: datetime, *, settle_user_errors: bool
 ) -> Failure | None:
-    """The failure that brought the attempt down, or None while there is none or its cause may still show up.
+    """The failure that ended the attempt; None if there is none, or its cause may still show up.
 
-    `settle_user_errors`: the loop is the user's own, whose exit code may be the consequence of a lost peer.
+    `settle_user_errors`: the loop is the user's own, so its exit code may be the consequence of a lost peer.
     """
     ends = _ends(pods, now)
     if not ends:
@@ -55,14 +55,14 @@ def first_failure(
 
 
 def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """When `first_failure` may say more, although nothing is heard from the cluster; None where it will not."""
+    """When `first_failure` may change without news from the cluster; None if it cannot."""
     moments = [end.began + SETTLE for end in _ends(pods, now) if end.began <= now]
     moments += [due for pod, row in _unwell(pods) if (due := _due(pod, row))]
     return min((moment - now for moment in moments if moment > now), default=None)
 
 
 def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now: datetime) -> Failure:
-    """A worker of a gang that had been complete, and whose pod is gone without a trace."""
+    """The failure of a worker whose pod disappeared from a gang that had been complete."""
     return Failure(
         attempt=attempt,
         pod=pod_name,
@@ -78,7 +78,7 @@ def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now
 def hang(
     pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: FailureReason = FailureReason.NO_PROGRESS
 ) -> Failure:
-    """A gang that runs and gets nowhere. Of a message with stacks below it, the first line and the end are kept."""
+    """The failure of a gang without progress. A long message keeps its first line and the end of its stacks."""
     what, _, stacks = message.partition("\n")
     return Failure(
         attempt=attempt,
@@ -94,19 +94,19 @@ def hang(
 
 
 def device_fault(failure: Failure) -> bool:
-    """Whether it speaks against the chips of its node."""
+    """Whether the failure points at the chips of its node."""
     return failure.reason in DEVICE_FAULTS
 
 
 def _unwell(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, Row]]:
-    """The workers against which there is a sign, with its row. Of a start, the rest of the gang is asked too."""
+    """The workers with a sign of failure and its row, which for failed starts depends on the rest of the gang."""
     found = [(pod, row) for pod in pods if (row := classify(pod))]
     started = [pod for pod in pods if has_started(pod)] if found else []
     return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
 
 
 def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
-    """The failed workers and those that will never start, in the order in which their ends began."""
+    """The workers that failed or will never start, in the order in which they began to."""
     ends = []
     for pod, row in _unwell(pods):
         due = _due(pod, row)
@@ -118,10 +118,10 @@ def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
 
 
 def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
-    """The first that is not a consequence by its own words.
+    """The first end that does not call itself a consequence.
 
-    Where it may still be one, a sure sign that began until shortly after goes before it: Kubernetes tells of an end
-    later than the peers that die of it.
+    If it may be one nevertheless, a certain sign that began shortly afterwards takes precedence, because Kubernetes
+    reports an end later than the peers that die of it.
     """
     first = next((end for end in ends if end.row.doubt is not Doubt.LOST_PEER), ends[0])
     if first.row.doubt not in doubts:
@@ -131,15 +131,18 @@ def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
 
 
 def _due(pod: WorkerPod, row: Row) -> datetime | None:
-    """When a pod that does not start counts as failed. A waiting container carries no time, so the patience runs from
-    when the pod got its node: for a sign that shows only after a long pull, it is over already."""
+    """When a pod that does not start counts as failed.
+
+    A waiting container has no time, so patience starts when the pod gets its node. For a sign that shows only after a
+    long pull it is already over.
+    """
     if row.patience is None or pod.placed is None:
         return None
     return pod.placed + row.patience
 
 
 def _began(pod: WorkerPod, now: datetime) -> datetime:
-    """When its end began. A worker that is deleted or evicted gets a grace period, in which its peers may end first."""
+    """When the worker began to end: its peers may end first, during the grace period of a deletion or eviction."""
     announced = disruption(pod).get("lastTransitionTime")
     moments = [ended_at(pod), parse_time(announced) if announced else None, deletion_asked(pod)]
     known = [moment for moment in moments if moment]
@@ -147,7 +150,7 @@ def _began(pod: WorkerPod, now: datetime) -> datetime:
 
 
 def _last_heard(pod: WorkerPod, now: datetime) -> datetime:
-    """For a pod that has failed without a time: refused by the kubelet, or lost with the node's memory."""
+    """For a pod that failed without a time: the kubelet refused it, or the node forgot it."""
     started = pod.raw.get("status", {}).get("startTime")
     for time in (pod.condition("Ready").get("lastTransitionTime"), started):
         if time:

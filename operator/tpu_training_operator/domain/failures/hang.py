@@ -1,11 +1,11 @@
-"""Whether a gang that runs still gets on.
+"""Whether a running gang still makes progress.
 
-The trainer has a watchdog of its own in every process; this is for what no watchdog in a worker can tell: a worker that
-is stopped as a whole, a node that computes nothing, a loop of the user's own. How long nothing may happen depends on
-what was reported last: a compilation or an evaluation may take long, a step may not.
+The trainer has a watchdog in every process. This module finds what no watchdog in a worker can: a worker that is
+stopped as a whole, a node that computes nothing, a loop of the user's own. How long a standstill may last depends on
+the last report: a compilation or an evaluation may take long, a step may not.
 
-Without `progressDeadlineSeconds` only a worker that is heard, and reports the same step again and again, is taken for
-hung. One that is not heard any more may be well behind a network policy, and what trains is not to be stopped for that.
+Without `progressDeadlineSeconds` a worker counts as hung only if it keeps reporting the same step. A worker that is not
+heard may train well behind a network policy, and must not be stopped for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,31 +21,31 @@ from tpu_training_operator.domain.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.report import Inbox
 from tpu_training_operator.domain.words import count
 
-# Beyond the trainer's own limits (`tpu_trainer.doctor.hang`: 5 and 30 minutes), so that the watchdog, which knows
-# more, speaks first.
+# Longer than the trainer's own limits (`tpu_trainer.doctor.hang`: 5 and 30 minutes), because its watchdog knows more
+# and should report first.
 _LIMITS: Mapping[ReportPhase, timedelta] = {
     ReportPhase.STARTING: timedelta(minutes=45),
     ReportPhase.TRAINING: timedelta(minutes=15),
     ReportPhase.EVALUATING: timedelta(minutes=45),
     ReportPhase.CHECKPOINTING: timedelta(minutes=45),
-    # Its peers still write, or its process does not end.
+    # Its peers still write a checkpoint, or its process does not end.
     ReportPhase.DONE: timedelta(minutes=45),
 }
 _MORE = "a larger spec.runPolicy.progressDeadlineSeconds allows more"
-# A step that is slow takes longer than that: so many times its usual length.
+# A slow step may take this many times its usual length, if that is longer.
 _STEPS = 20
 _LONGEST_STEP_SECONDS = 3600.0
 # A worker reports every five to ten seconds.
 _SILENCE = timedelta(minutes=1)
-# Of two operators, or of one over time.
+# Between two operators, or in one operator over time.
 _CLOCKS_DIFFER = timedelta(minutes=1)
-# A worker that can answer does so with its next report, ten seconds later at most.
+# A worker that can answer does so in its next report, at most ten seconds later.
 STACKS_WAIT = timedelta(seconds=15)
 
 
 @dataclass(frozen=True)
 class Standstill:
-    """Nothing has happened since `since`; after `limit` that is a hang."""
+    """Nothing has happened since `since`; after `limit` it is a hang."""
 
     since: datetime
     limit: timedelta
@@ -57,12 +57,13 @@ class Standstill:
 
 
 def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *, reports: bool) -> Standstill | None:
-    """None where no limit applies: nobody listens, the gang is not complete, or it is not heard and has no
-    `progressDeadlineSeconds`. `reports`: the job's trainer is ours, which always reports.
+    """The gang's standstill; None if no limit applies.
 
-    The time runs from when this operator began to listen at the earliest: what was said before went to another. For a
-    worker that is not heard it also runs from the last report that failed through no fault of its own; one that is
-    heard is judged by what it says.
+    No limit applies if nobody listens, if the gang is not complete, or if it is not heard and has no
+    `progressDeadlineSeconds`. `reports`: the job runs the operator's own trainer, which always reports.
+
+    The time starts when this operator began to listen at the earliest, because earlier reports went to another. For a
+    worker that is not heard it starts after the last report that failed through no fault of a worker.
     """
     ready = find(status.conditions, ConditionType.GANG_READY)
     if inbox.listening_since is None or ready is None or not ready.is_true:
@@ -76,11 +77,11 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
     since = max(parse_time(ready.last_transition_time), inbox.listening_since)
     if progress and progress.last_advance_time:
         advance = parse_time(progress.last_advance_time)
-        # Where the clock was set back since the gang became ready, only what was reported afterwards has a time.
+        # If the clock was set back after the gang became ready, only times reported afterwards can be compared.
         since = advance if advance <= now < since - _CLOCKS_DIFFER else max(since, advance)
     if inbox.unheard is not None and not is_heard:
         since = max(since, inbox.unheard)
-    where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang is ready"
+    where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang became ready"
     doing = f" in phase {phase}" if phase else ""
     message = f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}; {_MORE}"
     return Standstill(since, limit, message)
@@ -88,7 +89,7 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
 
 @dataclass(frozen=True)
 class Straggler:
-    """A worker that runs although peers have succeeded; at `deadline` it counts as hung."""
+    """A worker that still runs although peers have succeeded. At `deadline` it counts as hung."""
 
     pod: WorkerPod
     message: str
@@ -96,8 +97,10 @@ class Straggler:
 
 
 def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> Straggler | None:
-    """None while no worker has succeeded, or where nothing says when one did. The time runs from the last one that did,
-    and from the last step that a reporting worker has told of if it still runs."""
+    """None if no worker has succeeded, or if the time of a success is unknown.
+
+    The time starts at the last success, or at the last reported step if the reporting worker still runs.
+    """
     ended = [pod for pod in pods if pod.phase == "Succeeded"]
     running = [pod for pod in pods if pod.phase != "Succeeded"]
     if not ended or not running:
@@ -106,7 +109,7 @@ def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> S
     if len(moments) < len(ended):
         return None
     if ready := find(status.conditions, ConditionType.GANG_READY):
-        # Nobody had hung before, whatever a node's clock says.
+        # Nobody was late before, whatever a node's clock says.
         moments.append(parse_time(ready.last_transition_time))
     progress, reporter = status.progress, WorkerId(status.attempt, 0, 0)
     if progress and progress.last_advance_time and running[0].worker == reporter:
@@ -120,7 +123,7 @@ def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> S
 
 
 def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:
-    """And says which step it makes: a percentage of a long training stands for longer than any step."""
+    """Whether worker 0 reports, and reports steps: a percentage of a long training stays the same for many steps."""
     report = inbox.report
     if report is None or not report.exact:
         return False
@@ -140,7 +143,7 @@ def _limit(phase: ReportPhase | None, status: Status, policy: RunPolicy) -> time
 
 
 def _usual_step(status: Status) -> timedelta:
-    """How long a step takes by the rate that was reported last; 0 where none was."""
+    """How long a step takes at the last reported rate; 0 if none was reported."""
     rate = float(status.progress.examples_per_second or 0) if status.progress else 0.0
     if status.resolved is None or not rate > 0:
         return timedelta(0)
@@ -148,7 +151,7 @@ def _usual_step(status: Status) -> timedelta:
 
 
 def stacks_due(inbox: Inbox, now: datetime) -> timedelta | None:
-    """How long to wait for the stacks that were asked for; None where they have not been asked for, or not again."""
+    """How long to wait for the stacks; None if they were not requested."""
     if inbox.asked_for_stacks is None:
         return None
     if inbox.report is not None and inbox.report.stacks is not None:

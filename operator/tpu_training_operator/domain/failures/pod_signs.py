@@ -1,7 +1,7 @@
-"""What Kubernetes writes into a pod when something goes wrong: readers, and the signs of the classifier's table.
+"""What Kubernetes writes into a pod when something goes wrong: functions that read it, and the signs of the table.
 
-The names and texts are those of Kubernetes 1.35 (pkg/kubelet: eviction, preemption, nodeshutdown, lifecycle, images,
-kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and of containerd, whose errors the kubelet hands on.
+Names and texts come from Kubernetes 1.35 (pkg/kubelet: eviction, preemption, nodeshutdown, lifecycle, images,
+kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and containerd, whose errors the kubelet hands on.
 """
 
 import re
@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.failures.last_words import last_words
 from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
 
 # Reasons of the condition DisruptionTarget when the control plane has given up on a node.
@@ -19,16 +18,16 @@ NODE_GONE = "DeletionByPodGC"
 
 Sign = Callable[[WorkerPod], bool]
 
-# Two clocks write the end of a container and the condition that announces it.
+# The end of a container and the condition that announces it come from different clocks.
 _CLOCKS_DIFFER = timedelta(seconds=5)
-# Characters searched at either end of a text: all that the kubelet takes from a log, and where errors stand.
+# Characters to search at either end of a text: errors stand there, and the kubelet takes no more from a log.
 _SEARCHED = 1024
-# Whoever deletes a pod may give it thousands of years.
+# A pod may be deleted with a grace period of thousands of years.
 _LONGEST_GRACE = timedelta(days=36500)
 
 
 def status_reason(pod: WorkerPod) -> str:
-    """Why the kubelet ended the pod or refused it; empty where a container simply ended."""
+    """Why the kubelet ended or refused the pod; empty if a container simply ended."""
     return str(pod.raw.get("status", {}).get("reason") or "")
 
 
@@ -37,9 +36,9 @@ def status_message(pod: WorkerPod) -> str:
 
 
 def has_failed(pod: WorkerPod) -> bool:
-    """Its end has begun, and it is no success.
+    """The worker has begun to end, and not in success.
 
-    The exit code counts by itself: a sidecar that still runs keeps the pod's phase at Running.
+    The exit code alone counts, because a sidecar that still runs keeps the pod's phase at Running.
     """
     if left_early(pod) or was_stopped(pod):
         return True
@@ -49,21 +48,21 @@ def has_failed(pod: WorkerPod) -> bool:
 
 
 def left_early(pod: WorkerPod) -> bool:
-    """The trainer's process ended with exit code 0 and without the last words that it leaves at its end.
+    """The trainer's process exited with code 0, but without the last words that a finished trainer leaves.
 
-    The task has ended it (os._exit, a library): the training is not done. A loop of the user's own leaves no
-    words. Only an empty message counts: with exit code 0 the kubelet puts nothing else in its place, and a message
-    that it could not read or had to cut is not empty.
+    The task ended it (os._exit, a library), so the training is not done. This does not apply to a loop of the user's
+    own, which leaves no words. Only an empty message counts: with exit code 0 the kubelet does not replace it, and a
+    message that the kubelet could not read or had to cut is not empty.
     """
     return pod.exit_code == 0 and not str(pod.termination.get("message") or "").strip() and pod.runs_trainer
 
 
 def was_stopped(pod: WorkerPod) -> bool:
-    """A loop of the user's own ended with exit code 0 after its deletion or disruption had begun.
+    """A loop of the user's own exited with code 0 after its deletion or disruption had begun.
 
-    Many programs that stop cleanly on SIGTERM do that, so it does not say that the training is done. Where the end may
-    lie before the deletion but not surely so, training again from the last checkpoint does less harm than a success
-    that is none. The trainer exits with 75 when it stops early.
+    Many programs exit so when SIGTERM stops them, so the training may not be done. If the order of the two is not
+    certain, training again from the last checkpoint does less harm than a false success. The trainer has its own exit
+    code for stopping early.
     """
     ended_well = pod.phase == "Succeeded" or pod.exit_code == 0
     if not ended_well or pod.runs_trainer:
@@ -78,7 +77,7 @@ def has_succeeded(pod: WorkerPod) -> bool:
 
 
 def deletion_asked(pod: WorkerPod) -> datetime | None:
-    """When somebody asked for the deletion; None where nobody has. The timestamp is the end of the grace period."""
+    """When the deletion was requested, or None. The pod's timestamp is the end of the grace period."""
     metadata = pod.raw["metadata"]
     if not (ends := metadata.get("deletionTimestamp")):
         return None
@@ -86,25 +85,25 @@ def deletion_asked(pod: WorkerPod) -> datetime | None:
 
 
 def ended_at(pod: WorkerPod) -> datetime | None:
-    """When the worker's container ended; None before, and where the kubelet cannot know."""
+    """When the worker's container ended; None before, or if the kubelet cannot know."""
     return _known(pod, pod.termination.get("finishedAt"))
 
 
 def ended_by(pod: WorkerPod) -> datetime | None:
-    """When the pod had surely ended, of all that its kubelet says of it; None where it says nothing."""
+    """The time by which the pod had certainly ended, according to its kubelet; None if the kubelet does not say."""
     ready = pod.condition("Ready")
     not_ready = _known(pod, ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
     return max((moment for moment in (ended_at(pod), not_ready) if moment), default=None)
 
 
 def has_started(pod: WorkerPod) -> bool:
-    """The worker's container runs or has run. Of one that could not be started, the start is in 1970."""
+    """The worker's container runs or has run. If it could not be started, its start time is in 1970."""
     runs = (pod.container.get("state") or {}).get("running") is not None
     return runs or _known(pod, pod.termination.get("startedAt")) is not None
 
 
 def _known(pod: WorkerPod, time: str | None) -> datetime | None:
-    """A time of the worker's container, by the control plane's clock; a runtime that does not know it says 1970."""
+    """A time of the worker's container by the control plane's clock; None for 1970, which means unknown."""
     if not time:
         return None
     moment = parse_time(time) + _lag(pod)
@@ -113,7 +112,7 @@ def _known(pod: WorkerPod, time: str | None) -> datetime | None:
 
 
 def _lag(pod: WorkerPod) -> timedelta:
-    """How far the node's clock is behind, as far as that shows: no kubelet takes up a pod before it is scheduled."""
+    """How far the node's clock is visibly behind: a kubelet cannot accept a pod before it was scheduled."""
     taken_up = pod.raw.get("status", {}).get("startTime")
     scheduled = pod.condition("PodScheduled").get("lastTransitionTime")
     if not taken_up or not scheduled:
@@ -122,9 +121,9 @@ def _lag(pod: WorkerPod) -> timedelta:
 
 
 def disruption(pod: WorkerPod) -> Object:
-    """The condition DisruptionTarget; empty where there is none, or where it came after the worker's own end.
+    """The condition DisruptionTarget; empty if there is none, or if it came after the worker's own end.
 
-    A worker that has failed may still be evicted, when its node goes or somebody clears it.
+    A worker that has failed may still be evicted when its node is removed or drained.
     """
     condition = pod.condition("DisruptionTarget")
     if condition.get("status") != "True":
@@ -139,7 +138,7 @@ def is_held_up(pod: WorkerPod) -> bool:
 
 
 def failed_sidecar(pod: WorkerPod) -> str:
-    """How a container other than the worker's failed; empty where none did."""
+    """How a container other than the worker's failed; empty if none did."""
     for container in (*pod.init_containers, *pod.containers):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
@@ -157,7 +156,7 @@ def is_disrupted(pod: WorkerPod) -> bool:
 
 
 def kubelet_says(*reasons: str) -> Sign:
-    """The reason of the pod, not of a container."""
+    """The pod's reason, not a container's."""
     return lambda pod: status_reason(pod) in reasons
 
 
@@ -174,22 +173,22 @@ def exited_with(*codes: int) -> Sign:
 
 
 def mentions(text: re.Pattern[str]) -> Sign:
-    """In what the pod says, the container that waits, or the one that ended."""
+    """Whether the text matches the message of the pod, of the waiting container or of the ended one."""
 
     def found(pod: WorkerPod) -> bool:
-        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], last_words(pod)))
+        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
 
     return found
 
 
-# The workers of a gang often fail with the same words.
+# The workers of a gang often fail with the same text.
 @lru_cache(maxsize=256)
 def _is_in(said: str, text: re.Pattern[str]) -> bool:
     return text.search(said) is not None
 
 
 def _ends(said: str) -> str:
-    """The beginning and the end of a long text. The search takes time, and the operator has thousands of pods."""
+    """The beginning and the end of a long text, because searching takes time and there are thousands of pods."""
     return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
 
 
@@ -198,7 +197,7 @@ def both(one: Sign, other: Sign) -> Sign:
 
 
 def deleted_first(pod: WorkerPod) -> bool:
-    """Its deletion was asked for before it had ended."""
+    """Its deletion was requested before it ended."""
     asked, ended = deletion_asked(pod), ended_at(pod)
     if asked is None:
         return False
@@ -208,10 +207,10 @@ def deleted_first(pod: WorkerPod) -> bool:
 
 
 def ended_by_kubelet(pod: WorkerPod) -> bool:
-    """Refused, or stopped by the node's own decision: where a container simply ends, the kubelet gives no reason."""
+    """The kubelet refused or stopped the pod. If a container simply ends, the kubelet gives no reason."""
     return bool(status_reason(pod))
 
 
 def never_ran(pod: WorkerPod) -> bool:
-    """The pod failed, and the worker's container did not."""
+    """The pod failed, but the worker's container did not."""
     return pod.phase == "Failed" and not pod.exit_code

@@ -1,9 +1,10 @@
-"""What class of failure a worker's end is: one table, the surest sign first.
+"""The class and reason of every failure, by what Kubernetes and the worker say about it: one table, surest sign first.
 
-docs/failures.md says of every reason what it means and what a person should do; a test holds the two together.
+docs/failures.md explains each reason and what to do about it; a test holds the two together.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -11,8 +12,7 @@ from enum import Enum, auto
 from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
-from tpu_training_operator.domain.failures import error_texts as texts
-from tpu_training_operator.domain.failures.last_words import cut, last_words, with_ending
+from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
     NODE_GONE,
     TAINT_EVICTION,
@@ -38,7 +38,7 @@ from tpu_training_operator.domain.failures.pod_signs import (
 )
 from tpu_training_operator.domain.observed import WorkerPod
 
-EXIT_CODE_CLASSES = {
+EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
     ExitCode.USER_ERROR: (FailureClass.USER_ERROR, "UserError"),
     ExitCode.NOT_FINITE: (FailureClass.NOT_FINITE, "NotFinite"),
     ExitCode.PEER_LOST: (FailureClass.INFRASTRUCTURE, "PeerLost"),
@@ -46,16 +46,16 @@ EXIT_CODE_CLASSES = {
     ExitCode.HUNG: (FailureClass.HANG, "Hung"),
     ExitCode.STORAGE_FAILED: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
     ExitCode.PREEMPTED: (FailureClass.PREEMPTION, "Preempted"),
-    # The same program on the same data once more: a chip that computes wrongly is a matter of the node it was on.
+    # A chip that computes wrongly would fail this way; on other nodes the same program may succeed.
     ExitCode.DIVERGED: (FailureClass.UNKNOWN, FailureReason.DIVERGED),
     ExitCode.STORAGE_DENIED: (FailureClass.USER_ERROR, FailureReason.STORAGE_DENIED),
     ExitCode.BAD_SPEC: (FailureClass.USER_ERROR, "BadSpec"),
 }
 
-# The reasons that speak against a node's chips rather than against the node or the network.
+# Reasons that point at a node's chips rather than at the node or the network.
 DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
 
-# 128 and the signal that ends a program which did something wrong itself.
+# 128 plus the signal that ended a program because of its own error.
 _SIGNALS = {
     129: "SIGHUP",
     130: "SIGINT",
@@ -72,27 +72,78 @@ _SIGNALS = {
     159: "SIGSYS",
 }
 _AT_ONCE = timedelta(0)
-# A Secret or an image may be pushed a moment after the job that needs it.
+# Patience, from when the pod got its node. A Secret or an image may arrive a moment after the job that needs it.
 _MOMENT = timedelta(minutes=1)
 # On a fresh node the kubelet's own credentials may be late.
 _CREDENTIALS = timedelta(minutes=2)
 _RETRIES = timedelta(minutes=5)
 
+# Errors that have only a text. The kubelet hands on the registry's, the container runtime's and the device manager's;
+# libtpu's and the kernel's are in the worker's last words. The patterns are narrow on purpose: a failure that they miss
+# still has its exit code, but one that they mistake has a wrong class. Tenants write these texts and may make them slow
+# to search, so every repeat has a bound.
+_OWN_STORAGE_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
+_UNHEALTHY_CHIPS = re.compile(r"healthy|unregistered device|devices unavailable")
+_NO_IMAGE = re.compile(
+    r"code = NotFound|manifest unknown|name unknown|: not found\b|404 Not Found|no match for platform"
+)
+_NO_ACCESS = re.compile(
+    r"access denied|unauthorized|authorization failed|authentication required|401 Unauthorized|403 Forbidden"
+    r"|PermissionDenied|signature validation failed",
+    re.IGNORECASE,
+)
+_NO_PROGRAM = re.compile(
+    r"executable file .{0,300}not found"
+    r"|exec:? .{0,300}(no such file or directory|permission denied|is a directory|format error)"
+    r"|no command specified|chdir to cwd"
+    # The working directory, which runc creates inside the container.
+    r"|container init: .{0,80}mkdir .{0,300}: (not a directory|permission denied|read-only file system)"
+)
+# The node may recover by itself: its runtime is slow, its disk full, its caches cold.
+_MAY_HEAL = re.compile(
+    r"timed out|deadline exceeded|i/o timeout|is reserved for|unavailable|connection refused|transport is closing"
+    r"|too many requests|no space left",
+    re.IGNORECASE,
+)
+# The device's name and the kernel's error on one line, in either order. "Busy" alone may mean a port or a file, and
+# "the TPU is already in use by process with pid 7" means libtpu's lock in the container's own /tmp: a user's process.
+_CHIP = r"/dev/(?:vfio|accel)"
+_BUSY = r"[Rr]esource busy"
+_BROKEN = r"(?:[Nn]o such device|Input/output error|not a device node)"
+_CHIP_BUSY = re.compile(rf"{_CHIP}.{{0,80}}{_BUSY}|{_BUSY}.{{0,80}}{_CHIP}")
+_CHIP_BROKEN = re.compile(
+    rf"{_CHIP}.{{0,80}}{_BROKEN}|{_BROKEN}.{{0,80}}{_CHIP}|stat {_CHIP}\S{{0,80}}: no such file"
+    r"|TPU initialization failed: No \w{1,40} device found"
+)
+_DENIED = r"(?:[Pp]ermission denied|[Oo]peration not permitted)"
+_CHIP_DENIED = re.compile(rf"{_CHIP}.{{0,80}}{_DENIED}|{_DENIED}.{{0,80}}{_CHIP}")
+# Errors of PyTorch's loader processes and of its files in /dev/shm.
+_SHARED_MEMORY_FULL = re.compile(
+    r"insufficient shared memory|out of shared memory|DataLoader worker .{0,80}Bus error"
+    r"|unable to allocate shared memory|</?torch_\S{1,80}>: No space left on device"
+)
+_LOADER_LOST = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,300}\) exited unexpectedly")
+# "... and image will run as root", "... and image has non-numeric user (app), cannot verify user is non-root".
+_ROOT_IMAGE = re.compile(r"runAsNonRoot|breaks non-root policy")
+
 
 class Doubt(Enum):
-    """Whether an end may be the consequence of another worker's."""
+    """Whether a failure may be the consequence of another worker's."""
 
     NONE = auto()
     IN_OWN_LOOP = auto()
-    """It may where the loop is the user's own: its exit code does not tell a lost peer from an error."""
+    """Only in a loop of the user's own, whose exit code does not tell a lost peer from an error."""
     LOST_PEER = auto()
-    """The worker says that it is."""
+    """Yes: the worker says that it lost a peer."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A sign, and what it means. `patience` is for a pod that has its node and does not start: how long after it got
-    there this is no longer a matter of time. None: the row is for pods whose end has begun."""
+    """A sign and what it means.
+
+    `patience` is for pods that do not start: how long after a pod got its node the sign counts as a failure. It is None
+    in rows for pods that have begun to end.
+    """
 
     reason: str | Callable[[WorkerPod], str]
     failure_class: FailureClass
@@ -109,17 +160,16 @@ class Row:
 
 
 def classify(pod: WorkerPod) -> Row | None:
-    """The row that fits; None for a pod that is well, or waits for nothing but its turn."""
-    # Most pods of a gang are well, and have but one question asked.
+    """The first row that fits; None for a pod without any sign of failure."""
+    # Most pods of a gang are well, so they should cost one question only.
     rows = _ENDINGS if has_failed(pod) else _NEVER_STARTS if is_held_up(pod) else ()
     return next((row for row in rows if row.sign(pod)), None)
 
 
 def with_started_peers(row: Row) -> Row:
-    """The row for a worker of a gang in which another has started.
+    """The row for a worker that does not start although another worker of its gang has started.
 
-    One image and one spec are everybody's, so they are good, and what keeps this worker from starting is its node's,
-    or a moment's.
+    All share the image and the spec, so those are good, and the cause is this worker's node or temporary.
     """
     if row not in _DOES_NOT_START or row.failure_class is FailureClass.INFRASTRUCTURE:
         return row
@@ -145,21 +195,25 @@ def _container_waits(pod: WorkerPod) -> str:
     return message or f"the container waits in {reason}"
 
 
+def _last_words(pod: WorkerPod) -> str:
+    return pod.last_words
+
+
 def _said_or_code(pod: WorkerPod) -> str:
-    return last_words(pod) or f"the worker exited with code {pod.exit_code}"
+    return pod.last_words or f"the worker exited with code {pod.exit_code}"
 
 
 def _then_last_words(what: str) -> Callable[[WorkerPod], str]:
-    return lambda pod: with_ending(what, last_words(pod))
+    return lambda pod: with_ending(what, pod.last_words)
 
 
 def _killed(pod: WorkerPod) -> str:
-    return with_ending(f"the worker was killed (exit code {pod.exit_code})", last_words(pod))
+    return with_ending(f"the worker was killed (exit code {pod.exit_code})", pod.last_words)
 
 
 def _crashed(pod: WorkerPod) -> str:
     what = f"the worker was ended by {_SIGNALS.get(pod.exit_code or 0)} (exit code {pod.exit_code})"
-    return with_ending(what, last_words(pod))
+    return with_ending(what, pod.last_words)
 
 
 def _always(_: WorkerPod) -> bool:
@@ -167,7 +221,7 @@ def _always(_: WorkerPod) -> bool:
 
 
 DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
-_FORGOTTEN = "the node lost sight of the container, as after a restart"
+_FORGOTTEN = "the node lost track of the container, as after a restart of the node"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
 _EXITED_EARLY = (
     "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
@@ -177,13 +231,13 @@ _NO_RIGHT_TO_CHIPS = (
     "the worker's user may not open the chips; set trainer.securityContext (runAsUser: 0, or the device's group in"
     " supplementalGroups)"
 )
-_SHARED_MEMORY_FULL = (
+_RAISE_SHARED_MEMORY = (
     f"{SHARED_MEMORY} is full; raise trainer.sharedMemory or leave it out, or use fewer loader processes"
 )
-_LOADER_LOST = (
+_LOADER_KILLED = (
     "a loader process (Task.workers, num_workers) was killed; if the log says Bus error, raise trainer.sharedMemory"
 )
-_ROOT_IMAGE = (
+_NUMBER_THE_USER = (
     "the image's user is root, or is known by name only; set trainer.securityContext.runAsUser to the number of the"
     " user to run as (0 for root)"
 )
@@ -203,18 +257,18 @@ _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
 
 _DISRUPTED = (
     Row("NodeLost", _INFRASTRUCTURE, disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
-    # The kubelet gives one reason to all that it ends, in the condition; which it was stands in the pod's.
+    # The kubelet's condition has the same reason for all pods that it ends, so the pod's own reason decides.
     Row("NodeShutdown", _PREEMPTION, kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
-    # The pod's own limit: the next node would do the same.
+    # The pod exceeded its own limit, and would on any other node.
     Row(
         "StorageLimitExceeded",
         _UNKNOWN,
-        both(kubelet_says("Evicted"), mentions(texts.OWN_STORAGE_LIMIT)),
+        both(kubelet_says("Evicted"), mentions(_OWN_STORAGE_LIMIT)),
         _kubelet_said,
     ),
     Row("Evicted", _INFRASTRUCTURE, kubelet_says("Evicted"), _kubelet_said),
     Row("PreemptedByKubelet", _PREEMPTION, kubelet_says("Preempting"), _kubelet_said),
-    # PreemptionByScheduler, EvictionByEvictionAPI and whatever comes: somebody wanted the node.
+    # PreemptionByScheduler, EvictionByEvictionAPI and any newer one: somebody wanted the node.
     Row(lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _announced),
 )
 _ENDED_FROM_OUTSIDE = (
@@ -222,13 +276,13 @@ _ENDED_FROM_OUTSIDE = (
     Row(
         FailureReason.DEVICES_UNHEALTHY,
         _INFRASTRUCTURE,
-        both(kubelet_says("UnexpectedAdmissionError"), mentions(texts.UNHEALTHY_CHIPS)),
+        both(kubelet_says("UnexpectedAdmissionError"), mentions(_UNHEALTHY_CHIPS)),
         _kubelet_said,
     ),
-    # OutOfcpu, NodeAffinity, TopologyAffinityError and whatever else a kubelet refuses a pod for: a matter of the node.
+    # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: it concerns the node.
     Row(status_reason, _INFRASTRUCTURE, ended_by_kubelet, _kubelet_said),
     Row(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
-    # The node has restarted: containerd knows nothing of the end (code 255), or the kubelet finds no container.
+    # After the node restarted containerd does not know how the container ended (255), or the kubelet cannot find it.
     Row(
         "ContainerStatusUnknown",
         _INFRASTRUCTURE,
@@ -241,18 +295,18 @@ _NEVER_RAN = (
     Row("PodFailed", _INFRASTRUCTURE, never_ran, lambda pod: status_message(pod) or "the pod failed"),
 )
 _LAST_WORDS = (
-    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, mentions(texts.CHIP_BUSY), last_words),
-    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, mentions(texts.CHIP_BROKEN), last_words),
-    Row("DeviceDenied", _USER, mentions(texts.CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
-    Row("SharedMemoryFull", _USER, mentions(texts.SHARED_MEMORY_FULL), _then_last_words(_SHARED_MEMORY_FULL)),
-    Row("LoaderLost", _USER, mentions(texts.LOADER_LOST), _then_last_words(_LOADER_LOST)),
+    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, mentions(_CHIP_BUSY), _last_words),
+    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, mentions(_CHIP_BROKEN), _last_words),
+    Row("DeviceDenied", _USER, mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
+    Row("SharedMemoryFull", _USER, mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
+    Row("LoaderLost", _USER, mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
 )
 _START_ERRORS = (
     Row(
         "CannotStart",
         _USER,
-        both(terminated_as("StartError", "ContainerCannotRun"), mentions(texts.NO_PROGRAM)),
-        last_words,
+        both(terminated_as("StartError", "ContainerCannotRun"), mentions(_NO_PROGRAM)),
+        _last_words,
     ),
     Row("StartError", _UNKNOWN, terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
 )
@@ -268,7 +322,7 @@ _EXIT_CODES = (
         )
         for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
     ),
-    # Python and most programs: wrong arguments. The shell: found and not executable, and not found.
+    # 2: wrong arguments, in Python and most programs. 126 and 127: the shell could not execute or find the program.
     Row("UserError", _USER, exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
     Row("CannotStart", _USER, exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
     # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
@@ -279,27 +333,21 @@ _EXIT_CODES = (
 _NEVER_STARTS = (
     Row("InvalidImageName", _USER, waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
     Row("ErrImageNeverPull", _USER, waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
-    Row("ImagePullDenied", _USER, both(_PULLS, mentions(texts.NO_ACCESS)), _container_waits, _CREDENTIALS),
-    # Ten seconds after the first error the kubelet backs off and says why. Before Kubernetes 1.32 it does not say.
-    Row(
-        "ImageNotFound", _USER, both(waits_as("ImagePullBackOff"), mentions(texts.NO_IMAGE)), _container_waits, _AT_ONCE
-    ),
-    Row("ImageNotFound", _USER, both(_PULLS, mentions(texts.NO_IMAGE)), _container_waits, _MOMENT),
+    Row("ImagePullDenied", _USER, both(_PULLS, mentions(_NO_ACCESS)), _container_waits, _CREDENTIALS),
+    # Ten seconds after the first error the kubelet backs off and, since Kubernetes 1.32, says why.
+    Row("ImageNotFound", _USER, both(waits_as("ImagePullBackOff"), mentions(_NO_IMAGE)), _container_waits, _AT_ONCE),
+    Row("ImageNotFound", _USER, both(_PULLS, mentions(_NO_IMAGE)), _container_waits, _MOMENT),
     Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
     Row(
-        FailureReason.DEVICE_FAILED,
-        _INFRASTRUCTURE,
-        both(_CREATES, mentions(texts.CHIP_BROKEN)),
-        _container_waits,
-        _MOMENT,
+        FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, both(_CREATES, mentions(_CHIP_BROKEN)), _container_waits, _MOMENT
     ),
-    Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(texts.MAY_HEAL)), _container_waits, _RETRIES),
-    Row("CannotStart", _USER, both(_CREATES, mentions(texts.NO_PROGRAM)), _container_waits, _MOMENT),
+    Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(_MAY_HEAL)), _container_waits, _RETRIES),
+    Row("CannotStart", _USER, both(_CREATES, mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
     Row(
         "RootImage",
         _USER,
-        both(waits_as("CreateContainerConfigError"), mentions(texts.ROOT_IMAGE)),
-        lambda pod: with_ending(_ROOT_IMAGE, _container_waits(pod)),
+        both(waits_as("CreateContainerConfigError"), mentions(_ROOT_IMAGE)),
+        lambda pod: with_ending(_NUMBER_THE_USER, _container_waits(pod)),
         _AT_ONCE,
     ),
     Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),

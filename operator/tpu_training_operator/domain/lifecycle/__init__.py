@@ -1,1 +1,1 @@
-"""The life of a job: the planner, and each decision it takes."""
+"""The life of a job: the planner, and each decision it makes."""

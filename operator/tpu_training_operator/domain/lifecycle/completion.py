@@ -13,7 +13,7 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.status import MOST_METRICS, Goodput, Progress, ReportPhase, State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.actions import AT_ONCE, DeleteJob, Event, Plan
-from tpu_training_operator.domain.failures.last_words import step_reached
+from tpu_training_operator.domain.failures.messages import step_reached
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.goodput import active_seconds
@@ -68,7 +68,7 @@ def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
         metadata = observed.job["metadata"]
         # With the status as it is: the operator cannot write one into a job that is gone.
         return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),), status=status)
-    return Plan(stages=deletions(running, now)).within(left, next_force(running, now))
+    return Plan(stages=deletions(running, now)).due_within(left, next_force(running, now))
 
 
 def may_need_a_pass(job: Object, now: datetime) -> bool:

@@ -108,7 +108,7 @@ def _with_progress(decided: Plan, ctx: Context, *, stored: Status) -> Plan:
     if decided.status is not None or ctx.status == stored:
         return decided
     wait = write_due(stored, ctx.observed.inbox, ctx.now)
-    return replace(decided, status=ctx.status) if wait <= AT_ONCE else decided.within(wait)
+    return replace(decided, status=ctx.status) if wait <= AT_ONCE else decided.due_within(wait)
 
 
 def _next(ctx: Context) -> Plan:
@@ -126,7 +126,7 @@ def _next(ctx: Context) -> Plan:
     if any(pod.placed is None for pod in ctx.pods):
         # The job is not active now. A pod event will tell when its workers are placed.
         left = None
-    return _keep_alive(ctx).within(look_again(ctx.leftovers, ctx.now), left)
+    return _keep_alive(ctx).due_within(look_again(ctx.leftovers, ctx.now), left)
 
 
 def _keep_alive(ctx: Context) -> Plan:
@@ -140,7 +140,7 @@ def _keep_alive(ctx: Context) -> Plan:
         return fail_or_restart(ctx, failure)
     if ctx.missing:
         return _create_missing(ctx)
-    return _watch(ctx).within(next_look(ctx.pods, ctx.now))
+    return _watch(ctx).due_within(next_look(ctx.pods, ctx.now))
 
 
 def _is_stale(ctx: Context) -> bool:
@@ -304,7 +304,7 @@ def _watch_peers(ctx: Context) -> Plan:
         return fail_or_restart(ctx, failure)
     # A reporter that has succeeded has no more steps to report.
     others = Plan() if ctx.pods[0].phase == "Succeeded" else _watch_progress(ctx)
-    return others.within(late.deadline - ctx.now)
+    return others.due_within(late.deadline - ctx.now)
 
 
 def _watch_progress(ctx: Context) -> Plan:

@@ -10,8 +10,8 @@ from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
-from tpu_training_operator.domain.failures.failure_words import describe
 from tpu_training_operator.domain.failures.first import device_fault
+from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.lifecycle.completion import fail
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState
 from tpu_training_operator.domain.lifecycle.context import Context

@@ -64,13 +64,13 @@ def backoff(policy: Restart, restarts: Restarts, seed: str, now: datetime) -> ti
     # Bounded, so that a long-lived job does not compute an astronomical power.
     exponent = min(count - 1, 32)
     seconds = min(policy.backoff.initial_seconds * 2**exponent, policy.backoff.max_seconds)
-    return timedelta(seconds=seconds * (1 - share(seed) / 2))
+    return timedelta(seconds=seconds * (1 - _jitter(seed) / 2))
 
 
 def pause_after_release(policy: RunPolicy, seed: str) -> timedelta:
     """How long a gang waits after releasing its nodes: 0.5 to 1.5 times `backoff.maxSeconds`, so that gangs which
     blocked each other do not meet again."""
-    return timedelta(seconds=policy.restart.backoff.max_seconds * (0.5 + share(seed)))
+    return timedelta(seconds=policy.restart.backoff.max_seconds * (0.5 + _jitter(seed)))
 
 
 def longest_wait(policy: RunPolicy) -> timedelta:
@@ -78,7 +78,7 @@ def longest_wait(policy: RunPolicy) -> timedelta:
     return timedelta(seconds=1.5 * policy.restart.backoff.max_seconds + 1)
 
 
-def share(seed: str) -> float:
+def _jitter(seed: str) -> float:
     """A number in [0, 1). A hash rather than a random number, so that every operator decides the same."""
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) / 2**64
 

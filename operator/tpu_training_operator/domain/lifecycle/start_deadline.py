@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass, RunPolicy
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.failures.last_words import with_ending
+from tpu_training_operator.domain.failures.messages import with_ending
 from tpu_training_operator.domain.failures.pod_signs import has_started
 from tpu_training_operator.domain.hosts import waits_for
 from tpu_training_operator.domain.observed import WorkerPod, format_time

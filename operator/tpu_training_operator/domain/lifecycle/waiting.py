@@ -54,8 +54,8 @@ def tell_why(ctx: Context, decided: Plan) -> Plan:
     message = sentence(ctx)
     wait = _wait(notes, ctx, message)
     if wait <= AT_ONCE:
-        return replace(decided, status=_told(ctx, message)).within(between)
-    return decided.within(wait, between)
+        return replace(decided, status=_told(ctx, message)).due_within(between)
+    return decided.due_within(wait, between)
 
 
 def sentence(ctx: Context) -> str:

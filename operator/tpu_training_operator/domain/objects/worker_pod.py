@@ -61,7 +61,7 @@ def worker_pod(
     reporting: Reporting | None = None,
     avoid: Sequence[str] = (),
 ) -> Object:
-    """`reporting`: where the job's first worker reports to, or None. `avoid`: names of nodes to avoid."""
+    """`reporting`: where worker 0 reports to, None if nobody listens. `avoid`: names of nodes to avoid."""
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None

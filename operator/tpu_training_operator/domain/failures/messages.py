@@ -1,4 +1,4 @@
-"""What a worker said when it ended, whole, shortened, and in one line.
+"""A failure as text: a worker's last words, shortened to fit the status or one line, and the failure in a sentence.
 
 The trainer writes JSON into its termination message. For a loop of the user's own, which writes nothing, the kubelet
 puts the end of the container's log there (`terminationMessagePolicy: FallbackToLogsOnError`).
@@ -6,28 +6,25 @@ puts the end of the container's log there (`terminationMessagePolicy: FallbackTo
 
 import re
 
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.observed import WorkerPod
 
 LONGEST_MESSAGE = 1000
-"""Characters of a failure's message; the status has room for 1024."""
+"""Characters of a failure's message; the status allows 1024."""
 LONGEST_LINE = 300
 _LONGEST_PLACE = 100
 
-# As in the recipe: what a double holds exactly.
+# As in the recipe: the largest number that a double holds exactly.
 _LARGEST_STEP = 2**53
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
-# Python's own files, installed packages, and the trainer: not where a user looks first.
+# Users look last at Python's own files, installed packages and the trainer.
 _NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_trainer/")
 _LEFT_OUT = "..."
 
 
-def last_words(pod: WorkerPod) -> str:
-    """For the classifier's table."""
-    return pod.last_words
-
-
 def step_reached(pod: WorkerPod) -> int | None:
-    """The training step at which the trainer ended, where it tells."""
+    """The training step at which the trainer ended, if it says so."""
     step = (pod.trainer_message or {}).get("step")
     is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _LARGEST_STEP
     return step if is_step else None
@@ -38,14 +35,16 @@ def cut(message: str) -> str:
 
 
 def with_ending(what: str, words: str, separator: str = ": ") -> str:
-    """What happened and, as far as there is room, the end of what was said."""
+    """What happened and, as far as it fits, the end of what was said."""
     room = LONGEST_MESSAGE - len(what) - len(separator)
     return f"{what}{separator}{shortened(words, room)}" if words and room > 0 else cut(what)
 
 
 def shortened(text: str, room: int) -> str:
-    """At most `room` characters. A traceback ends with what was wrong, so the end stays; before any of it goes, the
-    frames that are not the user's do. It is cut between lines, unless one line alone is too long."""
+    """At most `room` characters, cut between lines unless a single line is too long.
+
+    A traceback ends with what was wrong, so the end stays. Frames outside the user's code go first.
+    """
     if len(text) <= room:
         return text
     lines = _without_foreign_frames(text.splitlines())
@@ -62,7 +61,7 @@ def shortened(text: str, room: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """What was wrong: the error that a traceback ends with, and where in the user's code; else the last line."""
+    """What was wrong: the error at the end of a traceback and its place in the user's code, or else the last line."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
@@ -77,7 +76,7 @@ def one_line(text: str) -> str:
 
 
 def _without_foreign_frames(lines: list[str]) -> list[str]:
-    """Each frame is a line with the place, and lines below it that are indented further."""
+    """A frame is a line with the place, followed by lines that are indented further."""
     kept, is_foreign = [], False
     for line in lines:
         if found := _FRAME.match(line):
@@ -92,3 +91,30 @@ def _without_foreign_frames(lines: list[str]) -> list[str]:
 def _line(text: str, room: int = LONGEST_LINE) -> str:
     text = " ".join(text.split())
     return text if len(text) <= room else text[: room - len(_LEFT_OUT)] + _LEFT_OUT
+
+
+def failed_where(failure: Failure) -> str:
+    """For example: slice 0 host 2 on node-1."""
+    return f"slice {failure.slice} host {failure.host}" + (f" on {failure.node}" if failure.node else "")
+
+
+def failed_why(failure: Failure) -> str:
+    """For example: Infrastructure (Killed, exit code 137), or UserError (exit code 1) if the reason is the class."""
+    details = [failure.reason] if failure.reason != failure.failure_class else []
+    if failure.exit_code is not None:
+        details.append(f"exit code {failure.exit_code}")
+    return f"{failure.failure_class} ({', '.join(details)})" if details else str(failure.failure_class)
+
+
+def gist(failure: Failure) -> str:
+    """The message in one line. In a hang's message the first line is the finding, and the stacks follow."""
+    if failure.failure_class is FailureClass.HANG:
+        return failure.message.partition("\n")[0]
+    return one_line(failure.message)
+
+
+def describe(failure: Failure) -> str:
+    """Which worker failed, where and how, in a sentence."""
+    node = f" on {failure.node}" if failure.node else ""
+    where = f"slice {failure.slice} host {failure.host} ({failure.pod}{node})"
+    return f"{where} failed with {failed_why(failure)}: {gist(failure)}"
