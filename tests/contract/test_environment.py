@@ -1,4 +1,4 @@
-"""The environment of a worker: what the operator sets is what the trainer reads, and nobody else's to set."""
+"""The environment of a worker: the operator sets what the trainer reads, and nobody else can set it."""
 
 import importlib.util
 import re
@@ -95,7 +95,7 @@ def _hosts(changes: Mapping[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(("changes", "names"), TABLE.values(), ids=TABLE.keys())
-def test_the_first_worker_is_told_where_to_report_and_no_other(changes: Mapping[str, Any], names: set[str]) -> None:
+def test_only_the_first_worker_is_told_where_to_report(changes: Mapping[str, Any], names: set[str]) -> None:
     (first, *others) = worker_environments(stored_job(changes), REPORTING)
     assert set(first) == names | PROGRESS
     assert [set(environ) for environ in others] == [names] * (_hosts(changes) - 1)
@@ -116,7 +116,7 @@ def set_by_torch_xla() -> set[str]:
     return set(re.findall(r"environ\.setdefault\(\s*xenv\.(\w+)", source))
 
 
-def test_what_torch_xla_sets_per_process_is_known() -> None:
+def test_the_variables_that_torch_xla_sets_per_process_are_known() -> None:
     assert set_by_torch_xla() == {
         "CLOUD_TPU_TASK_ID",
         "TPU_CHIPS_PER_PROCESS_BOUNDS",
@@ -128,23 +128,23 @@ def test_what_torch_xla_sets_per_process_is_known() -> None:
 
 
 @kinds_of_jobs
-def test_what_torch_xla_sets_is_left_to_it(changes: Mapping[str, Any]) -> None:
+def test_the_operator_does_not_set_what_torch_xla_sets(changes: Mapping[str, Any]) -> None:
     (first, *_) = worker_environments(stored_job(changes))
     assert not first.keys() & (set_by_torch_xla() | {"TPU_SKIP_MDS_QUERY"})
 
 
-def test_what_torch_xla_sets_is_refused_from_the_user() -> None:
+def test_users_cannot_set_what_torch_xla_sets() -> None:
     assert set_by_torch_xla() <= set(RESERVED_ENV)
 
 
 @pytest.mark.parametrize(("changes", "names"), TABLE.values(), ids=TABLE.keys())
-def test_what_the_operator_sets_is_refused_from_the_user(changes: Mapping[str, Any], names: set[str]) -> None:
+def test_users_cannot_set_what_the_operator_sets(changes: Mapping[str, Any], names: set[str]) -> None:
     (first, *_) = worker_environments(stored_job(changes), REPORTING)
     free = {name for name in first if name not in RESERVED_ENV and not name.startswith(ENV_PREFIX)}
     assert free == names & OVERRIDABLE
 
 
-def test_what_the_user_may_give_stands_once_and_as_given() -> None:
+def test_what_the_user_may_set_appears_once_and_unchanged() -> None:
     given = dict.fromkeys(OVERRIDABLE, "given")
     trainer = {"trainer.env": [{"name": name, "value": value} for name, value in given.items()]}
     job = stored_job(OWN_LOOP | KINDS_OF_JOBS["torch on CPU"] | trainer)
@@ -171,7 +171,7 @@ def test_all_workers_meet_at_host_0_of_slice_0() -> None:
     }
 
 
-def test_a_worker_stands_at_its_id_in_the_host_names_of_its_own_slice() -> None:
+def test_a_worker_is_at_its_id_in_the_host_names_of_its_slice() -> None:
     places = [
         environ["TPU_WORKER_HOSTNAMES"].split(",")[int(environ["TPU_WORKER_ID"])]
         for environ in worker_environments(stored_job({"slice.count": 2}))

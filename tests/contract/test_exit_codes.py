@@ -1,4 +1,4 @@
-"""The exit codes: one table, written once on either side."""
+"""The exit codes: one table on each side, and both are equal."""
 
 import pytest
 
@@ -32,10 +32,10 @@ def test_both_sides_have_the_same_codes_under_the_same_names() -> None:
         (ExitCode.Diverged, FailureClass.UNKNOWN),
     ],
 )
-def test_every_code_is_charged_to_its_class(code: ExitCode, failure_class: FailureClass) -> None:
+def test_every_code_has_its_class(code: ExitCode, failure_class: FailureClass) -> None:
     failure = first_failure([ended_pod(code, "")], ATTEMPT, LONG_AFTER, settle_user_errors=False)
     assert (failure.failure_class, failure.reason, failure.exit_code) == (failure_class, code.name, code.value)
 
 
-def test_success_is_no_failure() -> None:
+def test_success_is_not_a_failure() -> None:
     assert first_failure([ended_pod(ExitCode.Succeeded, "")], ATTEMPT, LONG_AFTER, settle_user_errors=False) is None

@@ -1,4 +1,4 @@
-"""The termination message: what the trainer writes last is what the operator reads into the status."""
+"""The termination message: the operator reads into the status what the trainer writes last."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ def pod_after(outcome: Outcome) -> WorkerPod:
     return ended_pod(outcome.code, termination_message(outcome).decode())
 
 
-def test_what_the_trainer_reports_at_the_end_stands_in_the_status(tmp_path: Path) -> None:
+def test_the_status_has_what_the_trainer_reports_at_the_end(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, {"loss": 1 / 81, "accuracy": 0.981}, 1234.5678))
     assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
@@ -34,7 +34,7 @@ def test_what_the_trainer_reports_at_the_end_stands_in_the_status(tmp_path: Path
     )
 
 
-def test_a_loss_that_is_no_number_is_left_out() -> None:
+def test_a_loss_that_is_not_a_number_is_left_out() -> None:
     progress = final_progress(pod_after(Outcome(ExitCode.Succeeded, "trained", 300, {"loss": math.nan})), TOTAL, None)
     assert (progress.loss, progress.metrics) == (None, {})
 

@@ -157,7 +157,7 @@ def test_runs_of_the_same_recipe_are_the_same(tmp_path: Path) -> None:
     assert seen(tmp_path, {}) == first
 
 
-def test_the_optimizers_that_the_plan_takes_for_built_are_those_that_the_trainer_builds() -> None:
+def test_the_plan_knows_exactly_the_optimizers_that_the_trainer_builds() -> None:
     assert set(BUILT) == set(BUILDERS)
 
 
@@ -172,7 +172,7 @@ def test_the_optimizers_that_the_plan_takes_for_built_are_those_that_the_trainer
         ("epsilon", "epsilon", "0.1"),
     ],
 )
-def test_what_an_optimizer_takes_acts_and_what_it_does_not_take_is_said_to_be_unused(
+def test_a_setting_acts_if_the_optimizer_takes_it_and_gets_a_warning_if_not(
     name: str, field: str, setting: str, value: str, tmp_path: Path
 ) -> None:
     without = {"optimizer": {"name": name, "learningRate": "0.01"}}
@@ -201,7 +201,9 @@ def test_what_an_optimizer_takes_acts_and_what_it_does_not_take_is_said_to_be_un
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("loop", ["trainer", "own"])
-def test_what_the_plan_can_know_to_be_of_no_use_is_said(changes: Changes, warning: str | None, loop: str) -> None:
+def test_the_plan_warns_of_fields_that_it_knows_to_have_no_effect(
+    changes: Changes, warning: str | None, loop: str
+) -> None:
     own = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]} if loop == "own" else {}
     job = stored_job({f"recipe.{path}": value for path, value in changes.items()} | own)
     warnings = resolve(job.spec).warnings

@@ -1,4 +1,4 @@
-"""The run spec: what the operator writes is what the trainer's schema allows and its parser reads, to equal values."""
+"""The run spec: the trainer's schema allows what the operator writes, and its parser reads equal values."""
 
 import copy
 import json
@@ -208,7 +208,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) 
 
 
 @pytest.mark.parametrize("milestone", [0, 0.5, True, "100"])
-def test_a_milestone_that_is_no_step_is_refused(milestone: object) -> None:
+def test_a_milestone_that_is_not_a_step_is_refused(milestone: object) -> None:
     assert complaint(changed("schedule.milestones", [100, milestone])).startswith("schedule.milestones: ")
 
 

@@ -25,7 +25,7 @@ wait_for_ever()
 AN_HOUR = {"trainer.terminationGracePeriodSeconds": 3600}
 A_SECOND = {"trainer.terminationGracePeriodSeconds": 1}
 
-FIRST_WORDS = "stopping the workers; once more to kill them"
+FIRST_WORDS = "stopping the workers; interrupt again to kill them"
 
 
 def ready(run: Run, hosts: int) -> Run:
@@ -84,7 +84,7 @@ if HOST == 0:
     sys.exit(1)
 """
     run = runs.start(fail_on_host_0 + STUBBORN, AN_HOUR, hosts=2)
-    run.wait_for_output("Failed: ")
+    run.wait_for_output(": Failed, ")
     run.interrupt()
     run.wait_for_output(FIRST_WORDS)
     run.interrupt()
@@ -93,7 +93,7 @@ if HOST == 0:
 
 def test_a_run_that_waits_for_its_next_attempt_can_be_interrupted(runs: Runs) -> None:
     run = runs.start("sys.exit(75)", {"runPolicy.restart.backoff": {"initialSeconds": 3600, "maxSeconds": 3600}})
-    run.wait_for_output("Restarting: ")
+    run.wait_for_output(": Restarting, ")
     run.interrupt()
     assert_cancelled(run)
 

@@ -18,6 +18,7 @@ from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.doctor.finite import Health
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.errors import DivergedError
 from tpu_trainer.spec import parse_run_spec
@@ -55,7 +56,14 @@ class Replica:
         self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
         spec = parse_run_spec(run_spec())
         self.doctor = Doctor(
-            spec, self, self.clock, self.told.append, model=self.model, host=rank, pace=Pace(lambda: self.time)
+            spec,
+            self,
+            self.clock,
+            self.told.append,
+            model=self.model,
+            host=rank,
+            pace=Pace(lambda: self.time),
+            health=Health(),
         )
 
     def compilations(self) -> int:

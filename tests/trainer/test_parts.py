@@ -1,9 +1,8 @@
-"""The small pieces under the loop, in one process: bucket, throughput, placement, the host's verdict over its chips."""
+"""The small pieces under the loop, in one process: feeding, placement, flat buckets, throughput."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -15,34 +14,7 @@ import torch
 from tests.trainer import tasks
 from tpu_trainer.backends.base import fill_from_rank_zero, flatten, map_tensors, move_model, unflatten
 from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.exchange import BROKEN, Loss, Sums, Wishes, take
-from tpu_trainer.outcome import Outcome, host_outcome
 from tpu_trainer.telemetry.rates import Throughput
-
-
-def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
-    made = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
-    for parameter, gradient in zip(made, gradients, strict=True):
-        parameter.grad = None if gradient is None else torch.tensor(gradient)
-    return made
-
-
-def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
-    own = parameters([1.0, 2.0], [3.0, 4.0])
-    wishes = Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
-    gradients, signals = take(own, Loss(torch.tensor(0.5)), wishes)
-    assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
-    assert signals.tolist() == [0.5, 1.0, 1.0, 1.0, 0.0]
-    assert [parameter.grad for parameter in own] == [None, None]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_gradients_that_are_not_finite_are_signalled(bad: float) -> None:
-    quiet = Wishes(stop=torch.zeros(1), save=torch.zeros(1))
-    _, signals = take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
-    assert signals[BROKEN] == 1
-    assert not Sums(signals).finite
 
 
 def test_unflatten_is_the_inverse_of_flatten() -> None:
@@ -115,20 +87,3 @@ def test_moving_a_model_keeps_shared_weights_shared() -> None:
     move_model(model, torch.device("meta"))
     assert model.first.weight is model.second.weight
     assert model.head.weight.device.type == "meta"
-
-
-@pytest.mark.parametrize(
-    ("codes", "died", "expected"),
-    [
-        ([ExitCode.Succeeded, ExitCode.Succeeded], False, ExitCode.Succeeded),
-        ([ExitCode.Preempted, ExitCode.Preempted], False, ExitCode.Preempted),
-        ([ExitCode.PeerLost, ExitCode.UserError], True, ExitCode.UserError),
-        ([ExitCode.BadSpec], True, ExitCode.BadSpec),
-        ([ExitCode.Succeeded], True, ExitCode.InternalError),
-        ([], True, ExitCode.InternalError),
-    ],
-)
-def test_a_host_ends_with_the_most_telling_outcome_of_its_chips(
-    codes: list[ExitCode], died: bool, expected: ExitCode
-) -> None:
-    assert host_outcome([Outcome(code, "") for code in codes], died).code is expected

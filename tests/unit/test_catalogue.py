@@ -1,4 +1,4 @@
-"""The catalogue is arithmetic over a list: every row is checked, and the rows that Google's documents name."""
+"""The catalogue is arithmetic over a list: every row is consistent, and some match examples from Google's documents."""
 
 import math
 
@@ -25,7 +25,7 @@ def _chips(shape: Shape) -> int:
     return math.prod(map(int, shape.topology.split("x")))
 
 
-def test_hosts_times_chips_per_host_are_the_chips_of_the_topology() -> None:
+def test_hosts_times_chips_per_host_is_the_number_of_chips() -> None:
     wrong = [
         _name(shape)
         for shape in SHAPES
@@ -35,7 +35,7 @@ def test_hosts_times_chips_per_host_are_the_chips_of_the_topology() -> None:
     assert wrong == []
 
 
-def test_only_machine_types_made_for_it_form_slices_of_several_hosts() -> None:
+def test_only_multi_host_machine_types_form_slices_of_several_hosts() -> None:
     several = [shape for shape in SHAPES if shape.hosts > 1 and shape.machine_type is not None]
     assert [_name(shape) for shape in several if shape.machine_type and not shape.machine_type.multi_host] == []
 
@@ -80,7 +80,7 @@ def test_what_an_accelerator_type_means(name: str, topology: str, hosts: int, ch
     assert (shape.topology, shape.hosts, shape.chips, shape.devices) == (topology, hosts, chips, devices)
 
 
-def test_a_shape_on_two_machine_types_offers_both_the_larger_gang_first() -> None:
+def test_a_shape_on_two_machine_types_offers_both_with_the_larger_gang_first() -> None:
     shapes = shapes_of_topology("v5e", "2x4")
     assert [(s.machine_type.name, s.hosts) for s in shapes if s.machine_type] == [
         ("ct5lp-hightpu-4t", 2),
@@ -109,7 +109,7 @@ def test_the_accelerator_type_that_was_meant_is_among_the_nearest(wrong: str, ex
     assert expected in nearest_accelerator_types(wrong)
 
 
-def test_something_is_offered_for_a_name_like_no_other() -> None:
+def test_even_a_name_unlike_any_other_gets_suggestions() -> None:
     assert nearest_accelerator_types("") != []
     assert nearest_accelerator_types("gpu") != []
 
@@ -132,7 +132,7 @@ def test_the_topology_of_about_as_many_chips_is_among_the_nearest(generation: st
     ("generation", "topology", "hosts"),
     [("v4", "4x4x20", 80), ("v5p", "4x4x16", 64), ("tpu7x", "4x4x4", 16), ("tpu7x", "4x8x20", 160)],
 )
-def test_whole_cubes_make_a_slice_that_no_list_names(generation: str, topology: str, hosts: int) -> None:
+def test_whole_cubes_are_a_slice_even_if_no_list_names_it(generation: str, topology: str, hosts: int) -> None:
     assert [shape.hosts for shape in shapes_of_topology(generation, topology)] == [hosts]
 
 
@@ -146,5 +146,5 @@ def test_whole_cubes_make_a_slice_that_no_list_names(generation: str, topology: 
         ("v5e", "4x4x4"),  # two dimensions only
     ],
 )
-def test_what_breaks_the_cube_rule_is_no_slice(generation: str, topology: str) -> None:
+def test_what_breaks_the_cube_rule_is_not_a_slice(generation: str, topology: str) -> None:
     assert shapes_of_topology(generation, topology) == ()

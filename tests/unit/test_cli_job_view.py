@@ -9,8 +9,8 @@ from rich.console import Console
 from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
 from tests.unit.seen_jobs import JOBS, Object, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.cli.display import screen
 from tpu_training_operator.cli.job_view import JobView
-from tpu_training_operator.cli.screen import screen
 from tpu_training_operator.cli.sections import advice, headline, plain_lines, sections, state_style
 from tpu_training_operator.cli.status import as_json, table_row
 from tpu_training_operator.cli.words import duration

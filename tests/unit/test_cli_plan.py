@@ -1,4 +1,4 @@
-"""`tpujob plan`, `validate` and `crd`: what a person gets before any chip is paid for."""
+"""`tpujob plan`, `validate` and `crd`: what users learn before they pay for chips."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_yaml_and_json_say_the_same() -> None:
     assert yaml.safe_load(result.stdout) == planned({})
 
 
-def test_a_plan_for_a_slice_that_gke_does_not_have_is_numbers_and_a_warning() -> None:
+def test_a_plan_for_a_slice_that_gke_lacks_has_numbers_and_a_warning() -> None:
     document = planned({"spec.slice.acceleratorType": "v2-32", "spec.recipe.globalBatchSize": 1024})
     assert document["resolved"]["replicas"] == 32
     assert document["objects"] == []
@@ -80,7 +80,7 @@ def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
     assert "linear rule" in rows["learning rate"][2]
 
 
-def test_the_table_warns_below_itself_in_one_line_each() -> None:
+def test_warnings_follow_the_table_one_per_line() -> None:
     changes = {"spec.recipe.optimizer.name": "sophia", "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}}
     rule, built = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-2:]
     assert rule.startswith(
@@ -112,7 +112,7 @@ def saved_in(uri: str, **more: int) -> dict[str, Any]:
         saved_in("/mnt") | SHARED | CLAIM,
     ],
 )
-def test_checkpoints_that_outlive_a_worker_or_are_not_needed_are_no_reason_to_warn(changes: dict[str, Any]) -> None:
+def test_checkpoints_that_survive_a_worker_or_are_not_needed_get_no_warning(changes: dict[str, Any]) -> None:
     assert planned(changes)["warnings"] == []
 
 
@@ -125,13 +125,13 @@ def test_checkpoints_that_outlive_a_worker_or_are_not_needed_are_no_reason_to_wa
     ],
     ids=["no volume", "a volume that ends with the pod", "beside the volume"],
 )
-def test_checkpoints_on_a_workers_own_disk_are_warned_of(changes: dict[str, Any]) -> None:
+def test_checkpoints_on_a_workers_own_disk_get_a_warning(changes: dict[str, Any]) -> None:
     uri = changes["spec.checkpoint"]["uri"]
     [warning] = planned(changes)["warnings"]
     assert warning.startswith(f"spec.checkpoint.uri {uri} is inside the worker and is lost with it; mount a shared")
 
 
-def test_spot_slices_without_checkpoints_are_warned_of() -> None:
+def test_spot_slices_without_checkpoints_get_a_warning() -> None:
     note = "GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"
     assert planned(SPOT)["warnings"] == [note]
     assert tpujob("validate", "-f", "-", job=job_body(SPOT)).stderr == f"warning: {note}\n"
@@ -146,13 +146,13 @@ def test_spot_slices_without_checkpoints_are_warned_of() -> None:
         ({"everySteps": 500, "everyMinutes": 30}, "every 500 steps or 30 min"),
     ],
 )
-def test_the_table_says_where_and_how_often_the_training_is_saved(given: dict[str, int], interval: str) -> None:
+def test_the_table_says_where_and_how_often_checkpoints_are_saved(given: dict[str, int], interval: str) -> None:
     result = tpujob("plan", "-f", "-", job=job_body(saved_in("gs://bucket/digits", **given)))
     [row] = [_cells(line) for line in result.stdout.splitlines() if "checkpoint" in line]
     assert row == ["checkpoint", "", interval, "in gs://bucket/digits/default/digits; keeps the newest 3"]
 
 
-def test_the_table_promises_nothing_that_is_left_to_the_users_own_loop() -> None:
+def test_the_table_says_what_is_left_to_the_users_own_loop() -> None:
     changes = {"spec.recipe.evaluateEverySteps": 25, "spec.recipe.emaDecay": "0.99"}
     result = tpujob("plan", "-f", "-", job=job_body(OWN_LOOP | saved_in("gs://bucket/a") | changes))
     rows = [line for line in result.stdout.splitlines() if re.search("checkpoint|evaluate every|EMA", line)]
@@ -170,7 +170,9 @@ def test_the_table_promises_nothing_that_is_left_to_the_users_own_loop() -> None
     ],
     ids=["hosts on CPU", "joined by torchrun", "one host", "joined by libtpu"],
 )
-def test_a_loop_of_the_users_own_whose_hosts_train_apart_is_warned_of(changes: dict[str, Any], apart: bool) -> None:
+def test_a_users_own_loop_whose_hosts_train_separate_models_gets_a_warning(
+    changes: dict[str, Any], apart: bool
+) -> None:
     warnings = planned(OWN_LOOP | changes)["warnings"]
     assert [warning.partition(":")[0] for warning in warnings] == ["each of the 4 hosts trains its own model"] * apart
     validated = tpujob("validate", "-f", "-", job=job_body(OWN_LOOP | changes))
@@ -200,7 +202,7 @@ def test_crd_prints_the_definition() -> None:
     assert yaml.safe_load(tpujob("crd").stdout) == custom_resource_definition()
 
 
-def test_the_job_may_stand_among_other_documents(tmp_path: Path) -> None:
+def test_the_job_may_be_among_other_documents(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"---\nkind: Namespace\n---\n{yaml.safe_dump(job_body())}---\n")
     assert tpujob("validate", "-f", path).exit_code == 0

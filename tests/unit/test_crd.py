@@ -1,4 +1,4 @@
-"""The CRD in `crds/` is the one the models make, and it is a structural schema that an API server takes."""
+"""The CRD in `crds/` matches the models, and is a structural schema that an API server accepts."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ NODES = dict(walk(SCHEMA))
 SPEC_NODES = {path: node for path, node in NODES.items() if path.startswith(".spec")}
 
 
-def test_the_file_is_what_the_models_make() -> None:
+def test_the_file_matches_the_models() -> None:
     assert FILE.read_text(encoding="utf-8") == crd_text(), "crds/ is out of date: run `make crds`"
 
 
@@ -118,12 +118,12 @@ def test_a_number_without_a_32_bit_bound_is_a_64_bit_number() -> None:
     assert {".status.resolved.trainSteps", ".status.progress.step", ".status.observedGeneration"} <= wide
 
 
-def test_the_version_is_served_stored_and_has_a_status_of_its_own() -> None:
+def test_the_version_is_served_and_stored_with_a_status_subresource() -> None:
     assert (VERSION["name"], VERSION["served"], VERSION["storage"]) == ("v1alpha1", True, True)
     assert VERSION["subresources"] == {"status": {}}
 
 
-def test_the_names_people_type() -> None:
+def test_the_names_that_people_type() -> None:
     assert CRD["metadata"]["name"] == "tputrainingjobs.tpu-operator.dev"
     assert CRD["spec"]["names"]["shortNames"] == ["tpujob", "ttj"]
     assert CRD["spec"]["scope"] == "Namespaced"
@@ -154,21 +154,21 @@ def test_conditions_merge_by_type_and_env_by_name() -> None:
         (".spec.recipe.tunedOn", SliceRef),
     ],
 )
-def test_the_rules_of_a_model_stand_at_its_place(path: str, model: type[ApiModel]) -> None:
+def test_the_rules_of_a_model_are_at_its_path(path: str, model: type[ApiModel]) -> None:
     assert NODES[path]["x-kubernetes-validations"] == [rule.as_schema() for rule in model.rules]
 
 
-def test_every_rule_there_is_stands_somewhere() -> None:
+def test_every_rule_is_in_the_schema() -> None:
     written = {rule["rule"] for node in NODES.values() for rule in node.get("x-kubernetes-validations", ())}
     assert {rule.cel for model in _models(ApiModel) for rule in model.rules} == written
 
 
-def test_no_rule_is_longer_than_a_message_may_be() -> None:
+def test_no_rule_has_a_message_that_is_too_long() -> None:
     rules: list[Rule] = [rule for model in _models(ApiModel) for rule in model.rules]
     assert [rule.field for rule in rules if len(rule.message) > 2048 or "\n" in rule.message] == []
 
 
-def test_the_text_reads_back_as_the_definition() -> None:
+def test_the_yaml_parses_to_the_definition() -> None:
     assert yaml.safe_load(crd_text()) == CRD
 
 
@@ -178,6 +178,6 @@ def _models(base: type[ApiModel]) -> Iterator[type[ApiModel]]:
         yield from _models(model)
 
 
-def test_a_negative_attempt_counts_as_none() -> None:
+def test_a_negative_attempt_counts_as_zero() -> None:
     assert SCHEMA["properties"]["status"]["properties"]["attempt"]["minimum"] == 0
     assert Status.read({"attempt": -(10**9)}).attempt == 0

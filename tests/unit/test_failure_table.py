@@ -1,4 +1,4 @@
-"""What class of failure a worker's end is: every row of the table, what it must not take for one, and anything else."""
+"""The class of every failure: each row of the table, what must not match it, and arbitrary statuses."""
 
 import json
 import re
@@ -53,20 +53,20 @@ def test_the_table_of_failure_classes(case: FailedPod) -> None:
     assert told(case.body, case.at) == (case.failure_class, case.reason, case.message)
 
 
-def test_every_row_of_the_table_has_a_pod_that_it_is_for() -> None:
+def test_every_row_of_the_table_has_an_example_pod() -> None:
     found = [classify(*seen(case.body)) for case in FAILED_PODS]
     assert [row for row in TABLE if row not in found] == []
 
 
 @pytest.mark.parametrize("case", [case for case in STUCK if case.at > 0], ids=lambda case: case.name)
-def test_a_pod_that_does_not_start_is_given_time_and_looked_at_again_when_it_is_over(case: FailedPod) -> None:
+def test_a_pod_that_does_not_start_gets_time_and_is_checked_when_it_is_over(case: FailedPod) -> None:
     just_before = at(case.at) - SECOND
     assert failure_of(case.body, case.at - 1) is None
     assert next_look(seen(case.body), just_before) == SECOND
 
 
 @pytest.mark.parametrize("case", STUCK, ids=lambda case: case.name)
-def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) -> None:
+def test_a_pod_that_never_starts_counts_as_failed_when_its_time_is_over(case: FailedPod) -> None:
     found = failure_of(case.body)
     assert found is not None
     assert found.time == time_at(case.at)
@@ -109,7 +109,7 @@ def test_a_pod_that_never_starts_failed_when_its_time_was_over(case: FailedPod) 
         ),
     ],
 )
-def test_a_pod_that_is_well_or_waits_its_turn_has_not_failed(body: Object) -> None:
+def test_a_healthy_or_waiting_pod_has_not_failed(body: Object) -> None:
     assert failure_of(body) is None
     assert next_look(seen(body), at(A_DAY)) is None
 
@@ -127,9 +127,7 @@ def test_a_pod_that_is_well_or_waits_its_turn_has_not_failed(body: Object) -> No
         (deleted(disrupted(succeeded(), "EvictionByEvictionAPI")), "Preemption", "EvictionByEvictionAPI"),
     ],
 )
-def test_a_users_own_loop_that_was_told_to_stop_has_not_succeeded(
-    body: Object, failure_class: str, reason: str
-) -> None:
+def test_a_users_own_loop_that_was_stopped_has_not_succeeded(body: Object, failure_class: str, reason: str) -> None:
     assert told(body)[:2] == (failure_class, reason)
 
 
@@ -146,7 +144,7 @@ def test_a_users_own_loop_that_was_told_to_stop_has_not_succeeded(
         "ABORTED: The TPU is already in use by process with pid 7. Not attempting to load libtpu.so in this process.",
     ],
 )
-def test_an_error_that_only_resembles_a_device_fault_stays_the_users(message: str) -> None:
+def test_an_error_that_only_resembles_a_device_fault_stays_a_user_error(message: str) -> None:
     assert told(exited(1, message))[1] == "UserError"
 
 
@@ -154,7 +152,7 @@ def test_an_error_that_only_resembles_a_device_fault_stays_the_users(message: st
     ("reason", "counts"),
     [("DeviceBusy", True), ("DeviceFailed", True), ("DevicesUnhealthy", True), ("OutOfcpu", False), ("Killed", False)],
 )
-def test_faults_of_the_chips_count_against_their_node(reason: str, counts: bool) -> None:
+def test_faults_of_chips_count_against_their_node(reason: str, counts: bool) -> None:
     (case, *_) = (case for case in ENDED if case.reason == reason)
     found = failure_of(case.body)
     assert found is not None
@@ -174,7 +172,7 @@ def test_faults_of_the_chips_count_against_their_node(reason: str, counts: bool)
         (exited(70, BUSY), "DeviceBusy"),
     ],
 )
-def test_of_several_signs_the_surest_counts(body: Object, reason: str) -> None:
+def test_the_surest_of_several_signs_counts(body: Object, reason: str) -> None:
     assert told(body)[1] == reason
 
 
@@ -183,17 +181,17 @@ def test_a_disruption_after_its_end_does_not_excuse_a_worker() -> None:
     assert told(evicted_later)[1] == "UserError"
 
 
-def test_a_disruption_is_the_cause_also_by_a_clock_that_is_behind() -> None:
+def test_a_disruption_is_the_cause_even_if_a_clock_is_behind() -> None:
     assert told(disrupted(exited(1), "EvictionByEvictionAPI", after=12))[1] == "EvictionByEvictionAPI"
 
 
-def test_a_disruption_that_was_called_off_excuses_nobody() -> None:
+def test_a_cancelled_disruption_excuses_nobody() -> None:
     body = disrupted(exited(1), "EvictionByEvictionAPI", after=5)
     body["status"]["conditions"][-1]["status"] = "False"
     assert told(body)[1] == "UserError"
 
 
-def test_a_pod_that_was_refused_failed_when_the_kubelet_saw_it() -> None:
+def test_a_refused_pod_failed_when_the_kubelet_saw_it() -> None:
     found = failure_of(refused("OutOfcpu", "no room"))
     assert found is not None
     assert found.time == time_at(0)
@@ -219,19 +217,19 @@ def test_a_runtime_that_does_not_know_when_a_container_ended_says_1970() -> None
         ("", ""),
     ],
 )
-def test_the_last_words_are_those_of_the_termination_message(message: str, words: str) -> None:
+def test_the_last_words_come_from_the_termination_message(message: str, words: str) -> None:
     [pod] = seen(exited(1, message))
     assert pod.last_words == words
 
 
 @pytest.mark.parametrize("code", [1, 137, 139])
-def test_a_message_is_cut_to_what_a_status_can_hold_and_keeps_its_end(code: int) -> None:
+def test_a_message_is_cut_to_fit_the_status_and_keeps_its_end(code: int) -> None:
     said = told(exited(code, "x" * 4000 + "ValueError: shapes"))[2]
     assert len(said) == 1000
     assert said.endswith("ValueError: shapes")
 
 
-def test_what_happened_is_not_cut_for_what_was_said() -> None:
+def test_last_words_never_displace_what_happened() -> None:
     said = told(exited(137, "x" * 4000))[2]
     assert said.startswith("the worker was killed (exit code 137): xxx")
 
@@ -253,7 +251,7 @@ def repeats(parsed: Any) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_every_repeat_in_a_pattern_is_short_and_stands_in_no_other(name: str) -> None:
+def test_every_repeat_in_a_pattern_is_bounded_and_not_nested(name: str) -> None:
     found = list(repeats(import_module("re._parser").parse(PATTERNS[name].pattern)))
     assert [(most, depth) for most, depth in found if most > 300 or depth > 0] == []
 
@@ -271,7 +269,7 @@ def test_a_long_text_is_searched_at_its_ends(message: str, reason: str) -> None:
     assert told(refused("Evicted", message))[1] == reason
 
 
-def test_what_a_worker_said_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_termination_message_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
     monkeypatch.setattr(
         observed, "json", SimpleNamespace(loads=lambda text: parsed.append(text) or {"message": "KeyError"})
@@ -341,7 +339,7 @@ def any_pods(draw: st.DrawFn) -> Object:
 
 @settings(max_examples=500)
 @given(body=any_pods(), after=st.integers(-A_DAY, 2 * A_DAY))
-def test_no_status_keeps_a_failure_from_being_told(body: Object, after: int) -> None:
+def test_every_failed_status_is_reported(body: Object, after: int) -> None:
     found = failure_of(body, after)
     assert found is not None or body["status"].get("phase") != "Failed"
     if found is not None:
@@ -351,7 +349,7 @@ def test_no_status_keeps_a_failure_from_being_told(body: Object, after: int) -> 
 
 
 @given(body=any_pods(), after=st.integers(-A_DAY, 2 * A_DAY))
-def test_a_decision_that_time_alone_brings_is_announced(body: Object, after: int) -> None:
+def test_the_next_look_covers_every_decision_that_only_time_brings(body: Object, after: int) -> None:
     later = failure_of(body, 3 * A_DAY)
     if failure_of(body, after) is None and later is not None:
         wait = next_look(seen(body), at(after))

@@ -1,4 +1,4 @@
-"""docs/failures.md says of every reason that a failure may have what it means and what to do."""
+"""docs/failures.md explains every reason of a failure and what to do about it."""
 
 import re
 from datetime import timedelta
@@ -19,7 +19,7 @@ SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## 
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of its table, below the head."""
+    """The cells of its table, without the header."""
     lines = [line for line in SECTIONS[section].splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
 
@@ -34,7 +34,7 @@ def reasons_in_code() -> set[tuple[str, str]]:
     return told | fixed | {(failure.reason, str(failure.failure_class)) for failure in without_a_pod}
 
 
-def test_every_reason_stands_under_its_class_and_no_other_does() -> None:
+def test_the_page_lists_exactly_the_reasons_of_each_class() -> None:
     documented = {
         (reason, str(failure_class))
         for failure_class in FailureClass
@@ -50,7 +50,7 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("failure_class", FailureClass)
-def test_the_budgets_are_those_of_the_code(failure_class: FailureClass) -> None:
+def test_the_page_gives_the_default_budgets(failure_class: FailureClass) -> None:
     told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Budgets")}
     limit = RestartLimits().of(failure_class)
-    assert told[failure_class] == ("without limit" if limit is None else str(limit))
+    assert told[failure_class] == ("unlimited" if limit is None else str(limit))

@@ -64,7 +64,7 @@ def test_the_worker_that_failed_first_is_the_cause(bodies: list[dict[str, Any]],
     assert failure_of(*bodies).host == culprit
 
 
-def test_a_gang_in_which_all_is_well_has_no_failure() -> None:
+def test_a_healthy_gang_has_no_failure() -> None:
     assert first_failure(seen(pod(0), ready(pod(1)), ended(pod(2))), 1, NOON, settle_user_errors=False) is None
 
 
@@ -81,14 +81,14 @@ def test_a_lost_peer_is_the_failure_when_nothing_else_shows_up() -> None:
     assert found.reason == "PeerLost"
 
 
-def test_nobody_is_waited_for_when_all_have_ended() -> None:
+def test_nothing_is_awaited_when_all_workers_have_ended() -> None:
     found = first_failure(seen(ended(pod(0), 69), ended(pod(1))), 1, NOON, settle_user_errors=False)
     assert found is not None
     assert found.host == 0
 
 
 @pytest.mark.parametrize("code", [1, 3, 71, 137, 139])
-def test_any_other_failure_of_our_trainer_is_told_at_once(code: int) -> None:
+def test_any_other_failure_of_the_trainer_is_reported_at_once(code: int) -> None:
     assert first_failure(seen(ended(pod(0), code), ready(pod(1))), 1, NOON, settle_user_errors=False) is not None
 
 
@@ -111,7 +111,7 @@ def test_the_exit_code_of_a_users_own_loop_may_be_the_consequence_of_a_lost_peer
         with_status(pod(1), phase="Failed", reason="UnexpectedAdmissionError", startTime=time_at(0)),
     ],
 )
-def test_a_sure_sign_in_a_users_own_loop_is_told_at_once(sure: dict[str, Any]) -> None:
+def test_a_sure_sign_in_a_users_own_loop_is_reported_at_once(sure: dict[str, Any]) -> None:
     found = first_failure(seen(ready(pod(0)), sure), 1, NOON, settle_user_errors=True)
     assert found is not None
     assert found.host == 1
@@ -125,17 +125,17 @@ def test_a_sure_sign_in_a_users_own_loop_is_told_at_once(sure: dict[str, Any]) -
         pytest.param(16, 0, id="long after, when somebody cleared up"),
     ],
 )
-def test_a_sure_sign_goes_before_the_exit_code_of_a_users_own_loop(sure_after: int, culprit: int) -> None:
+def test_a_sure_sign_takes_precedence_over_the_exit_code_of_a_users_own_loop(sure_after: int, culprit: int) -> None:
     gang = (ended(pod(0), 1, after=10), ended(pod(1), 137, after=sure_after, reason="OOMKilled"))
     assert failure_of(*gang, own_loop=True).host == culprit
 
 
-def test_our_trainers_exit_code_needs_no_other_sign() -> None:
+def test_the_trainers_exit_code_needs_no_other_sign() -> None:
     gang = (ended(pod(0), 1, after=10), ended(pod(1), 137, after=13, reason="OOMKilled"))
     assert failure_of(*gang).host == 0
 
 
-def test_a_worker_that_lost_its_peer_is_no_cause_in_a_users_own_loop_either() -> None:
+def test_a_lost_peer_is_not_the_cause_in_a_users_own_loop_either() -> None:
     assert failure_of(ended(pod(0), 69, after=1), ended(pod(1), 1, after=9), own_loop=True).host == 1
 
 
@@ -150,7 +150,7 @@ def test_one_worker_that_cannot_start_is_enough() -> None:
 
 @pytest.mark.parametrize("case", [*STUCK, *START_ERRORS], ids=lambda case: case.name)
 @pytest.mark.parametrize("peer", [running(), with_status(exited(0), phase="Succeeded")], ids=["runs", "has run"])
-def test_a_worker_that_does_not_start_is_its_nodes_failure_where_another_has(
+def test_a_worker_that_does_not_start_is_its_nodes_failure_if_another_started(
     case: FailedPod, peer: dict[str, Any]
 ) -> None:
     found = first_failure(seen(case.body, of_host(1, peer)), 1, at(300), settle_user_errors=False)
@@ -197,21 +197,21 @@ def test_a_worker_that_has_started_does_not_excuse_itself() -> None:
     assert found.failure_class == "UserError"
 
 
-def test_one_node_that_does_not_get_at_the_image_of_all_is_given_time() -> None:
+def test_a_node_that_alone_cannot_pull_the_image_gets_time() -> None:
     denied = held_up("ImagePullBackOff", backs_off(DENIED))
     gang = seen(denied, *(of_host(host, running()) for host in (1, 2, 3)))
     assert first_failure(gang, 1, at(299), settle_user_errors=False) is None
     assert next_look(gang, at(120)) == at(300) - at(120)
 
 
-def test_a_gang_that_settles_is_looked_at_again_when_it_has() -> None:
+def test_a_settling_gang_is_checked_again_when_it_has_settled() -> None:
     gang = seen(ended(pod(0), 69, after=0), ready(pod(1)))
     assert next_look(gang, at(2)) == at(5) - at(2)
     assert next_look(gang, at(5)) is None
 
 
 @pytest.mark.parametrize("own_loop", [False, True])
-def test_an_end_by_a_clock_that_is_ahead_is_not_waited_for(own_loop: bool) -> None:
+def test_nothing_waits_for_an_end_by_a_clock_that_is_ahead(own_loop: bool) -> None:
     gang = seen(ended(pod(0), 69, after=1200), ready(pod(1)))
     found = first_failure(gang, 1, NOON, settle_user_errors=own_loop)
     assert found is not None
@@ -225,7 +225,7 @@ def test_an_end_by_a_clock_that_is_ahead_is_not_waited_for(own_loop: bool) -> No
     now=st.integers(0, 20),
     own_loop=st.booleans(),
 )
-def test_a_failure_is_told_by_the_time_that_was_announced_for_it(
+def test_a_failure_began_when_it_was_announced(
     ends: list[tuple[int, int]], running: int, now: int, own_loop: bool
 ) -> None:
     failed = [ended(pod(host), code, after=after) for host, (code, after) in enumerate(ends)]
@@ -240,12 +240,12 @@ def test_a_failure_is_told_by_the_time_that_was_announced_for_it(
     assert moment - at(now) <= SETTLE
 
 
-def test_a_pod_that_is_gone_was_deleted() -> None:
+def test_a_missing_pod_counts_as_deleted() -> None:
     found = missing_worker("digits-1-0-3", 0, 3, 1, NOON)
     assert (found.failure_class, found.reason, found.host) == (FailureClass.INFRASTRUCTURE, "PodDeleted", 3)
 
 
-def test_a_hang_is_one_of_the_worker_that_reports() -> None:
+def test_a_hang_is_charged_to_the_reporting_worker() -> None:
     found = hang(*seen(ready(pod(0, node="tpu-node-1"))), "no step was reported for 900 s", 4, at(7))
     assert (found.failure_class, found.reason, found.message) == (
         "Hang",
@@ -255,14 +255,14 @@ def test_a_hang_is_one_of_the_worker_that_reports() -> None:
     assert (found.attempt, found.host, found.node, found.time) == (4, 0, "tpu-node-1", time_at(7))
 
 
-def test_of_a_hangs_stacks_the_end_is_kept_below_what_happened() -> None:
+def test_a_hang_keeps_the_end_of_its_stacks_below_what_happened() -> None:
     found = hang(*seen(ready(pod(0))), "no step; the stacks:\n" + "x" * 4000 + "all_reduce", 1, NOON)
     assert found.message.startswith("no step; the stacks:\nxxx")
     assert found.message.endswith("all_reduce")
     assert len(found.message) == 1000
 
 
-def test_a_failure_lies_never_in_the_future() -> None:
+def test_a_failure_is_never_in_the_future() -> None:
     found = first_failure(seen(ended(pod(), 1, after=100)), 1, NOON, settle_user_errors=False)
     assert found is not None
     assert found.time == time_at(0)

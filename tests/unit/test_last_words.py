@@ -49,11 +49,11 @@ KeyError: 'label'"""
         (IMPORT.replace("reg.py", "r" * 400), "ModuleNotFoundError: No module named 'lightning'"),
     ],
 )
-def test_the_line_is_the_error_and_the_users_own_place(text: str, line: str) -> None:
+def test_the_line_has_the_error_and_its_place_in_the_users_code(text: str, line: str) -> None:
     assert one_line(text) == line
 
 
-def test_a_text_that_fits_stays_as_it_is() -> None:
+def test_a_text_that_fits_is_unchanged() -> None:
     assert shortened(RAGGED, len(RAGGED)) == RAGGED
 
 
@@ -66,14 +66,14 @@ def test_frames_of_libraries_go_before_the_users() -> None:
     )
 
 
-def test_what_is_too_long_is_cut_between_lines() -> None:
+def test_a_long_text_is_cut_between_lines() -> None:
     assert (
         shortened("spam spam\nspam spam\nOSError: the disk is full", 39) == "...\nspam spam\nOSError: the disk is full"
     )
 
 
 @given(text=st.text() | st.just(RAGGED * 3), room=st.integers(0, 300))
-def test_the_room_is_never_exceeded_and_the_line_is_one(text: str, room: int) -> None:
+def test_no_text_exceeds_its_room_and_a_line_stays_one_line(text: str, room: int) -> None:
     assert len(shortened(text, room)) <= room
     assert len(one_line(text)) <= 300
     assert "\n" not in one_line(text)

@@ -54,7 +54,7 @@ REFERENCES = [
 ]
 
 
-def test_the_apis_bound_counts_the_hosts_that_a_layout_has() -> None:
+def test_the_bound_of_the_api_counts_the_hosts_of_the_layout() -> None:
     slices = [SliceRef(**given, count=count) for given in REFERENCES for count in (1, 2, 9, 19, 20, 255, 256)]
     too_many = {str(found): hosts_asked(found) > MAX_HOSTS for found in slices}
     assert too_many == {str(found): layout_of(found, "slice").hosts > MAX_HOSTS for found in slices}
@@ -65,7 +65,9 @@ def test_the_apis_bound_counts_the_hosts_that_a_layout_has() -> None:
     chips_per_host=st.integers(1, 64),
     count=st.integers(1, 256),
 )
-def test_it_counts_those_of_a_slice_that_the_user_describes(sides: list[int], chips_per_host: int, count: int) -> None:
+def test_it_counts_the_hosts_of_a_slice_that_the_user_describes(
+    sides: list[int], chips_per_host: int, count: int
+) -> None:
     topology = "x".join(map(str, sides))
     found = SliceRef(generation="tpu8t", topology=topology, chips_per_host=chips_per_host, count=count)
     try:
@@ -87,7 +89,7 @@ def test_it_counts_those_of_a_slice_that_the_user_describes(sides: list[int], ch
         ({"acceleratorType": ABSENT, "generation": "v4", "topology": "4x4x16"}, 64, 256, 256, "v4-512"),
     ],
 )
-def test_a_slice_is_so_many_hosts_chips_and_replicas(
+def test_hosts_chips_and_replicas_of_a_slice(
     changes: dict[str, Any], hosts: int, chips: int, replicas: int, text: str
 ) -> None:
     found = layout(**changes)
@@ -102,7 +104,7 @@ def test_a_slice_is_so_many_hosts_chips_and_replicas(
         ({"acceleratorType": "v2-8", "hardware": "CPU"}, "leave it out"),
     ],
 )
-def test_a_machine_type_without_the_shape_is_a_problem_that_names_those_with_it(
+def test_a_machine_type_without_the_shape_is_a_problem_that_names_the_others(
     changes: dict[str, Any], way_out: str
 ) -> None:
     with pytest.raises(InvalidJob) as caught:
@@ -111,7 +113,7 @@ def test_a_machine_type_without_the_shape_is_a_problem_that_names_those_with_it(
 
 
 @given(layout=LAYOUTS, attempt=st.integers(1, 99_999))
-def test_workers_are_listed_in_the_order_of_their_index_in_the_job(layout: SliceLayout, attempt: int) -> None:
+def test_workers_are_listed_by_their_index_in_the_job(layout: SliceLayout, attempt: int) -> None:
     everyone = workers(layout, attempt)
     indices = [worker.slice * layout.hosts_per_slice + worker.host for worker in everyone]
     assert indices == list(range(layout.hosts))
@@ -169,7 +171,7 @@ def below(section: str, changes: dict[str, Any]) -> dict[str, Any]:
     return {path.removeprefix(f"{section}."): value for path, value in changes.items()}
 
 
-def test_one_character_more_is_refused_where_it_would_not_fit() -> None:
+def test_a_name_one_character_too_long_is_refused() -> None:
     allowed = {changes["slice.topology"]: len(longest_name(changes)) for changes in LARGE_SLICES}
     assert allowed == {"16x16x16": 48, "16x20x28": 46, "16x24x24": 44, "100x200": 14}
 
@@ -191,7 +193,7 @@ def test_no_two_jobs_want_the_same_names(names: tuple[str, str], ones: WorkerId,
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "a-1"), ("a", "a-1-0"), ("a-1", "a-1-1"), ("a-0-0", "a")])
-def test_a_job_named_like_anothers_pod_is_no_danger(first: str, second: str) -> None:
+def test_a_job_with_the_name_of_another_jobs_pod_does_not_take_its_pods(first: str, second: str) -> None:
     layout = SliceLayout(shapes_of_type("v4-128")[0], 2)
     everyone = [*workers(layout, 1), *workers(layout, 11)]
     assert {w.pod_name(first) for w in everyone} & {w.pod_name(second) for w in everyone} == set()

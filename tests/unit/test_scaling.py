@@ -42,7 +42,7 @@ SGD, ADAMW = {"name": "sgd", "learningRate": "0.1"}, {"name": "adamw", "learning
         (8, 8, {"batch": 256, "epochs": 90, "dataset": 1_281_167}, 256, 90 * 5004),
     ],
 )
-def test_every_replica_keeps_its_batch_and_the_same_examples_are_seen(
+def test_every_replica_keeps_its_batch_and_the_training_sees_the_same_examples(
     tuned: int, replicas: int, before: dict[str, int], batch: int, steps: int
 ) -> None:
     scaled = scale(recipe(**before), tuned, replicas)
@@ -90,7 +90,7 @@ def test_the_learning_rate_follows_the_rule_of_its_optimizer(
         (8, 32, {"batch": 1024, "steps": 1000, "scaling": {"batch": "GlobalConstant"}}, 0),
     ],
 )
-def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict[str, Any], warmup: int) -> None:
+def test_warm_up_keeps_its_number_of_examples(tuned: int, replicas: int, before: dict[str, Any], warmup: int) -> None:
     assert scale(recipe(**before), tuned, replicas).warmup_steps == warmup
 
 
@@ -114,7 +114,7 @@ def test_warm_up_is_a_number_of_examples(tuned: int, replicas: int, before: dict
         (8, {"steps": 10, "warmup": 11}, "warm-up takes 11 steps, but the training ends after 10"),
     ],
 )  # fmt: skip
-def test_what_deserves_a_second_look_is_warned_of(replicas: int, before: dict[str, Any], warning: str | None) -> None:
+def test_what_deserves_a_second_look_gets_a_warning(replicas: int, before: dict[str, Any], warning: str | None) -> None:
     warnings = list(scale(recipe(batch=128, **before), 8, replicas).warnings)
     assert [text for text in warnings if warning and text.startswith(warning)] == warnings
     assert len(warnings) == (warning is not None)
@@ -131,7 +131,7 @@ def test_what_deserves_a_second_look_is_warned_of(replicas: int, before: dict[st
         (6, 4, 60, 5, 3),
     ],
 )
-def test_a_kept_global_batch_is_accumulated_on_a_smaller_slice(
+def test_a_smaller_slice_accumulates_a_constant_global_batch(
     tuned: int, replicas: int, batch: int, at_once: int, accumulation: int
 ) -> None:
     before = recipe(batch=batch, scaling={"batch": "GlobalConstant"})
@@ -141,7 +141,7 @@ def test_a_kept_global_batch_is_accumulated_on_a_smaller_slice(
     assert (scaled.factor, scaled.learning_rate) == (1, before.optimizer.learning_rate)
 
 
-def test_what_remembers_steps_is_scaled_on_request_to_remember_as_many_examples() -> None:
+def test_betas_and_averages_keep_their_memory_in_examples_on_request() -> None:
     optimizer = {"name": "adamw", "learningRate": "3e-4", "beta2": "0.999", "weightDecay": "0.1"}
     asked = {"betas": True, "weightDecay": True, "ema": True}
     before = {"batch": 256, "optimizer": optimizer, "emaDecay": "0.9999"}
@@ -155,13 +155,13 @@ def test_what_remembers_steps_is_scaled_on_request_to_remember_as_many_examples(
 
 
 @pytest.mark.parametrize(("rule", "decay"), [("Linear", "0.1"), ("SquareRoot", "0.2"), ("None", "0.4")])
-def test_weight_decay_makes_up_for_what_the_learning_rate_lacks(rule: str, decay: str) -> None:
+def test_weight_decay_compensates_for_the_learning_rate(rule: str, decay: str) -> None:
     optimizer = {"name": "adamw", "learningRate": "3e-4", "weightDecay": "0.1"}
     before = recipe(batch=256, optimizer=optimizer, scaling={"learningRate": rule, "weightDecay": True})
     assert scale(before, 8, 32).weight_decay == decay
 
 
-def test_milestones_and_evaluations_are_numbers_of_examples() -> None:
+def test_milestones_and_evaluations_keep_their_number_of_examples() -> None:
     schedule = {"name": "Step", "milestones": [30, 61]}
     scaled = scale(recipe(batch=64, schedule=schedule, evaluateEverySteps=10), 8, 32)
     assert (scaled.milestones, scaled.evaluate_every_steps) == ((8, 16), 2)
@@ -187,7 +187,7 @@ def test_milestones_and_evaluations_are_numbers_of_examples() -> None:
         ),
     ],
 )
-def test_what_cannot_be_scaled_is_a_problem_with_a_way_out(
+def test_what_cannot_be_scaled_is_a_problem_with_a_solution(
     before: dict[str, Any], field: str, what: str, way_out: str
 ) -> None:
     with pytest.raises(InvalidJob) as caught:
@@ -228,7 +228,7 @@ def _scaled(per_replica: int, steps: int, tuned: int, replicas: int, warmup: int
 
 
 @given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS)
-def test_the_examples_are_those_of_the_recipe_and_less_than_a_batch_more(
+def test_the_training_sees_the_recipes_examples_and_less_than_a_batch_more(
     per_replica: int, steps: int, tuned: int, replicas: int
 ) -> None:
     scaled = _scaled(per_replica, steps, tuned, replicas)
@@ -237,14 +237,16 @@ def test_the_examples_are_those_of_the_recipe_and_less_than_a_batch_more(
 
 
 @given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS)
-def test_the_global_batch_is_the_replicas_batches(per_replica: int, steps: int, tuned: int, replicas: int) -> None:
+def test_the_global_batch_is_the_sum_of_the_replicas_batches(
+    per_replica: int, steps: int, tuned: int, replicas: int
+) -> None:
     scaled = _scaled(per_replica, steps, tuned, replicas)
     assert scaled.batch.per_replica == per_replica
     assert scaled.batch.total == replicas * per_replica
 
 
 @given(per_replica=_PER_REPLICA, steps=_STEPS, tuned=_REPLICAS, replicas=_REPLICAS, warmup=st.integers(0, 500_000))
-def test_scaling_there_and_back_is_the_identity_where_whole_numbers_allow(
+def test_scaling_there_and_back_is_the_identity_if_no_step_is_rounded(
     per_replica: int, steps: int, tuned: int, replicas: int, warmup: int
 ) -> None:
     steps, warmup = steps * replicas, warmup * replicas

@@ -1,4 +1,4 @@
-"""Text from strangers: nothing in it that a terminal obeys gets into a status, an event or a table."""
+"""Text from strangers: no terminal control in it reaches a status, an event or a table."""
 
 import re
 import unicodedata
@@ -32,12 +32,12 @@ def test_no_text_keeps_what_a_terminal_obeys(text: str) -> None:
 
 
 @given(texts)
-def test_what_is_plain_stays_as_it_is(text: str) -> None:
+def test_plain_text_is_unchanged(text: str) -> None:
     assert plain(plain(text)) == plain(text)
 
 
 @given(texts)
-def test_no_text_grows(text: str) -> None:
+def test_no_text_gets_longer(text: str) -> None:
     assert len(plain(text)) <= len(text)
 
 
@@ -61,11 +61,11 @@ def test_what_people_write_is_kept(text: str) -> None:
         ("half \ud83d", "half ?"),
     ],
 )
-def test_what_is_left_of(given: str, kept: str) -> None:
+def test_what_remains_of_a_text(given: str, kept: str) -> None:
     assert plain(given) == kept
 
 
-def test_a_json_value_is_made_plain_with_its_names() -> None:
+def test_a_json_value_becomes_plain_including_its_names() -> None:
     assert plain_json({"a\x1b": ["b\x07", {"c": 1.5, "d": None}, True]}) == {"a": ["b", {"c": 1.5, "d": None}, True]}
 
 
@@ -74,7 +74,7 @@ def test_last_words_are_plain(message: str) -> None:
     assert obeyed(ended_pod(1, message).last_words) == []
 
 
-def test_whatever_gets_into_a_status_or_an_event_is_plain() -> None:
+def test_everything_in_a_status_or_an_event_is_plain() -> None:
     status = Status(
         conditions=[
             Condition(

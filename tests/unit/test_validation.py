@@ -1,4 +1,4 @@
-"""What is refused, where, and in which words. The same words reach people through `tpujob` and through the status."""
+"""What is refused, where, and with which message. `tpujob` and the status show the same messages."""
 
 import contextlib
 from typing import Any
@@ -23,13 +23,13 @@ def problems(body: dict[str, Any]) -> list[Problem]:
 
 
 @pytest.mark.parametrize(("changes", "field", "fragment"), BAD_JOBS)
-def test_a_wrong_field_is_named_with_what_would_be_right(changes: dict[str, Any], field: str, fragment: str) -> None:
+def test_a_wrong_field_is_reported_with_what_would_be_right(changes: dict[str, Any], field: str, fragment: str) -> None:
     found = problems(job_body(changes))
     assert any(problem.field == field and fragment in problem.message for problem in found), found
 
 
 @pytest.mark.parametrize(("changes", "field", "fragment"), IMPOSSIBLE_JOBS)
-def test_what_cannot_be_computed_is_named_in_the_same_way(changes: dict[str, Any], field: str, fragment: str) -> None:
+def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any], field: str, fragment: str) -> None:
     valid = parse_job(job_body(changes))
     with pytest.raises(InvalidJob) as caught:
         resolve(valid.spec)
@@ -51,12 +51,12 @@ def test_every_problem_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("name", [*RESERVED_ENV, "TPUJOB_", "TPUJOB_ANYTHING"])
-def test_what_operator_torch_xla_and_libtpu_set_is_not_for_users_to_set(name: str) -> None:
+def test_users_cannot_set_what_the_operator_torch_xla_or_libtpu_sets(name: str) -> None:
     [problem] = problems(job_body({"spec.trainer.env": [{"name": name, "value": "x"}]}))
     assert problem == Problem("spec.trainer.env", f"reserved for the operator, torch_xla or libtpu: {name}")
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     changes = {"spec.slice.count": 0, "spec.trainer.image": ABSENT, "spec.recipe.optimizer.learningRate": "x"}
     assert {problem.field for problem in problems(job_body(changes))} == {
         "spec.slice.count",
@@ -66,15 +66,15 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("changes", GOOD_JOBS)
-def test_what_is_right_is_accepted(changes: dict[str, Any]) -> None:
+def test_a_valid_job_is_accepted(changes: dict[str, Any]) -> None:
     assert parse_job(job_body(changes)).kind == "TPUTrainingJob"
 
 
-def test_the_status_is_not_the_users_to_be_judged_by() -> None:
+def test_the_status_is_not_validated() -> None:
     assert parse_job(job_body({"status": {"whatever": 1}})).kind == "TPUTrainingJob"
 
 
-def test_a_job_on_v2_can_be_read_where_no_cluster_has_to_take_it() -> None:
+def test_a_job_on_v2_can_be_read_if_no_cluster_has_to_accept_it() -> None:
     body = job_body({"spec.slice.acceleratorType": "v2-8"})
     assert parse_job(body, except_rules=(V2_NEEDS_CPU,)).spec.slice.accelerator_type == "v2-8"
 
@@ -109,7 +109,7 @@ def test_any_value_anywhere_is_accepted_or_refused_as_invalid(field: str, value:
 
 
 @given(prefix=st.sampled_from(["v4-", "v5litepod-", "v9-", ""]), rest=st.text(max_size=8))
-def test_any_accelerator_type_is_accepted_or_refused_with_others_to_choose_from(prefix: str, rest: str) -> None:
+def test_any_accelerator_type_is_accepted_or_refused_with_alternatives(prefix: str, rest: str) -> None:
     try:
         parse_job(job_body({"spec.slice.acceleratorType": prefix + rest}))
     except InvalidJob as invalid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -137,6 +138,7 @@ class _Run:
                 # However the run ends, a snapshot that was taken is worth writing.
                 with self.clock.during(Phase.CHECKPOINT):
                     checkpoints.finish()
+                self.telling.progress.committed(checkpoints.last_step)
         except BaseException as error:
             _tell_hooks(hooks, error)
             raise
@@ -157,6 +159,8 @@ class _Run:
         difference = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
         if difference is not None:
             tell(Finding("DatasetSize", 0, difference))
+        if task.evaluation is not None and evaluation_size(task) == 0:
+            tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
         start = start_of(found, hp, self.spec)
         if found is not None:
             restore_model(found.snapshot, task.model)
@@ -205,7 +209,7 @@ class _Run:
             model=work.task.model,
             host=self.environment.host_index,
             pace=self.pace,
-            clean=work.start.clean,
+            health=work.start.health,
             average=None if work.average is None else work.average.tensors,
         )
         return Instruments(
@@ -252,6 +256,10 @@ class _Run:
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
+        for name, value in evaluated.items():
+            if not math.isfinite(value):
+                text = f"the metric {name} is {value} after the last step, so the result does not have it"
+                self.telling.finding(Finding("Evaluation", trained.step, text))
         with self.clock.during(Phase.CHECKPOINT):
             _keep_last(trained, instruments)
         if (cost := checkpoints.cost).commits:
@@ -289,8 +297,8 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
     Raises:
         StorageError: it could not be written.
     """
-    checkpoints, clean = instruments.checkpoints, instruments.doctor.finiteness.clean
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, clean) is not None:
+    checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
+    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, health) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

@@ -19,6 +19,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
@@ -89,8 +90,8 @@ class Storage:
         if not telling.aloud:
             return NoCheckpoints(due)
 
-        def take(step: int, position: Position, clean: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.present, work.hp, clean)
+        def take(step: int, position: Position, health: Health) -> Snapshot:
+            kept = document(work.start, step, position, work.rates.present, work.hp, health)
             kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()

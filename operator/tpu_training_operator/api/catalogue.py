@@ -100,10 +100,8 @@ def generations() -> dict[str, Generation]:
 
 def _generation(name: str, row: dict[str, Any]) -> Generation:
     machine_types = {
-        key: MachineType(
-            key, value["chips"], value["label"], value["multiHost"], value.get("cpus"), value.get("memoryGb")
-        )
-        for key, value in row["machineTypes"].items()
+        key: MachineType(key, of["chips"], of["label"], of["multiHost"], of.get("cpus"), of.get("memoryGb"))
+        for key, of in row["machineTypes"].items()
     }
     return Generation(
         name=name,

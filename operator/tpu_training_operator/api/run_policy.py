@@ -54,16 +54,8 @@ class RestartLimits(ApiModel):
     unknown: _RestartLimit = Field(3, alias="Unknown", description="Restarts after failures of unknown cause.")
 
     def of(self, failure_class: FailureClass) -> int | None:
-        """None: without limit."""
-        limit = {
-            FailureClass.USER_ERROR: self.user_error,
-            FailureClass.INFRASTRUCTURE: self.infrastructure,
-            FailureClass.PREEMPTION: self.preemption,
-            FailureClass.OUT_OF_MEMORY: self.out_of_memory,
-            FailureClass.HANG: self.hang,
-            FailureClass.NOT_FINITE: self.not_finite,
-            FailureClass.UNKNOWN: self.unknown,
-        }[failure_class]
+        """The limit of a class; None if unlimited."""
+        limit: int = getattr(self, failure_class.name.lower())
         return None if limit == UNLIMITED else limit
 
 

@@ -15,10 +15,6 @@ from tpu_training_operator.api import catalogue
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Boolean, Rule, ShortText
 
-AcceleratorType = Annotated[str, Field(max_length=32)]
-Topology = Annotated[str, Field(max_length=32, pattern=TOPOLOGY_PATTERN)]
-GenerationName = Annotated[str, Field(max_length=16)]
-
 _KNOWN = tuple(catalogue.generations())
 # Since tpu7x GKE's node label is the generation's own name, so a job can use a newer one before the catalogue has it.
 NEWER = re.compile(r"tpu[0-9]+[a-z]?")
@@ -162,13 +158,15 @@ class SliceRef(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = REF_RULES
 
-    accelerator_type: AcceleratorType | None = Field(
+    accelerator_type: Annotated[str, Field(max_length=32)] | None = Field(
         None,
         description="Cloud TPU accelerator type, for example v5litepod-16. The alternative is generation with"
         " topology.",
     )
-    generation: GenerationName | None = Field(None, description="TPU generation, for example v5e; needs topology.")
-    topology: Topology | None = Field(
+    generation: Annotated[str, Field(max_length=16)] | None = Field(
+        None, description="TPU generation, for example v5e; needs topology."
+    )
+    topology: Annotated[str, Field(max_length=32, pattern=TOPOLOGY_PATTERN)] | None = Field(
         None, description="Chips along each axis of one slice, for example 4x4; needs generation."
     )
     chips_per_host: Annotated[int, Field(strict=True, ge=1, le=64)] | None = Field(
@@ -236,10 +234,6 @@ class Reservation(NamedTuple):
         return Reservation(**found.groupdict()) if found else None
 
 
-def _is_reservation(way: "Provisioning") -> bool:
-    return way.reservation is None or Reservation.parse(way.reservation) is not None
-
-
 class Provisioning(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -253,7 +247,7 @@ class Provisioning(ApiModel):
             message="give the reservation's name, or projects/PROJECT/reservations/NAME if another project shares it;"
             " /reservationBlocks/BLOCK and /reservationSubBlocks/SUBBLOCK may follow. Names consist of a-z, 0-9 and"
             " '-'",
-            holds=_is_reservation,
+            holds=lambda way: way.reservation is None or Reservation.parse(way.reservation) is not None,
             field="reservation",
         ),
     )
@@ -285,10 +279,6 @@ _FLEX_START_EXISTS = Rule(
 )
 
 
-def _hosts_of_several(generation: catalogue.Generation) -> catalogue.Shape:
-    return next(shape for shape in generation.shapes if shape.hosts > 1 and shape.verified)
-
-
 def _multislice_rule(generation: catalogue.Generation) -> Rule:
     """GKE joins slices only if each has several hosts."""
     single = [shape for shape in generation.shapes if shape.hosts == 1]
@@ -299,7 +289,7 @@ def _multislice_rule(generation: catalogue.Generation) -> Rule:
     on_machine = (
         f" || (has(self.machineType) && self.machineType in {cel_list(machine_types)})" if machine_types else ""
     )
-    smallest = _hosts_of_several(generation)
+    smallest = next(shape for shape in generation.shapes if shape.hosts > 1 and shape.verified)
     return Rule(
         cel="self.hardware == 'CPU' || self.count == 1"
         f" || !((has(self.acceleratorType) && self.acceleratorType in {cel_list(names)})"

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -20,12 +20,16 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.display import display
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.job_view import job_view
 from tpu_training_operator.cli.report import PAGE, write_page
-from tpu_training_operator.cli.run_view import view
 from tpu_training_operator.cli.summary import print_summary
+from tpu_training_operator.domain.hosts import host_of
+from tpu_training_operator.domain.words import count
+from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.run import Outcome, run_job
 from tpu_training_operator.report.history import HISTORY
 
@@ -45,17 +49,17 @@ def run(filename: Path, output_dir: Path | None) -> None:
     problem = _suspended(file) or find_problem(file.job.spec.trainer, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
-    # With the process in it: two runs may begin in one second.
+    # The process id keeps apart two runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     _make(directory)
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path))
     result, page, history = (directory / name for name in ("result.json", PAGE, HISTORY))
-    # The training is over and its end is worth telling, full disk or not.
-    with _telling_failures(result):
+    # A full disk must not hide how the training ended.
+    with _reporting_failures(result):
         result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
-    with _telling_failures(page):
-        # A loop of the user's own leaves no history.
+    with _reporting_failures(page):
+        # The user's own loop leaves no history.
         if history.exists():
             write_page(history.read_bytes(), str(history), page)
     _print_end(outcome, directory, result)
@@ -63,7 +67,7 @@ def run(filename: Path, output_dir: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _telling_failures(path: Path) -> Iterator[None]:
+def _reporting_failures(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -75,7 +79,7 @@ def _telling_failures(path: Path) -> Iterator[None]:
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # One that exists may still be somebody else's, or on a disk that is read-only or full.
+        # An existing directory may belong to somebody else, and its disk may be read-only or full.
         with TemporaryFile(dir=directory) as file:
             file.write(b"x")
     except OSError as error:
@@ -85,20 +89,23 @@ def _make(directory: Path) -> None:
 async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outcome:
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    with view(Console()) as shown:
+    loop, is_first = asyncio.get_running_loop(), True
+    with display(Console(highlight=False)) as shown:
 
         def interrupt() -> None:
-            first = interrupts.empty() and not interrupt_seen.is_set()
-            interrupt_seen.set()
-            shown.say("stopping the workers; once more to kill them" if first else "killing the workers")
+            nonlocal is_first
+            first, is_first = is_first, False
+            shown.say("stopping the workers; interrupt again to kill them" if first else "killing the workers")
             interrupts.put_nowait(None)
 
-        interrupt_seen = asyncio.Event()
+        def show(job: Object, pods: list[Object]) -> None:
+            hosts = [host for pod in pods if (host := host_of(pod)) is not None]
+            shown.show(job_view(job, hosts, datetime.now(UTC)))
+
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         try:
-            return await run_job(file.body, directory, python_path, shown.update, interrupts)
+            return await run_job(file.body, directory, python_path, show, interrupts)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 with contextlib.suppress(ValueError):
@@ -112,7 +119,7 @@ def _suspended(file: JobFile) -> Problem | None:
 
 
 def _left_out(file: JobFile) -> list[str]:
-    """What needs a cluster and has no place on this machine."""
+    """Warnings about parts of the job that need a cluster."""
     trainer = file.job.spec.trainer
     volumes = [v.name for v in trainer.volumes or () if not v.model_fields_set & set(_LOCAL_VOLUMES)]
     variables = [v.name for v in trainer.env or () if v.value_from is not None]
@@ -151,11 +158,11 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
     if outcome.cancelled:
         click.echo(f"Cancelled after {outcome.seconds:.0f} s")
     elif status.state is State.SUCCEEDED:
-        click.echo(f"Succeeded in {outcome.seconds:.0f} s, {_count(status.attempt, 'attempt')}")
+        click.echo(f"Succeeded in {outcome.seconds:.0f} s, {count(status.attempt, 'attempt')}")
         metrics = status.progress.metrics if status.progress else {}
         losses = outcome.curves.losses
         if losses and [*losses.values()][-1] is None:
-            # What is no finite number is no metric of the status.
+            # The status has no metric for a loss that is not finite.
             metrics = {"loss": "nan", **metrics}
         for name, value in metrics.items():
             click.echo(f"  {name:<10} {value}")
@@ -174,7 +181,3 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
         click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
     click.echo(f"  result     {result}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,7 +9,7 @@ import click
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
-from tpu_training_operator.cli.sections import advice, headline, sections, state_style
+from tpu_training_operator.cli.sections import advice
 from tpu_training_operator.cli.words import duration
 from tpu_training_operator.domain.hosts import Host, host_of
 from tpu_training_operator.domain.naming import gang_selector
@@ -44,11 +44,9 @@ async def _show(connection: Connection, name: str, output: str) -> int:
     if output != "text":
         _print(as_json(view, job.get("status") or {}), output)
         return 0
-    from tpu_training_operator.cli.screen import console, screen
+    from tpu_training_operator.cli.display import print_report
 
-    title = f"{headline(view)} (namespace {view.namespace})"
-    rows = [(section.label, section.full, section.style) for section in sections(view, program_name())]
-    console().print(screen(title, state_style(view), rows))
+    print_report(view)
     return 0
 
 

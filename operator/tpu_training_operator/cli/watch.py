@@ -2,21 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 import click
 from rich.console import Console
-from rich.live import Live
 
 from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
-from tpu_training_operator.cli.errors import program_name
+from tpu_training_operator.cli.display import Display, display
 from tpu_training_operator.cli.job_view import JobView, job_view
-from tpu_training_operator.cli.screen import screen
-from tpu_training_operator.cli.sections import headline, plain_lines, sections, state_style
 from tpu_training_operator.domain.hosts import Host, host_of
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.kube.client import Client, Selection
@@ -41,52 +37,6 @@ class JobGone(ClusterProblem):
 def watch(name: str, target: Target) -> None:
     """Follow a job until it ends: hosts, steps, speed, failures. Exit status 0: it succeeded, 1: it failed."""
     target.run(lambda connection: _watch(connection, name))
-
-
-class Display(Protocol):
-    def show(self, view: JobView, trouble: str | None) -> None:
-        """`trouble`: why the view may be out of date."""
-        ...
-
-
-@contextmanager
-def display(console: Console) -> Iterator[Display]:
-    """The display that fits the console."""
-    if not console.is_terminal:
-        yield Lines()
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        yield Table(live)
-
-
-class Table:
-    """Drawn again in its place."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def show(self, view: JobView, trouble: str | None) -> None:
-        rows = [(section.label, section.brief, section.style) for section in sections(view, program_name())]
-        note = f"connection lost, trying again: {trouble}" if trouble else None
-        self._live.update(screen(headline(view), state_style(view), rows, note), refresh=True)
-
-
-class Lines:
-    """The lines that differ from the last ones."""
-
-    def __init__(self) -> None:
-        self._last: list[str] = []
-        self._trouble: str | None = None
-
-    def show(self, view: JobView, trouble: str | None) -> None:
-        lines = plain_lines(view)
-        for line in lines:
-            if line not in self._last:
-                click.echo(f"{view.now:%H:%M:%S} {line}")
-        self._last = lines
-        if trouble and not self._trouble:
-            click.echo(f"{view.now:%H:%M:%S} connection lost, trying again: {trouble}", err=True)
-        self._trouble = trouble
 
 
 async def _watch(connection: Connection, name: str) -> int:

@@ -20,7 +20,7 @@ from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.kube.cluster import JOBS, JobKey, Object, resource_of
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
@@ -37,6 +37,12 @@ from tpu_training_operator.runtime.resync import jobs_to_reconcile
 _REPORT_FILES = ("report.html", HISTORY)
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.STALLED)
 _HOST, _ADDRESS = "localhost", "127.0.0.1"
+_TICK_SECONDS = 1.0
+# Changes that come together are shown together.
+_SETTLE_SECONDS = 0.1
+
+# Receives the job and its pods.
+OnChange = Callable[[Object, list[Object]], None]
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,10 @@ async def run_job(
     job: dict[str, Any],
     directory: Path,
     python_path: Sequence[Path],
-    on_status: Callable[[Status], None],
+    on_change: OnChange,
     interrupts: "asyncio.Queue[None]",
 ) -> Outcome:
-    """Run `job` (a valid TPUTrainingJob) with its files below `directory`; `on_status` gets every new status.
+    """Run `job` (a valid TPUTrainingJob) with its files below `directory`; `on_change` hears of every change.
 
     The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
     kills it.
@@ -72,7 +78,7 @@ async def run_job(
     for name in _REPORT_FILES:
         (directory / name).unlink(missing_ok=True)
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
-    watch = _Watch(store, on_status)
+    watch = _Watch(store, on_change)
 
     def enqueue(reporter: JobKey, seconds: float) -> None:
         controller.enqueue_within(reporter, seconds)
@@ -88,7 +94,7 @@ async def run_job(
             cancelled = await _first_of(_until_finished(watch, kubelet), interrupts.get())
             if cancelled:
                 await _stop(store, created, kubelet, interrupts)
-            watch.catch_up()
+            await watch.catch_up()
         finally:
             control.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -159,36 +165,42 @@ async def _until_finished(watch: "_Watch", kubelet: Kubelet) -> None:
 
 
 class _Watch:
-    """Hands on every new status of the store's only job, and remembers what a later status no longer shows."""
+    """Hands on the store's only job and its pods, and remembers what a later status no longer shows."""
 
-    def __init__(self, store: Store, on_status: Callable[[Status], None]) -> None:
-        self._on_status = on_status
-        self._written: asyncio.Queue[Status] = asyncio.Queue()
+    def __init__(self, store: Store, on_change: OnChange) -> None:
+        self._store = store
+        self._on_change = on_change
+        self._job: Object = {}
+        self._changes: asyncio.Queue[Object] = asyncio.Queue()
         self.status = Status()
         self.losses: dict[int, float | None] = {}
         self.warnings: dict[str, None] = {}
-        store.subscribe(self._on_change)
+        store.subscribe(self._enqueue)
 
-    def _on_change(self, body: Object) -> None:
+    def _enqueue(self, body: Object) -> None:
         # Through a queue, so that a failing display does not look like a failing write to the store.
-        if body["kind"] == JOBS.kind:
-            self._written.put_nowait(Status.read(body.get("status")))
+        self._changes.put_nowait(body)
 
     async def until_finished(self) -> None:
         while not any(is_true(self.status.conditions, end) for end in _ENDS):
-            self._see(await self._written.get())
+            # Without a change it is shown all the same, because clocks move on.
+            with contextlib.suppress(TimeoutError):
+                self._see(await asyncio.wait_for(self._changes.get(), _TICK_SECONDS))
+                await asyncio.sleep(_SETTLE_SECONDS)
+            await self.catch_up()
 
-    def catch_up(self) -> None:
-        while not self._written.empty():
-            self._see(self._written.get_nowait())
+    async def catch_up(self) -> None:
+        while not self._changes.empty():
+            self._see(self._changes.get_nowait())
+        if self._job:
+            self._on_change(self._job, await self._store.list(PODS, self._job["metadata"]["namespace"]))
 
-    def _see(self, status: Status) -> None:
-        if status == self.status:
+    def _see(self, body: Object) -> None:
+        if body["kind"] != JOBS.kind:
             return
-        self.status = status
-        if (progress := status.progress) is not None and progress.phase is not None:
+        self._job, self.status = body, Status.read(body.get("status"))
+        if (progress := self.status.progress) is not None and progress.phase is not None:
             self.warnings |= dict.fromkeys(progress.warnings)
             if progress.loss is not None:
                 loss = float(progress.loss)
                 self.losses[progress.step] = loss if isfinite(loss) else None
-        self._on_status(status)

@@ -17,6 +17,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.checkpoint.writing import Target, prepare
 from tpu_trainer.data import Position
+from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import StorageError
 
 HERE = Position()
@@ -51,14 +52,14 @@ class Run:
         target = Target(store, author(), keep)
         self.checkpoints = Checkpointer(target, due, self._take, self.said.append, now=now)
 
-    def _take(self, step: int, position: Position, clean: bool) -> Snapshot:
+    def _take(self, step: int, position: Position, health: Health) -> Snapshot:
         self.taken.append(step)
         return snapshot(step)
 
     def train(self, *steps: int) -> None:
         for step in steps:
             if self.checkpoints.overdue() or self.checkpoints.due(step):
-                self.checkpoints.save(step, HERE, clean=True)
+                self.checkpoints.save(step, HERE, Health())
 
 
 class Gate:
@@ -182,14 +183,14 @@ def test_a_stop_between_checkpoints_writes_one_and_waits_for_it() -> None:
     store = MemoryStore()
     run = Run(store, Due(10, None, 99))
     run.train(10, 11, 12, 13)
-    assert run.checkpoints.save_now(13, HERE, clean=True) == 13
+    assert run.checkpoints.save_now(13, HERE, Health()) == 13
     assert steps_in(store) == 13
 
 
 def test_a_stop_at_a_step_that_was_due_writes_it_once() -> None:
     run = Run(MemoryStore(), Due(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, clean=True) == 10
+    assert run.checkpoints.save_now(10, HERE, Health()) == 10
     assert run.taken == [10]
 
 
@@ -203,7 +204,7 @@ def test_a_stop_tries_a_write_that_failed_once_more() -> None:
 
     run = Run(Intercepted(store, fail_once), Due(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, clean=True) == 10
+    assert run.checkpoints.save_now(10, HERE, Health()) == 10
     assert steps_in(store) == 10
 
 
@@ -219,7 +220,7 @@ def test_a_stop_whose_checkpoint_cannot_be_written_says_so_by_none() -> None:
     run.train(10)
     assert run.checkpoints.finish()
     refusing.set()
-    assert run.checkpoints.save_now(13, HERE, clean=True) is None
+    assert run.checkpoints.save_now(13, HERE, Health()) is None
     assert run.checkpoints.last_step == steps_in(store) == 10
     assert run.said == ["the checkpoint of step 13 was not written, the newest is of step 10: memory: no connection"]
 
@@ -229,7 +230,7 @@ def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
     checkpoints = Checkpointer(target, Due(10, None, 99), lambda step, *_: snapshot(step), print, resumed=40)
     assert checkpoints.finish()
     assert checkpoints.last_step == 40
-    assert checkpoints.save_now(40, HERE, clean=True) == 40
+    assert checkpoints.save_now(40, HERE, Health()) == 40
 
 
 def test_minutes_are_counted_from_the_snapshot_before() -> None:
@@ -255,8 +256,8 @@ def test_a_replica_that_writes_none_knows_when_the_writer_does_and_says_it_has_n
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
     assert not NoCheckpoints().due(99)
     assert not silent.overdue()
-    silent.save(10, HERE, clean=True)
-    assert (silent.save_now(10, HERE, clean=True), silent.finish(), silent.last_step, silent.cost) == (
+    silent.save(10, HERE, Health())
+    assert (silent.save_now(10, HERE, Health()), silent.finish(), silent.last_step, silent.cost) == (
         None,
         True,
         None,
@@ -279,5 +280,5 @@ def test_wherever_a_run_is_stopped_the_newest_checkpoint_is_of_that_step(dues: s
     store = MemoryStore()
     run = Run(store, Due(max(dues, default=99), None, 99), keep)
     run.train(*range(1, stop + 1))
-    assert run.checkpoints.save_now(stop, HERE, clean=True) == steps_in(store) == stop
+    assert run.checkpoints.save_now(stop, HERE, Health()) == steps_in(store) == stop
     assert len({name.partition("/")[0] for name in store.objects}) <= keep

@@ -16,6 +16,7 @@ from tpu_trainer.checkpoint import writing
 from tpu_trainer.checkpoint.background import Background, Result
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.data import Position
+from tpu_trainer.doctor.finite import Health
 
 WORTH_SAYING = 1.0
 """Seconds of waiting for the checkpoint before that a person is told about."""
@@ -49,10 +50,7 @@ class Cost:
 
 
 class Checkpoints(Protocol):
-    """What the loop calls. last_step: the newest step that this run knows to be committed.
-
-    clean, where a snapshot is taken: see `doctor.finite`.
-    """
+    """What the loop calls. last_step: the newest step that this run knows to be committed."""
 
     last_step: int | None
     cost: Cost
@@ -63,10 +61,10 @@ class Checkpoints(Protocol):
     def overdue(self) -> bool:
         """Called in every step: whether one is due for the time that has passed, by this replica's clock."""
 
-    def save(self, step: int, position: Position, clean: bool) -> None:
+    def save(self, step: int, position: Position, health: Health) -> None:
         """Takes a snapshot, and has it written while training goes on."""
 
-    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
+    def save_now(self, step: int, position: Position, health: Health) -> int | None:
         """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
 
     def finish(self) -> bool:
@@ -89,9 +87,9 @@ class NoCheckpoints:
     def overdue(self) -> bool:
         return False
 
-    def save(self, step: int, position: Position, clean: bool) -> None: ...
+    def save(self, step: int, position: Position, health: Health) -> None: ...
 
-    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
+    def save_now(self, step: int, position: Position, health: Health) -> int | None:
         return None
 
     def finish(self) -> bool:
@@ -106,7 +104,7 @@ class Checkpointer:
         self,
         target: writing.Target,
         due: Due,
-        take: Callable[[int, Position, bool], Snapshot],
+        take: Callable[[int, Position, Health], Snapshot],
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -127,11 +125,11 @@ class Checkpointer:
         self._learn(self._background.poll())
         return self._due.by_time(self._now() - self._since)
 
-    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
+    def save_now(self, step: int, position: Position, health: Health) -> int | None:
         # It may be the very step that was due by itself; where that write failed, this is another try.
         self.finish()
         if self.last_step != step:
-            self.save(step, position, clean)
+            self.save(step, position, health)
             self.finish()
         return step if self.last_step == step else None
 
@@ -139,7 +137,7 @@ class Checkpointer:
         self._wait()
         return self.last_step == self._newest
 
-    def save(self, step: int, position: Position, clean: bool) -> None:
+    def save(self, step: int, position: Position, health: Health) -> None:
         # First the one before: two snapshots at once would be more host memory than anybody planned for.
         begun = self._now()
         waited_for = self._wait()
@@ -149,7 +147,7 @@ class Checkpointer:
                 f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {waited_for} was "
                 "written: checkpoints are due faster than this storage takes them"
             )
-        snapshot = self._take(step, position, clean)
+        snapshot = self._take(step, position, health)
         self._newest, self._since = step, self._now()
         self._add(blocked=self._since - begun)
         self._background.start(snapshot)

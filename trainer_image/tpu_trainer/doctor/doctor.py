@@ -20,10 +20,10 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
 from tpu_trainer.doctor.findings import Finding, Voice
-from tpu_trainer.doctor.finite import Finiteness
+from tpu_trainer.doctor.finite import AVERAGE, STATISTICS, WEIGHTS, Finiteness, Health
 from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
-from tpu_trainer.doctor.parameters import checksums, digest, finite, first_difference, halves
+from tpu_trainer.doctor.parameters import checksums, digest, finite, first_difference, halves, running_statistics
 from tpu_trainer.doctor.parties import odd_ones, replicas
 from tpu_trainer.doctor.programs import Programs
 from tpu_trainer.doctor.vitals import INPUT_SHARE, Vitals, input_share, long_enough, straggler
@@ -37,9 +37,9 @@ _NO_DIGEST = (0, 0)
 
 
 class Doctor:
-    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `clean`: as in
-    `Finiteness`, of the checkpoint that the run continues from; `average`: the averaged weights by name, kept up to
-    date by their owner.
+    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `health`: what
+    the checkpoint that the run continues from says of it; `average`: the averaged weights by name, kept up to date by
+    their owner.
 
     `seconds`: what each of the checks has cost so far, waiting for the other replicas included.
     """
@@ -54,7 +54,7 @@ class Doctor:
         model: nn.Module,
         host: int,
         pace: Pace,
-        clean: bool = True,
+        health: Health,
         average: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
@@ -64,7 +64,7 @@ class Doctor:
         # What is frozen from the start may hold infinities that are meant, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self._voice = Voice(tell)
-        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, clean)
+        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and where the bucket crosses in host memory, the device is done
         # with the gradients before the update is traced.
@@ -116,11 +116,12 @@ class Doctor:
         self.seconds["checkup"] += perf_counter() - start
 
     def judge_parameters(self, step: int) -> None:
-        """Whether the parameters are still finite, and the same in all replicas; a collective.
+        """Whether parameters and running statistics are still finite, and the parameters the same in all replicas; a
+        collective.
 
         Raises:
-            DivergedError: in every replica, when they are not the same any more.
-            NotFiniteError: in every replica, when they are not finite and the recipe does not say to go on.
+            DivergedError: in every replica, when the parameters are not the same any more.
+            NotFiniteError: in every replica, when one of them is not finite and the recipe does not say to go on.
         """
         start = perf_counter()
         with self._clock.during(Phase.DEVICE), self.set_aside():
@@ -138,8 +139,12 @@ class Doctor:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad or name not in self._frozen
         }
-        tested = [*weights.items(), *self._average.items()]
-        values = [finite([tensor for _, tensor in tested])] if tested else []
+        tested = [
+            *((WEIGHTS, name, tensor) for name, tensor in weights.items()),
+            *((AVERAGE, name, tensor) for name, tensor in self._average.items()),
+            *((STATISTICS, name, tensor) for name, tensor in running_statistics(self._model).items()),
+        ]
+        values = [finite([tensor for _, _, tensor in tested])] if tested else []
         if several:
             values.append(checksums(list(self._model.parameters())))
         fetched = self._backend.to_host(values)
@@ -151,8 +156,8 @@ class Doctor:
             self._equal(step, [(int(high), int(low)) for _, high, low in rows], fetched[-1])
         if (first := min((int(bad) for bad, *_ in rows if bad), default=0)) == 0:
             return
-        what = "the weights are" if first <= len(weights) else "the average of the weights is"
-        self.finiteness.weights(step, f"{what} not finite after step {step}, first in {tested[first - 1][0]}")
+        part, name, _ = tested[first - 1]
+        self.finiteness.weights(step, part, name)
 
     def _padding(self, step: int, batch: Any) -> None:
         per_replica = self._spec.batch.per_replica

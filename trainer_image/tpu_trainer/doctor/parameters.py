@@ -11,9 +11,20 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+
+
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of the model's norms, by name. One example can make them infinite with a finite loss,
+    since a norm in training divides by what it sees, and they never recover."""
+    return {
+        f"{name}.{kind}": statistic
+        for name, module in model.named_modules()
+        for kind in ("running_mean", "running_var")
+        if isinstance(statistic := getattr(module, kind, None), Tensor)
+    }
 
 
 def checksums(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning.metrics import give_back, snapshots
 from tpu_trainer.lightning.optimizers import Schedules, configured
 from tpu_trainer.lightning.session import Session
-from tpu_trainer.optimizers import closure_repeated, takes_closure
+from tpu_trainer.optimizers import closure_late, closure_repeated, takes_closure
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -28,16 +28,25 @@ _OWN_KEYS = ("state_dict", "epoch", "global_step")
 def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
     """The gradients are there already: what remains of Lightning's closure is its result, for the first call.
 
-    A second call asks for the gradients at other weights, and would get the old ones.
+    A second call asks for the gradients at other weights, and would get the old ones. So does a first call after the
+    optimizer has changed the weights or the gradients.
     """
-    calls = count()
+    calls, before = count(), _versions(optimizer)
 
     def closure() -> Tensor:
         if next(calls):
             raise closure_repeated(optimizer)
+        if _versions(optimizer) != before:
+            raise closure_late(optimizer)
         return loss
 
     return closure
+
+
+def _versions(optimizer: Optimizer) -> list[tuple[int, int | None]]:
+    """How often each weight and its gradient were written to, as torch counts it; None without a gradient."""
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    return [(weight._version, None if weight.grad is None else weight.grad._version) for weight in weights]
 
 
 class LightningHooks(Hooks):

@@ -1,13 +1,10 @@
-"""What Kubernetes writes into a pod when something goes wrong: functions that read it, and the signs of the table.
+"""What Kubernetes writes into a pod when something goes wrong, and when: functions that read it.
 
 Names and texts come from Kubernetes 1.35 (pkg/kubelet: eviction, preemption, nodeshutdown, lifecycle, images,
 kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and containerd, whose errors the kubelet hands on.
 """
 
-import re
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import lru_cache
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
@@ -16,12 +13,8 @@ from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
 TAINT_EVICTION = "DeletionByTaintManager"
 NODE_GONE = "DeletionByPodGC"
 
-Sign = Callable[[WorkerPod], bool]
-
 # The end of a container and the condition that announces it come from different clocks.
 _CLOCKS_DIFFER = timedelta(seconds=5)
-# Characters to search at either end of a text: errors stand there, and the kubelet takes no more from a log.
-_SEARCHED = 1024
 # A pod may be deleted with a grace period of thousands of years.
 _LONGEST_GRACE = timedelta(days=36500)
 
@@ -133,6 +126,10 @@ def disruption(pod: WorkerPod) -> Object:
     return {} if came_late else condition
 
 
+def is_disrupted(pod: WorkerPod) -> bool:
+    return bool(disruption(pod))
+
+
 def is_held_up(pod: WorkerPod) -> bool:
     return bool(pod.waiting()[0])
 
@@ -147,55 +144,6 @@ def failed_sidecar(pod: WorkerPod) -> str:
     return ""
 
 
-def disrupted_by(*reasons: str) -> Sign:
-    return lambda pod: disruption(pod).get("reason") in reasons
-
-
-def is_disrupted(pod: WorkerPod) -> bool:
-    return bool(disruption(pod))
-
-
-def kubelet_says(*reasons: str) -> Sign:
-    """The pod's reason, not a container's."""
-    return lambda pod: status_reason(pod) in reasons
-
-
-def terminated_as(*reasons: str) -> Sign:
-    return lambda pod: pod.termination.get("reason") in reasons
-
-
-def waits_as(*reasons: str) -> Sign:
-    return lambda pod: pod.waiting()[0] in reasons
-
-
-def exited_with(*codes: int) -> Sign:
-    return lambda pod: pod.exit_code in codes
-
-
-def mentions(text: re.Pattern[str]) -> Sign:
-    """Whether the text matches the message of the pod, of the waiting container or of the ended one."""
-
-    def found(pod: WorkerPod) -> bool:
-        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
-
-    return found
-
-
-# The workers of a gang often fail with the same text.
-@lru_cache(maxsize=256)
-def _is_in(said: str, text: re.Pattern[str]) -> bool:
-    return text.search(said) is not None
-
-
-def _ends(said: str) -> str:
-    """The beginning and the end of a long text, because searching takes time and there are thousands of pods."""
-    return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
-
-
-def both(one: Sign, other: Sign) -> Sign:
-    return lambda pod: one(pod) and other(pod)
-
-
 def deleted_first(pod: WorkerPod) -> bool:
     """Its deletion was requested before it ended."""
     asked, ended = deletion_asked(pod), ended_at(pod)
@@ -204,13 +152,3 @@ def deleted_first(pod: WorkerPod) -> bool:
     if was_stopped(pod):
         return True
     return ended > asked if ended else pod.phase != "Failed"
-
-
-def ended_by_kubelet(pod: WorkerPod) -> bool:
-    """The kubelet refused or stopped the pod. If a container simply ends, the kubelet gives no reason."""
-    return bool(status_reason(pod))
-
-
-def never_ran(pod: WorkerPod) -> bool:
-    """The pod failed, but the worker's container did not."""
-    return pod.phase == "Failed" and not pod.exit_code

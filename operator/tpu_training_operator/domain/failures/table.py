@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
+from functools import lru_cache
 
 from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
@@ -16,27 +17,19 @@ from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
     NODE_GONE,
     TAINT_EVICTION,
-    Sign,
-    both,
     deleted_first,
-    disrupted_by,
     disruption,
-    ended_by_kubelet,
-    exited_with,
     failed_sidecar,
     has_failed,
     is_disrupted,
     is_held_up,
-    kubelet_says,
     left_early,
-    mentions,
-    never_ran,
     status_message,
     status_reason,
-    terminated_as,
-    waits_as,
 )
 from tpu_training_operator.domain.observed import WorkerPod
+
+Sign = Callable[[WorkerPod], bool]
 
 EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
     ExitCode.USER_ERROR: (FailureClass.USER_ERROR, "UserError"),
@@ -77,6 +70,8 @@ _MOMENT = timedelta(minutes=1)
 # On a fresh node the kubelet's own credentials may be late.
 _CREDENTIALS = timedelta(minutes=2)
 _RETRIES = timedelta(minutes=5)
+# Characters to search at either end of a text: errors stand there, and the kubelet takes no more from a log.
+_SEARCHED = 1024
 
 # Errors that have only a text. The kubelet hands on the registry's, the container runtime's and the device manager's;
 # libtpu's and the kernel's are in the worker's last words. The patterns are narrow on purpose: a failure that they miss
@@ -216,6 +211,61 @@ def _crashed(pod: WorkerPod) -> str:
     return with_ending(what, pod.last_words)
 
 
+def _disrupted_by(*reasons: str) -> Sign:
+    return lambda pod: disruption(pod).get("reason") in reasons
+
+
+def _kubelet_says(*reasons: str) -> Sign:
+    """The pod's reason, not a container's."""
+    return lambda pod: status_reason(pod) in reasons
+
+
+def _terminated_as(*reasons: str) -> Sign:
+    return lambda pod: pod.termination.get("reason") in reasons
+
+
+def _waits_as(*reasons: str) -> Sign:
+    return lambda pod: pod.waiting()[0] in reasons
+
+
+def _exited_with(*codes: int) -> Sign:
+    return lambda pod: pod.exit_code in codes
+
+
+def _mentions(text: re.Pattern[str]) -> Sign:
+    """Whether the text matches the message of the pod, of the waiting container or of the ended one."""
+
+    def found(pod: WorkerPod) -> bool:
+        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
+
+    return found
+
+
+# The workers of a gang often fail with the same text.
+@lru_cache(maxsize=256)
+def _is_in(said: str, text: re.Pattern[str]) -> bool:
+    return text.search(said) is not None
+
+
+def _ends(said: str) -> str:
+    """The beginning and the end of a long text, because searching takes time and there are thousands of pods."""
+    return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
+
+
+def _both(one: Sign, other: Sign) -> Sign:
+    return lambda pod: one(pod) and other(pod)
+
+
+def _never_ran(pod: WorkerPod) -> bool:
+    """The pod failed, but the worker's container did not."""
+    return pod.phase == "Failed" and not pod.exit_code
+
+
+def _ended_by_kubelet(pod: WorkerPod) -> bool:
+    """The kubelet refused or stopped the pod. If a container simply ends, the kubelet gives no reason."""
+    return bool(status_reason(pod))
+
+
 def _always(_: WorkerPod) -> bool:
     return True
 
@@ -242,10 +292,10 @@ _NUMBER_THE_USER = (
     " user to run as (0 for root)"
 )
 
-_PULLS = waits_as(
+_PULLS = _waits_as(
     "ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"
 )
-_CREATES = waits_as(
+_CREATES = _waits_as(
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError"
 )
 _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
@@ -256,59 +306,59 @@ _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
 )
 
 _DISRUPTED = (
-    Row("NodeLost", _INFRASTRUCTURE, disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
+    Row("NodeLost", _INFRASTRUCTURE, _disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
     # The kubelet's condition has the same reason for all pods that it ends, so the pod's own reason decides.
-    Row("NodeShutdown", _PREEMPTION, kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
+    Row("NodeShutdown", _PREEMPTION, _kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
     # The pod exceeded its own limit, and would on any other node.
     Row(
         "StorageLimitExceeded",
         _UNKNOWN,
-        both(kubelet_says("Evicted"), mentions(_OWN_STORAGE_LIMIT)),
+        _both(_kubelet_says("Evicted"), _mentions(_OWN_STORAGE_LIMIT)),
         _kubelet_said,
     ),
-    Row("Evicted", _INFRASTRUCTURE, kubelet_says("Evicted"), _kubelet_said),
-    Row("PreemptedByKubelet", _PREEMPTION, kubelet_says("Preempting"), _kubelet_said),
+    Row("Evicted", _INFRASTRUCTURE, _kubelet_says("Evicted"), _kubelet_said),
+    Row("PreemptedByKubelet", _PREEMPTION, _kubelet_says("Preempting"), _kubelet_said),
     # PreemptionByScheduler, EvictionByEvictionAPI and any newer one: somebody wanted the node.
     Row(lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _announced),
 )
 _ENDED_FROM_OUTSIDE = (
-    Row("OOMKilled", FailureClass.OUT_OF_MEMORY, terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
+    Row("OOMKilled", FailureClass.OUT_OF_MEMORY, _terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
     Row(
         FailureReason.DEVICES_UNHEALTHY,
         _INFRASTRUCTURE,
-        both(kubelet_says("UnexpectedAdmissionError"), mentions(_UNHEALTHY_CHIPS)),
+        _both(_kubelet_says("UnexpectedAdmissionError"), _mentions(_UNHEALTHY_CHIPS)),
         _kubelet_said,
     ),
     # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: it concerns the node.
-    Row(status_reason, _INFRASTRUCTURE, ended_by_kubelet, _kubelet_said),
+    Row(status_reason, _INFRASTRUCTURE, _ended_by_kubelet, _kubelet_said),
     Row(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
     # After the node restarted containerd does not know how the container ended (255), or the kubelet cannot find it.
     Row(
         "ContainerStatusUnknown",
         _INFRASTRUCTURE,
-        terminated_as("ContainerStatusUnknown", "Unknown"),
+        _terminated_as("ContainerStatusUnknown", "Unknown"),
         _then_last_words(_FORGOTTEN),
     ),
 )
 _NEVER_RAN = (
-    Row("SidecarFailed", _UNKNOWN, both(never_ran, lambda pod: bool(failed_sidecar(pod))), failed_sidecar),
-    Row("PodFailed", _INFRASTRUCTURE, never_ran, lambda pod: status_message(pod) or "the pod failed"),
+    Row("SidecarFailed", _UNKNOWN, _both(_never_ran, lambda pod: bool(failed_sidecar(pod))), failed_sidecar),
+    Row("PodFailed", _INFRASTRUCTURE, _never_ran, lambda pod: status_message(pod) or "the pod failed"),
 )
 _LAST_WORDS = (
-    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, mentions(_CHIP_BUSY), _last_words),
-    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, mentions(_CHIP_BROKEN), _last_words),
-    Row("DeviceDenied", _USER, mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
-    Row("SharedMemoryFull", _USER, mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
-    Row("LoaderLost", _USER, mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
+    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, _mentions(_CHIP_BUSY), _last_words),
+    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, _mentions(_CHIP_BROKEN), _last_words),
+    Row("DeviceDenied", _USER, _mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
+    Row("SharedMemoryFull", _USER, _mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
+    Row("LoaderLost", _USER, _mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
 )
 _START_ERRORS = (
     Row(
         "CannotStart",
         _USER,
-        both(terminated_as("StartError", "ContainerCannotRun"), mentions(_NO_PROGRAM)),
+        _both(_terminated_as("StartError", "ContainerCannotRun"), _mentions(_NO_PROGRAM)),
         _last_words,
     ),
-    Row("StartError", _UNKNOWN, terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
+    Row("StartError", _UNKNOWN, _terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
 )
 _EXIT_CODES = (
     Row("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
@@ -316,41 +366,45 @@ _EXIT_CODES = (
         Row(
             reason,
             failure_class,
-            exited_with(code),
+            _exited_with(code),
             _said_or_code,
             doubt=Doubt.LOST_PEER if code is ExitCode.PEER_LOST else Doubt.IN_OWN_LOOP,
         )
         for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
     ),
     # 2: wrong arguments, in Python and most programs. 126 and 127: the shell could not execute or find the program.
-    Row("UserError", _USER, exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
-    Row("CannotStart", _USER, exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    Row("UserError", _USER, _exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    Row("CannotStart", _USER, _exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
     # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
-    Row("Killed", _INFRASTRUCTURE, exited_with(137, 143), _killed),
-    Row("Crashed", _UNKNOWN, exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
+    Row("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _killed),
+    Row("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
     Row("ExitCode", _UNKNOWN, _always, _said_or_code, doubt=Doubt.IN_OWN_LOOP),
 )
 _NEVER_STARTS = (
-    Row("InvalidImageName", _USER, waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
-    Row("ErrImageNeverPull", _USER, waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
-    Row("ImagePullDenied", _USER, both(_PULLS, mentions(_NO_ACCESS)), _container_waits, _CREDENTIALS),
+    Row("InvalidImageName", _USER, _waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
+    Row("ErrImageNeverPull", _USER, _waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
+    Row("ImagePullDenied", _USER, _both(_PULLS, _mentions(_NO_ACCESS)), _container_waits, _CREDENTIALS),
     # Ten seconds after the first error the kubelet backs off and, since Kubernetes 1.32, says why.
-    Row("ImageNotFound", _USER, both(waits_as("ImagePullBackOff"), mentions(_NO_IMAGE)), _container_waits, _AT_ONCE),
-    Row("ImageNotFound", _USER, both(_PULLS, mentions(_NO_IMAGE)), _container_waits, _MOMENT),
+    Row("ImageNotFound", _USER, _both(_waits_as("ImagePullBackOff"), _mentions(_NO_IMAGE)), _container_waits, _AT_ONCE),
+    Row("ImageNotFound", _USER, _both(_PULLS, _mentions(_NO_IMAGE)), _container_waits, _MOMENT),
     Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
     Row(
-        FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, both(_CREATES, mentions(_CHIP_BROKEN)), _container_waits, _MOMENT
+        FailureReason.DEVICE_FAILED,
+        _INFRASTRUCTURE,
+        _both(_CREATES, _mentions(_CHIP_BROKEN)),
+        _container_waits,
+        _MOMENT,
     ),
-    Row("ContainerNotCreated", _INFRASTRUCTURE, both(_CREATES, mentions(_MAY_HEAL)), _container_waits, _RETRIES),
-    Row("CannotStart", _USER, both(_CREATES, mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
+    Row("ContainerNotCreated", _INFRASTRUCTURE, _both(_CREATES, _mentions(_MAY_HEAL)), _container_waits, _RETRIES),
+    Row("CannotStart", _USER, _both(_CREATES, _mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
     Row(
         "RootImage",
         _USER,
-        both(waits_as("CreateContainerConfigError"), mentions(_ROOT_IMAGE)),
+        _both(_waits_as("CreateContainerConfigError"), _mentions(_ROOT_IMAGE)),
         lambda pod: with_ending(_NUMBER_THE_USER, _container_waits(pod)),
         _AT_ONCE,
     ),
-    Row("CreateContainerConfigError", _USER, waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
+    Row("CreateContainerConfigError", _USER, _waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
     Row(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )
 _DOES_NOT_START = (*_START_ERRORS, *_NEVER_STARTS)

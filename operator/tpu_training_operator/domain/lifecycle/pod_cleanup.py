@@ -8,7 +8,7 @@ network cannot meet a peer, and checkpoints of two attempts do not touch each ot
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from tpu_training_operator.domain.actions import DeletePod
+from tpu_training_operator.domain.actions import AT_ONCE, DeletePod
 from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 
@@ -44,7 +44,7 @@ def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
 def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     """When the next of them must be deleted by force, unless it goes before."""
     waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not _is_forced(pod)]
-    return max(min(waits), timedelta(0)) if waits else None
+    return max(min(waits), AT_ONCE) if waits else None
 
 
 def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:

@@ -12,15 +12,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain import naming
 from tpu_training_operator.domain.actions import Action, Create, Plan
-from tpu_training_operator.domain.naming import (
-    config_map_name,
-    gang_selector,
-    host_name,
-    job_labels,
-    service_name,
-    workers,
-)
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
@@ -54,11 +47,11 @@ def service(job: TPUTrainingJob) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, service_name(job.name), job_labels(job.name)),
+        "metadata": metadata(job, naming.service_name(job.name), naming.job_labels(job.name)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": gang_selector(job.name),
+            "selector": naming.gang_selector(job.name),
         },
     }
 
@@ -92,8 +85,8 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
     layout = resolution.layout
     hosts: dict[str, list[str]] = {}
     # The only host of a slice calls itself localhost.
-    for worker in workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
-        hosts.setdefault(hosts_key(worker.slice), []).append(host_name(job.name, layout, worker))
+    for worker in naming.workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
+        hosts.setdefault(hosts_key(worker.slice), []).append(naming.host_name(job.name, layout, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
     data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
     if reporting is not None:
@@ -101,7 +94,7 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, config_map_name(job.name, attempt), job_labels(job.name)),
+        "metadata": metadata(job, naming.config_map_name(job.name, attempt), naming.job_labels(job.name)),
         "immutable": True,
         "data": data,
     }
@@ -129,11 +122,11 @@ class WorkerNetworkPolicy:
 
     def network_policy(self, body: Mapping[str, Any]) -> Object:
         job = TPUTrainingJob.model_validate(body)
-        workers_of_job = {"podSelector": {"matchLabels": gang_selector(job.name)}}
+        workers_of_job = {"podSelector": {"matchLabels": naming.gang_selector(job.name)}}
         return {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": metadata(job, job.name, job_labels(job.name)),
+            "metadata": metadata(job, job.name, naming.job_labels(job.name)),
             "spec": {
                 **workers_of_job,
                 "policyTypes": ["Ingress"],

@@ -11,13 +11,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.trainer import Backend, TorchRuntime
-from tpu_training_operator.domain.naming import (
-    WorkerId,
-    config_map_name,
-    host_index,
-    host_name,
-    parameter_variable,
-)
+from tpu_training_operator.domain import naming
+from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.shared import hosts_key
 from tpu_training_operator.domain.recipe.checkpointing import folder
 from tpu_training_operator.domain.recipe.resolve import Resolution
@@ -41,7 +36,7 @@ def worker_env(
     Reserved names keep one from overriding the other. `reporting`: where this worker reports to, None if it does not.
     """
     layout = resolution.layout
-    leader = host_name(job.name, layout, WorkerId(worker.attempt, 0, 0))
+    leader = naming.host_name(job.name, layout, WorkerId(worker.attempt, 0, 0))
     values = {
         # A single host needs no DNS.
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
@@ -51,7 +46,7 @@ def worker_env(
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
-        "TPUJOB_HOST_INDEX": str(host_index(layout, worker)),
+        "TPUJOB_HOST_INDEX": str(naming.host_index(layout, worker)),
         "TPUJOB_SLICE_INDEX": str(worker.slice),
         "TPUJOB_ATTEMPT": str(worker.attempt),
         "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
@@ -97,7 +92,7 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
             values["TPUJOB_CHECKPOINT_RESUME_FROM"] = job.spec.checkpoint.resume_from
     parameters = sorted((job.spec.recipe.parameters or {}).items())
     # The kubelet takes $(NAME) for a reference and $$ for a dollar.
-    return values | {parameter_variable(name): value.replace("$", "$$") for name, value in parameters}
+    return values | {naming.parameter_variable(name): value.replace("$", "$$") for name, value in parameters}
 
 
 def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
@@ -114,7 +109,7 @@ def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
         return {}
     return {
         "PET_NNODES": str(resolution.layout.hosts),
-        "PET_NODE_RANK": str(host_index(resolution.layout, worker)),
+        "PET_NODE_RANK": str(naming.host_index(resolution.layout, worker)),
         "PET_MASTER_ADDR": "$(MASTER_ADDR)",
         "PET_MASTER_PORT": "$(MASTER_PORT)",
     }
@@ -130,7 +125,7 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
     if torch.processes_per_host > 1:
         return count
     place = {
-        "RANK": str(host_index(resolution.layout, worker)),
+        "RANK": str(naming.host_index(resolution.layout, worker)),
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(resolution.layout.hosts),
     }
@@ -157,7 +152,7 @@ def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
 def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> EnvVar:
     if layout.hosts_per_slice == 1:
         return {"name": "TPU_WORKER_HOSTNAMES", "value": _LOCALHOST}
-    reference = {"name": config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
+    reference = {"name": naming.config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
     return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
 
 

@@ -1,15 +1,16 @@
-"""The termination message: valid JSON within Kubernetes' limit, whatever went wrong."""
+"""How a worker ends: one outcome per host, and a termination message within Kubernetes' limit."""
 
 from __future__ import annotations
 
 import json
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
-from tpu_trainer.outcome import Outcome, termination_message
+from tpu_trainer.outcome import Outcome, host_outcome, termination_message
 
 # Surrogates and control characters included: a traceback may quote any string.
 texts = st.text(st.characters(), max_size=50).flatmap(lambda text: st.integers(1, 400).map(lambda times: text * times))
@@ -59,3 +60,20 @@ def test_numbers_not_reached_are_absent() -> None:
         "outcome": "BadSpec",
         "message": "seed: missing",
     }
+
+
+@pytest.mark.parametrize(
+    ("codes", "died", "expected"),
+    [
+        ([ExitCode.Succeeded, ExitCode.Succeeded], False, ExitCode.Succeeded),
+        ([ExitCode.Preempted, ExitCode.Preempted], False, ExitCode.Preempted),
+        ([ExitCode.PeerLost, ExitCode.UserError], True, ExitCode.UserError),
+        ([ExitCode.BadSpec], True, ExitCode.BadSpec),
+        ([ExitCode.Succeeded], True, ExitCode.InternalError),
+        ([], True, ExitCode.InternalError),
+    ],
+)
+def test_a_host_ends_with_the_most_telling_outcome_of_its_chips(
+    codes: list[ExitCode], died: bool, expected: ExitCode
+) -> None:
+    assert host_outcome([Outcome(code, "") for code in codes], died).code is expected

@@ -1,4 +1,4 @@
-"""What the loop learns from the summed signals, and when: the newest step is left out where the device works ahead."""
+"""What crosses between replicas in a step, and what the loop learns from the summed signals, and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpu_trainer.exchange import MOST_STEPS, Signals, Sums
+from tpu_trainer.exchange import BROKEN, MOST_STEPS, Loss, Signals, Sums, Wishes, take
+
+
+def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
+    for parameter, gradient in zip(made, gradients, strict=True):
+        parameter.grad = None if gradient is None else torch.tensor(gradient)
+    return made
+
+
+def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
+    own = parameters([1.0, 2.0], [3.0, 4.0])
+    wishes = Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
+    gradients, signals = take(own, Loss(torch.tensor(0.5)), wishes)
+    assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
+    assert signals.tolist() == [0.5, 1.0, 1.0, 1.0, 0.0]
+    assert [parameter.grad for parameter in own] == [None, None]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_gradients_that_are_not_finite_are_signalled(bad: float) -> None:
+    quiet = Wishes(stop=torch.zeros(1), save=torch.zeros(1))
+    _, signals = take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
+    assert signals[BROKEN] == 1
+    assert not Sums(signals).finite
 
 
 class Device:
