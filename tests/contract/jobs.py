@@ -133,10 +133,12 @@ _OPTIMIZERS = st.fixed_dictionaries(
     },
 )
 
+# On one replica of the 64 that a recipe was tuned on, these become 2**53 steps, the most there can be.
+_MOST_STEPS = 2**47
 _SCHEDULES = st.fixed_dictionaries(
     {"name": st.sampled_from(["Constant", "Linear", "Cosine"])}, optional={"factor": _NON_NEGATIVE}
 ) | st.fixed_dictionaries(
-    {"name": st.just("Step"), "milestones": st.lists(st.integers(1, 2**53), min_size=1, max_size=32)},
+    {"name": st.just("Step"), "milestones": st.lists(st.integers(1, _MOST_STEPS), min_size=1, max_size=32)},
     optional={"factor": _NON_NEGATIVE},
 )
 
@@ -149,8 +151,6 @@ _PARAMETERS = st.lists(
 
 _SLICES = st.sampled_from(["v2-8", "v3-32", "v4-16", "v5litepod-1", "v5litepod-16", "v5p-128", "v6e-8", "tpu7x-16"])
 _REPLICAS_OF_TUNED = {"v5litepod-1": 1, "v5litepod-4": 4, "v2-8": 8, "v5litepod-64": 64}
-# On one replica of the 64 that a recipe was tuned on, these become 2**53 steps, the most there can be.
-_MOST_STEPS = 2**47
 
 
 @st.composite

@@ -25,7 +25,7 @@ def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
 
 def _countable(field: str, steps: int) -> int:
     if steps > _MOST_STEPS:
-        message = f"makes {steps} steps on this slice; the maximum is {_MOST_STEPS}"
+        message = f"comes to {steps} steps on this slice; the maximum is {_MOST_STEPS}"
         raise InvalidJob([Problem(f"spec.recipe.{field}", message)])
     return steps
 
