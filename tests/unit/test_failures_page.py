@@ -28,7 +28,7 @@ def reasons_in_code() -> set[tuple[str, str]]:
     """With their classes. The pods that the table is tested with have one for every row."""
     without_a_pod = (missing_worker("digits-1-0-0", 0, 0, 1, NOON), hang(*seen(pod()), "no step", 1, NOON))
     late = Late(*seen(pod()), timedelta(0), NOON)
-    without_a_pod += (not_started(late, 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
+    without_a_pod += (not_started(late, "", 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
     told = {(case.reason, case.failure_class) for case in (*ENDED, *STUCK)}
     fixed = {(row.reason, str(row.failure_class)) for row in TABLE if isinstance(row.reason, str)}
     return told | fixed | {(failure.reason, str(failure.failure_class)) for failure in without_a_pod}
