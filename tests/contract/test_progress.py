@@ -58,9 +58,7 @@ def test_a_loss_that_is_not_finite_is_none(worker: Progress, file: Path) -> None
     assert read_curves([file]).losses == {1: None, 2: None}
 
 
-def test_people_are_told_the_same_in_plain_lines(
-    worker: Progress, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_the_same_in_plain_lines(worker: Progress, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     worker.starting("default/digits attempt 1")
     worker.sample(trained(20, (0.5,), 900.5))
     lines = capsys.readouterr().out.splitlines()

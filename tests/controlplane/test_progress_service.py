@@ -182,7 +182,7 @@ async def test_a_rotated_token_and_the_one_before_are_both_good(space: Space) ->
     assert [status for status, _ in heard] == [200, 200]
 
 
-async def test_the_worker_of_an_attempt_before_is_taken_in_without_effect(space: Space) -> None:
+async def test_a_report_from_an_earlier_attempt_is_accepted_without_effect(space: Space) -> None:
     job = space.job()
     old, new = (space.token(space.worker(job, attempt=attempt)) for attempt in (1, 2))
     await space.post(new, json=GOOD | {"step": 20})
@@ -213,7 +213,7 @@ async def test_an_expired_token_is_401(space: Space) -> None:
     assert (await space.post(with_claims(space.cluster, genuine, **an_hour_ago)))[0] == 401
 
 
-async def test_the_token_of_a_pod_that_is_gone_is_401(space: Space) -> None:
+async def test_the_token_of_a_deleted_pod_is_401(space: Space) -> None:
     pod = space.worker(space.job())
     bearer = space.token(pod)
     space.cluster.api.call("DELETE", f"/api/v1/namespaces/{space.namespace}/pods/{pod['metadata']['name']}")
@@ -249,10 +249,10 @@ async def test_another_worker_of_the_job_is_403(space: Space) -> None:
 async def test_a_pod_that_only_carries_the_labels_is_403(space: Space) -> None:
     bearer = space.token(space.worker(space.job(), owned=False))
     status, answer = await space.post(bearer)
-    assert (status, "is no worker" in answer["message"]) == (403, True)
+    assert (status, "is not a worker" in answer["message"]) == (403, True)
 
 
-async def test_a_pod_of_a_job_before_of_the_same_name_is_refused(space: Space) -> None:
+async def test_a_pod_of_a_deleted_job_of_the_same_name_is_refused(space: Space) -> None:
     """The garbage collector is slow, or the pod has its grace period: it reports on."""
     first = space.job()
     bearer = space.token(space.worker(first))
@@ -273,7 +273,7 @@ async def _gone(space: Space, path: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_what_is_no_report_is_400_and_what_is_too_long_413(space: Space) -> None:
+async def test_a_malformed_report_is_400_and_a_long_one_413(space: Space) -> None:
     bearer = space.token(space.worker(space.job()))
     assert (await space.post(bearer, data=b"step 7"))[0] == 400
     assert (await space.post(bearer, data=json.dumps(GOOD | {"stacks": "x" * 65536})))[0] == 413
@@ -285,14 +285,14 @@ async def test_too_many_reports_are_429(space: Space) -> None:
     assert {status for status, _ in heard} == {200, 429}
 
 
-async def test_a_worker_that_trusts_another_authority_says_nothing_to_us(space: Space) -> None:
+async def test_a_worker_that_trusts_another_authority_sends_nothing(space: Space) -> None:
     bearer = space.token(space.worker(space.job()))
     space.tls = trusting(new_authority("tpu-training-operator", now()))
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await space.post(bearer)
 
 
-async def test_an_api_server_that_is_away_is_503_and_never_a_refusal(
+async def test_an_unreachable_api_server_is_503_and_never_a_refusal(
     space: Space, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bearer = space.token(space.worker(space.job()))

@@ -50,7 +50,7 @@ def test_an_interrupt_asks_every_worker_to_stop(runs: Runs, number: signal.Signa
     assert [run.told("stopped", host) for host in range(4)] == ["SIGTERM"] * 4
 
 
-def test_a_cancelled_run_keeps_what_it_has_learned(runs: Runs) -> None:
+def test_a_cancelled_run_keeps_its_loss_curve(runs: Runs) -> None:
     report = """
 with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
     print(json.dumps({"phase": "training", "step": 1, "totalSteps": 300, "losses": [0.5]}), file=file)

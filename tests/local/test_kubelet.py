@@ -75,7 +75,7 @@ async def exit_code(store: Store) -> int:
     return int(status["containerStatuses"][0]["state"]["terminated"]["exitCode"])
 
 
-async def test_a_kill_reaches_what_is_only_being_started(
+async def test_a_kill_reaches_processes_that_are_just_starting(
     store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = SlowStart(monkeypatch)
@@ -87,7 +87,7 @@ async def test_a_kill_reaches_what_is_only_being_started(
     assert await exit_code(store) == 128 + 9
 
 
-async def test_a_deletion_reaches_what_is_only_being_started(
+async def test_a_deletion_reaches_processes_that_are_just_starting(
     store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = SlowStart(monkeypatch)
@@ -107,7 +107,7 @@ async def test_a_pod_that_is_deleted_before_it_has_a_node_is_never_started(store
     assert not kubelet.pod_directory(NAME).path.exists()
 
 
-async def test_who_waits_for_the_end_may_stop_waiting(store: Store, kubelet: Kubelet) -> None:
+async def test_waiting_for_the_end_can_be_cancelled(store: Store, kubelet: Kubelet) -> None:
     await store.create(worker(STUBBORN))
     waiting = asyncio.create_task(kubelet.drain())
     await asyncio.sleep(0)

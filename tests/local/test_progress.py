@@ -19,7 +19,7 @@ report(300, phase="Done", loss=float("nan"), checkpointStep=300) if HOST == 0 el
 )
 
 
-def test_a_loop_that_hangs_is_restarted_with_or_without_a_word_and_one_that_reports_shows_its_stacks(
+def test_a_hung_loop_is_restarted_and_shows_its_stacks_if_it_reports(
     runs: Runs,
 ) -> None:
     run = runs.start(HANGS_TWICE, {"runPolicy.progressDeadlineSeconds": 2, **QUICK_RESTARTS})
@@ -34,7 +34,7 @@ def test_a_loop_that_hangs_is_restarted_with_or_without_a_word_and_one_that_repo
     assert result["warnings"] == ["slow"]
 
 
-def test_where_a_proxy_is_set_reports_do_not_go_to_it(runs: Runs) -> None:
+def test_reports_bypass_the_shells_proxy(runs: Runs) -> None:
     script = REPORTER + "tell('answer', report(1, phase='Starting'))"
     nowhere = "http://127.0.0.1:9"
     run = runs.start(script, environ={"https_proxy": nowhere, "HTTPS_PROXY": nowhere, "no_proxy": "example.com"})

@@ -94,7 +94,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
     }
 
 
-def test_a_loss_that_ended_as_no_number_is_told(runs: Runs) -> None:
+def test_a_final_loss_that_is_not_finite_is_shown(runs: Runs) -> None:
     run = runs.start(REPORT + "trained(300, [0.5, None]); last_words(outcome='Succeeded', step=300, metrics={})")
     succeeded(run)
     assert re.search(r"^  loss +nan$", run.stdout, re.MULTILINE)
@@ -154,7 +154,7 @@ if ATTEMPT == 1:
     assert all(run.has_told("started", host, attempt=2) for host in range(2))
 
 
-def test_the_loss_curve_is_that_of_the_last_attempt_that_came_so_far(runs: Runs) -> None:
+def test_the_loss_curve_prefers_the_latest_attempt(runs: Runs) -> None:
     attempts = """
 if ATTEMPT == 1:
     trained(3, [9.0, 8.0, 7.0])
@@ -165,7 +165,7 @@ trained(2, [1.0, 0.5])
     assert losses == [1.0, 0.5, 7.0]
 
 
-def test_the_evaluations_are_those_of_the_last_attempt_that_came_so_far(runs: Runs) -> None:
+def test_the_evaluations_prefer_the_latest_attempt(runs: Runs) -> None:
     attempts = """
 if ATTEMPT == 1:
     evaluated(1, accuracy=0.1)
@@ -205,7 +205,7 @@ def test_a_worker_that_cannot_be_started_fails_the_run(runs: Runs) -> None:
     assert run.result()["failure"]["message"] == "embedded null byte"
 
 
-def test_what_a_worker_leaves_behind_ends_with_it(runs: Runs) -> None:
+def test_processes_left_behind_by_a_worker_end_with_it(runs: Runs) -> None:
     script = """
 child = HERE / "child.py"
 child.write_text("import signal; signal.pause()")
@@ -217,7 +217,7 @@ tell("child", subprocess.Popen([sys.executable, str(child)]).pid)
     run.wait_until_nothing_survives()
 
 
-def test_an_earlier_run_in_the_same_directory_is_not_mixed_in(runs: Runs) -> None:
+def test_an_earlier_run_in_the_same_directory_leaves_no_traces(runs: Runs) -> None:
     first = runs.start(TRAIN)
     succeeded(first)
     second = runs.start("sys.exit('nothing is trained any more')")
@@ -229,7 +229,7 @@ def test_an_earlier_run_in_the_same_directory_is_not_mixed_in(runs: Runs) -> Non
     assert "report.html" not in second.stdout
 
 
-def test_two_runs_of_a_job_at_the_same_time_do_not_disturb_each_other(runs: Runs) -> None:
+def test_two_simultaneous_runs_of_a_job_are_independent(runs: Runs) -> None:
     script = """
 sibling = HERE.parent / os.environ["SIBLING"]
 with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))):
@@ -259,7 +259,7 @@ def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", run.stdout + run.stderr)
 
 
-def test_plain_output_tells_the_course_of_the_run(runs: Runs) -> None:
+def test_plain_output_shows_the_course_of_the_run(runs: Runs) -> None:
     until_it_is_shown = """
 report(150, loss=0.5, metrics={"accuracy": 0.5}, warnings=["host 1 is slow"])
 while not (HERE / "shown").exists(): time.sleep(0.01)

@@ -23,7 +23,7 @@ class TestClusterContract(ClusterContract):
     """The same tests as against an API server."""
 
 
-async def test_what_is_read_can_be_changed_without_changing_the_store(cluster: Store) -> None:
+async def test_changing_an_object_that_was_read_does_not_change_the_store(cluster: Store) -> None:
     given = config_map("test", "data")
     created = await cluster.create(given)
     read = await cluster.get(CONFIG_MAPS, "test", "data")

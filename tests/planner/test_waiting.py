@@ -82,6 +82,21 @@ def test_a_volume_that_cannot_be_mounted_is_told_from_the_pods_events() -> None:
     )
 
 
+def test_the_failure_of_a_gang_that_never_starts_says_what_it_waited_for() -> None:
+    cluster = given_a_created_gang()
+    for name in WORKERS:
+        stands_in(cluster, name, "ContainerCreating")
+        tell(cluster, name, "FailedMount", "MountVolume.SetUp failed for volume data")
+    waits(cluster, 1800)
+    one_pass(cluster)
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert failure.message == (
+        "the container has not started within 1800 s on its node: ContainerCreating"
+        " (FailedMount: MountVolume.SetUp failed for volume data)"
+    )
+
+
 def test_the_message_includes_what_the_autoscaler_decided() -> None:
     cluster = given_a_created_gang()
     for name in WORKERS:

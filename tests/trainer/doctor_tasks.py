@@ -59,12 +59,18 @@ class Rows(Dataset[Tensor]):
 def every_pitfall(hp: Hyperparameters) -> Task:
     """Does all that slows a step, one thing at a time."""
     made, asked = 0, 0
+    began, pause = 0.0, 0.02
 
     def collate(rows: list[Tensor]) -> Tensor:
-        nonlocal made
+        nonlocal made, began, pause
         made += 1
+        # As long as a step takes on this machine, which may be busy.
+        if made == 50:
+            began = time.monotonic()
+        elif made == 100:
+            pause = max(pause, (time.monotonic() - began) / 50)
         if made >= SLOW_INPUT_FROM:
-            time.sleep(0.02)
+            time.sleep(pause)
         batch = torch.stack(rows)
         return batch[:, :-1] if made == OTHER_SHAPE else batch
 

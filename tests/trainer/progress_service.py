@@ -1,6 +1,6 @@
 """A progress service for workers under test: HTTPS on loopback, writes down what it is told, and answers as it is told.
 
-Its certificate authority is its own and is made anew for every start, as an operator's that has lost its Secret.
+Every start creates a new certificate authority, like an operator that has lost its Secret.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ProgressService:
             self._changed.notify_all()
 
     def wait_for(self, holds: Callable[[dict[str, Any]], bool], *, after: int = 0) -> dict[str, Any]:
-        """The first report of which `holds` is true, once it has come; of the first `after` ones none is looked at."""
+        """The first report after the first `after` ones for which `holds` is true, once it has arrived."""
         found: list[dict[str, Any]] = []
 
         def look() -> bool:
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves, or does not trust us, is no error of the test."""
+        """A client that leaves, or does not trust this service, is not an error of the test."""
 
 
 class _Handler(BaseHTTPRequestHandler):

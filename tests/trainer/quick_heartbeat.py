@@ -1,8 +1,8 @@
 """`python -m tpu_trainer` that reports twenty times a second, so that a test waits for nothing but what it is about.
 
 A slow machine changes nothing: the service is waited for as long as a test lasts, unless the test says how long.
-The processes that a host starts import this module anew, under a name that multiprocessing gives it, and have to be
-patched too; a test that imports it for the two names has not.
+The processes that a host starts import this module again, under a name that multiprocessing gives it, and must be
+patched, too; a test that imports it for the two names must not.
 """
 
 from __future__ import annotations

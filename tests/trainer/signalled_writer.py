@@ -7,7 +7,7 @@ import signal
 import sys
 from itertools import count
 
-from tpu_trainer.checkpoint.directory_store import DirectoryStore
+from tpu_trainer.checkpoint.store import DirectoryStore
 from tpu_trainer.entry import main
 
 _writes = count()

@@ -38,7 +38,7 @@ def ill(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Iterator[Ga
         launcher.reap()
 
 
-def test_a_healthy_gang_is_told_nothing_whatever_its_evaluations_do(launcher: Launcher) -> None:
+def test_a_healthy_gang_gets_no_warning_whatever_its_evaluations_do(launcher: Launcher) -> None:
     gang = launcher.start(
         run_spec(
             backend="xla",
@@ -52,7 +52,7 @@ def test_a_healthy_gang_is_told_nothing_whatever_its_evaluations_do(launcher: La
     assert warnings(gang) == {}
 
 
-def test_recompilations_are_told_with_step_and_cause(ill: Gang) -> None:
+def test_recompilations_are_reported_with_step_and_cause(ill: Gang) -> None:
     shapes = f"step {doctor_tasks.OTHER_SHAPE} compiled a new program"
     # Where the task begins to read a value, which cuts its program in two.
     program = f"step {doctor_tasks.ITEM.start} compiled a new program"
@@ -73,12 +73,12 @@ def test_values_read_in_every_step_are_counted(ill: Gang) -> None:
     assert message.startswith("1.0 values a step are read from the device")
 
 
-def test_a_program_that_is_cut_in_two_is_found(ill: Gang) -> None:
+def test_a_program_that_is_cut_in_two_is_reported(ill: Gang) -> None:
     (message,) = warnings(ill)["MidStepExecution"]
     rate, rest = message.split(" ", 1)
     # torch_xla counts a program when its own thread sends it off, so one of the 40 may fall into a neighbour's window.
     assert rate in ("1.9", "2.0", "2.1")
-    assert rest.startswith("programs a step are sent to the device where 1 would do")
+    assert rest.startswith("programs a step are sent to the device instead of 1")
 
 
 def test_sizes_that_do_not_fill_their_tiles_are_named(ill: Gang) -> None:
@@ -87,12 +87,12 @@ def test_sizes_that_do_not_fill_their_tiles_are_named(ill: Gang) -> None:
     assert "2 examples per replica are computed as 8 rows" in message
 
 
-def test_a_run_that_waits_for_its_data_is_told_so(ill: Gang) -> None:
+def test_waiting_for_data_is_reported(ill: Gang) -> None:
     (message,) = warnings(ill)["InputBound"]
     assert "% of the time is spent waiting for the next batch" in message
 
 
-def test_warnings_reach_whoever_started_the_run(ill: Gang) -> None:
+def test_warnings_reach_the_progress_file(ill: Gang) -> None:
     told = [message for messages in warnings(ill).values() for message in messages]
     assert sorted(ill.progress()[-1]["warnings"]) == sorted(told)
 
@@ -113,7 +113,7 @@ def test_parameters_that_differ_in_one_bit_end_every_host_and_name_the_parameter
     )
     assert gang.wait() == [ExitCode.Diverged] * 2, gang.output()
     (message,) = {host.message()["message"] for host in gang.hosts}
-    assert "the parameters of replica 1 are not those of replica 0, first in head.bias" in message
+    assert "the parameters of replica 1 differ from those of replica 0, first in head.bias" in message
 
 
 def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
@@ -130,7 +130,7 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
     [{"replicas": 1}, {"replicas": 2, "torch": {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}}],
     ids=["one process", "two processes"],
 )
-def test_a_process_that_hangs_out_of_pythons_reach_leaves_its_stacks_when_it_is_told_to_stop(
+def test_a_process_that_hangs_in_native_code_leaves_its_stacks_when_told_to_stop(
     launcher: Launcher, changes: dict[str, Any]
 ) -> None:
     spec = run_spec(entrypoint="tests.trainer.doctor_tasks:native_code_blocks", **changes)
@@ -142,7 +142,7 @@ def test_a_process_that_hangs_out_of_pythons_reach_leaves_its_stacks_when_it_is_
     assert host.process.poll() is None
 
 
-def test_a_run_whose_data_does_not_come_is_ended_with_the_place_it_hangs_at(launcher: Launcher) -> None:
+def test_a_run_whose_data_never_arrives_ends_with_the_place_where_it_hangs(launcher: Launcher) -> None:
     spec = run_spec(entrypoint="tests.trainer.doctor_tasks:dataset_blocks")
     gang = launcher.start(spec, **{ENV_HANG_SECONDS: "1"})
     assert gang.wait() == [ExitCode.Hung], gang.output()

@@ -18,7 +18,8 @@ from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.finite import Health
+from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.errors import DivergedError
 from tpu_trainer.spec import parse_run_spec
 
@@ -55,7 +56,14 @@ class Replica:
         self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
         spec = parse_run_spec(run_spec())
         self.doctor = Doctor(
-            spec, self, self.clock, self.told.append, model=self.model, host=rank, pace=Pace(lambda: self.time)
+            spec,
+            self,
+            self.clock,
+            self.told.append,
+            model=self.model,
+            host=rank,
+            pace=Pace(lambda: self.time),
+            health=Health(),
         )
 
     def compilations(self) -> int:
@@ -124,7 +132,7 @@ def test_programs_are_compared_in_the_first_steps_only(gang: Gang) -> None:
     assert [one.hashed for one in gang.replicas] == [WARM_UP_STEPS] * 3
 
 
-def test_a_replica_that_compiles_by_itself_is_named_and_programs_are_compared_once_more(gang: Gang) -> None:
+def test_a_replica_that_compiles_alone_is_named_and_programs_are_compared_again(gang: Gang) -> None:
     gang.replicas[1].counted = Counters(compilations=2)
     gang.steps(1)
     gang.checkup()
@@ -137,7 +145,7 @@ def test_a_replica_that_compiles_by_itself_is_named_and_programs_are_compared_on
     assert [one.hashed for one in gang.replicas] == [WARM_UP_STEPS + 1] * 3
 
 
-def test_replicas_that_have_compiled_apart_end_at_the_next_step(gang: Gang) -> None:
+def test_replicas_that_compiled_different_programs_end_at_the_next_step(gang: Gang) -> None:
     for one in gang.replicas:
         one.counted = Counters(compilations=1)
     gang.steps(1)
@@ -156,7 +164,7 @@ def test_one_bit_in_one_parameter_ends_all_replicas_and_names_it(gang: Gang) -> 
     errors = gang.checkup()
     assert {type(error) for error in errors} == {DivergedError}
     (text,) = {str(error) for error in errors}
-    assert text.startswith("after step 4 the parameters of replica 1 are not those of replicas 0, 2, first in 2.weight")
+    assert text.startswith("after step 4 the parameters of replica 1 differ from those of replicas 0, 2, first in 2.w")
 
 
 def test_buffers_belong_to_each_replica(gang: Gang) -> None:
@@ -176,12 +184,12 @@ def test_a_slow_host_is_named_at_the_second_checkup_and_not_again(gang: Gang) ->
         gang.replicas[0]
         .told[0]
         .message.startswith(
-            "host 1 is slow: its own work takes 3.0 times as long as that of the others, who wait 50% of the time"
+            "host 1 is slow: its own work takes 3.0 times as long as the others', who wait 50% of the time"
         )
     )
 
 
-def test_a_host_that_was_slow_for_once_is_not_named(gang: Gang) -> None:
+def test_a_host_that_was_slow_once_is_not_named(gang: Gang) -> None:
     for slow in (True, False):
         gang.steps(10, lambda one, slow=slow: {"host": 0.3 if slow and one.rank == 1 else 0.1, "device": 0.2})
         gang.checkup()
@@ -195,7 +203,7 @@ def test_a_host_that_waits_for_its_data_is_named(gang: Gang) -> None:
     assert "23% of the time is spent waiting for the next batch (host 2 most)" in gang.replicas[0].told[0].message
 
 
-def test_short_intervals_are_put_together_until_they_tell_something(gang: Gang) -> None:
+def test_short_intervals_are_joined_until_they_are_long_enough_to_judge(gang: Gang) -> None:
     for _ in range(3):
         assert gang.told() == [[]] * 3
         gang.steps(1, lambda one: {"input": 0.4, "host": 0.4})
@@ -203,12 +211,12 @@ def test_short_intervals_are_put_together_until_they_tell_something(gang: Gang) 
     assert gang.told() == [["InputBound"]] * 3
 
 
-def test_evaluations_and_checkpoints_are_no_part_of_the_time_that_is_judged(gang: Gang) -> None:
+def test_evaluations_and_checkpoints_do_not_count_as_time_of_steps(gang: Gang) -> None:
     gang.steps(10, lambda one: {"evaluate": 10.0, "checkpoint": 10.0, "input": 0.05, "host": 0.5})
     gang.checkup()
     assert gang.told() == [[]] * 3
 
 
-def test_every_check_keeps_account_of_its_cost(gang: Gang) -> None:
+def test_every_check_records_its_cost(gang: Gang) -> None:
     gang.checkup()
     assert all(seconds > 0 for one in gang.replicas for seconds in one.doctor.seconds.values())

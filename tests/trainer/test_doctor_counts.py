@@ -64,13 +64,11 @@ def warm_device() -> Device:
         ({"fallbacks": {"aten::nonzero": 1, "aten::_unique2": 1}, "host_reads": 2}, ["CpuFallback", "CpuFallback"]),
     ],
 )
-def test_what_a_step_does_beside_the_trainers_own_work_is_put_down_to_one_cause(
-    events: dict[str, Any], found: list[str]
-) -> None:
+def test_every_event_beside_the_trainers_own_work_has_one_cause(events: dict[str, Any], found: list[str]) -> None:
     assert warm_device().steps(3 * WINDOW_STEPS, **events) == found
 
 
-def test_a_read_every_tenth_step_is_nobodys_concern() -> None:
+def test_a_read_every_tenth_step_is_fine() -> None:
     device = warm_device()
     for _ in range(10):
         assert device.steps(9) == []
@@ -93,7 +91,7 @@ def test_a_recompilation_with_the_same_shapes_points_at_the_program() -> None:
     assert "PT_XLA_DEBUG_LEVEL=1" in device.told[0].message
 
 
-def test_a_hundred_recompilations_are_told_three_times() -> None:
+def test_a_hundred_recompilations_are_reported_three_times() -> None:
     device = warm_device()
     device.steps(100, compilations=1)
     assert [finding.step - WARM_UP_STEPS for finding in device.told] == [1, 10, 100]
@@ -101,7 +99,7 @@ def test_a_hundred_recompilations_are_told_three_times() -> None:
     assert device.counts.compilations == 100
 
 
-def test_what_an_evaluation_does_is_not_laid_to_a_step() -> None:
+def test_an_evaluations_events_are_not_blamed_on_a_step() -> None:
     device = warm_device()
     for _ in range(WINDOW_STEPS):
         assert device.steps(1) == []
@@ -110,7 +108,7 @@ def test_what_an_evaluation_does_is_not_laid_to_a_step() -> None:
     assert device.counts.compilations == 0
 
 
-def test_setting_work_aside_keeps_what_steps_have_done() -> None:
+def test_setting_work_aside_keeps_the_steps_events() -> None:
     device = warm_device()
     for step in range(WINDOW_STEPS):
         found = device.steps(1, host_reads=1, executions=1)
@@ -119,7 +117,7 @@ def test_setting_work_aside_keeps_what_steps_have_done() -> None:
         assert found == ([] if step + 1 < WINDOW_STEPS else ["HostSync"])
 
 
-def test_the_difference_of_two_counts_knows_operations_that_only_the_later_one_has() -> None:
+def test_the_difference_of_two_counts_includes_operations_that_only_the_later_one_has() -> None:
     later = Counters(3, 2.5, 10, 4, {"aten::nonzero": 3, "aten::_unique2": 1})
     assert minus(later, Counters(1, 0.5, 4, 4, {"aten::nonzero": 2})) == Counters(
         2, 2.0, 6, 0, {"aten::nonzero": 1, "aten::_unique2": 1}

@@ -1,7 +1,8 @@
-"""What the doctor makes of numbers: which are worth a person's time, and how often they are spoken of."""
+"""What the doctor concludes from numbers: which are worth a warning, and how often."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.gang import ROOT
 from tpu_trainer.clock import Phase
 from tpu_trainer.doctor import hang
-from tpu_trainer.doctor.findings import Finding, Voice
-from tpu_trainer.doctor.pace import Pace
-from tpu_trainer.doctor.parties import odd_ones, replicas
-from tpu_trainer.doctor.shapes import difference, shapes_of
-from tpu_trainer.doctor.vitals import Straggler, Vitals, input_share, long_enough, straggler
+from tpu_trainer.doctor.agreement import odd_ones, replicas
+from tpu_trainer.doctor.counts import difference, shapes_of
+from tpu_trainer.doctor.findings import Check, Finding, Voice
+from tpu_trainer.doctor.hang import Pace
+from tpu_trainer.doctor.stragglers import SHORTEST_SECONDS, Straggler, Vitals, Waiting, input_share, straggler
 
 
 class Pair(NamedTuple):
@@ -58,7 +60,7 @@ def test_a_difference_of_shapes_names_the_place_and_both_shapes() -> None:
         ("bbaa", ([2, 3], [0, 1])),
     ],
 )
-def test_the_odd_ones_are_those_outside_the_largest_party(values: str, odd: tuple[list[int], list[int]] | None) -> None:
+def test_the_odd_ones_are_outside_the_largest_group(values: str, odd: tuple[list[int], list[int]] | None) -> None:
     assert odd_ones(values) == odd
 
 
@@ -79,18 +81,24 @@ def test_many_replicas_are_named_in_few_words() -> None:
     assert replicas(range(256)) == "replicas 0-255"
 
 
-def test_a_cause_is_spoken_of_again_only_when_it_is_ten_times_worse() -> None:
+def test_the_manual_has_a_row_for_every_check() -> None:
+    rows = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)`", rows, re.MULTILINE)) == set(Check)
+
+
+def test_a_cause_is_told_again_only_when_it_is_ten_times_worse() -> None:
     told: list[Finding] = []
     voice = Voice(told.append)
     for step, severity in enumerate([1.0, 2.0, 9.9, 10.0, 50.0, 100.0]):
-        voice.say("InputBound", step, "slow", severity=severity)
+        voice.say(Check.INPUT_BOUND, step, "slow", severity=severity)
     assert [finding.step for finding in told] == [0, 3, 5]
 
 
-def test_every_check_and_every_cause_is_spoken_of_by_itself() -> None:
+def test_every_check_and_every_cause_is_told_separately() -> None:
     told: list[Finding] = []
     voice = Voice(told.append)
-    for check, cause in [("A", None), ("A", 1), ("A", 2), ("B", 1), ("A", 1)]:
+    one, other = Check.PADDING, Check.CPU_FALLBACK
+    for check, cause in [(one, None), (one, 1), (one, 2), (other, 1), (one, 1)]:
         voice.say(check, 0, "text", cause=cause)
     assert len(told) == 4
 
@@ -119,13 +127,14 @@ def test_a_straggler_is_much_slower_than_the_others_and_costs_them_time(
     assert straggler(vitals) == found
 
 
-def test_the_input_of_the_gang_is_that_of_the_host_that_waits_longest() -> None:
+def test_the_gangs_input_share_is_of_the_host_that_waits_longest() -> None:
     assert input_share([Vitals(0, 1.0, 2.0, 10.0, 0), Vitals(3, 4.0, 5.0, 10.0, 0)]) == (3, 0.4)
 
 
-def test_two_seconds_of_steps_are_the_least_that_is_judged() -> None:
-    assert not long_enough(hosts(0.1, total=1.9))
-    assert long_enough(hosts(0.1, total=2.0))
+def test_an_interval_shorter_than_two_seconds_is_not_judged() -> None:
+    waiting = Waiting(Voice(lambda finding: None))
+    assert not waiting.judge(1, hosts(0.1, total=SHORTEST_SECONDS - 0.1))
+    assert waiting.judge(1, hosts(0.1, total=SHORTEST_SECONDS))
 
 
 @given(

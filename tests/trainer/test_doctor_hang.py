@@ -1,4 +1,4 @@
-"""The watchdog: who does not get on is ended, with the reason; who does, or was merely asleep, is left alone."""
+"""The watchdog ends a process that makes no progress, with the reason, and leaves alone one that was merely asleep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.doctor import hang
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.outcome import Outcome
 
 
@@ -50,7 +50,7 @@ def stacks(tmp_path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def test_a_phase_that_does_not_end_is_named_with_step_and_place_and_all_stacks(stacks: TextIO) -> None:
+def test_a_phase_that_does_not_end_is_named_with_step_place_and_all_stacks(stacks: TextIO) -> None:
     clock, pace = running(Phase.INPUT)
     grave = Grave()
     with hang.watchdog(clock, pace, grave, never, 0.05, stacks):
@@ -67,7 +67,7 @@ def test_a_phase_that_does_not_end_is_named_with_step_and_place_and_all_stacks(s
     assert "test_doctor_hang.py" in stacks.read()
 
 
-def test_a_run_that_gets_on_is_left_alone_however_long_it_takes(stacks: TextIO) -> None:
+def test_a_run_that_makes_progress_is_left_alone_however_long_it_takes(stacks: TextIO) -> None:
     """Far more time passes than the limit, in phases that are each shorter: the clock is set by hand."""
     times = itertools.count()
     clock, pace = Clock(lambda: next(times) / 1000), Pace()
@@ -89,7 +89,7 @@ def test_a_run_that_gets_on_is_left_alone_however_long_it_takes(stacks: TextIO) 
     assert grave.outcomes == []
 
 
-def test_a_process_that_was_stopped_as_a_whole_starts_its_limit_anew(
+def test_a_process_that_was_stopped_as_a_whole_starts_its_limit_again(
     stacks: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after SIGSTOP or a laptop's sleep: the watchdog itself has not run for an hour either."""
@@ -128,7 +128,7 @@ def test_the_stuck_code_is_found_in_the_thread_that_reads_ahead() -> None:
     assert place.endswith(("in read_ahead: release.wait()", "in read_ahead: reading.set()"))
 
 
-def test_a_thread_in_library_code_alone_has_no_place_of_the_users() -> None:
+def test_threads_in_library_code_show_no_place_of_the_users() -> None:
     done = threading.Event()
     library = threading.Thread(target=done.wait)
     library.start()
@@ -139,7 +139,7 @@ def test_a_thread_in_library_code_alone_has_no_place_of_the_users() -> None:
     assert place is None
 
 
-def test_a_process_that_is_told_to_stop_and_hangs_shows_it_once_in_good_time() -> None:
+def test_a_process_that_is_told_to_stop_and_hangs_shows_it_once_in_time() -> None:
     told = iter([False, True])
     reluctance = hang.Reluctance(lambda: next(told))
     shown = [now for now in range(0, 60, 5) if reluctance.shows(Phase.DEVICE, 100.0 + now, float(now))]
@@ -148,6 +148,8 @@ def test_a_process_that_is_told_to_stop_and_hangs_shows_it_once_in_good_time() -
 
 
 @pytest.mark.parametrize(("phase", "lasted"), [(Phase.DEVICE, 9.0), (Phase.CHECKPOINT, 100.0)])
-def test_a_process_that_gets_on_or_writes_its_last_checkpoint_is_not_reluctant(phase: Phase, lasted: float) -> None:
+def test_a_process_that_makes_progress_or_writes_its_last_checkpoint_is_not_reluctant(
+    phase: Phase, lasted: float
+) -> None:
     reluctance = hang.Reluctance(lambda: True)
     assert not any(reluctance.shows(phase, lasted, float(now)) for now in range(0, 60, 5))

@@ -1,4 +1,4 @@
-"""Which sizes the doctor advises to change, so that matrix products are not spent on filling."""
+"""Which sizes the doctor advises to change, so that matrix products are not spent on padding."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def linears(*sizes: int) -> nn.Module:
         (linears(1024, 1024), 8, None),
         (linears(1024, 1024), 4, ["50%", "4 examples per replica are computed as 8 rows"]),
         (linears(1024, 1024), 1000, None),
-        (linears(1000, 1000), 64, None),  # 5 % of filling
+        (linears(1000, 1000), 64, None),  # 5 % of padding
         (linears(1050, 1050), 64, ["17%", "0.weight [1050, 1050] is computed as [1152, 1152]"]),
         (linears(65, 200, 65), 4, None),  # too small to be what a step waits for
     ],
 )
-def test_filling_is_spoken_of_where_it_is_a_tenth_of_large_products(
+def test_padding_is_reported_if_it_is_a_tenth_of_large_products(
     model: nn.Module, rows: int, words: list[str] | None
 ) -> None:
     advice = padding.padding_advice(padding.products_of(model), rows, per_replica=rows)
@@ -38,16 +38,14 @@ def test_filling_is_spoken_of_where_it_is_a_tenth_of_large_products(
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 300))
-def test_sizes_that_fill_their_tiles_waste_nothing_and_no_advice_is_above_all(
-    outputs: int, inputs: int, rows: int
-) -> None:
+def test_sizes_that_fill_their_tiles_get_no_advice(outputs: int, inputs: int, rows: int) -> None:
     whole = padding.Product("w", outputs * 128, inputs * 128)
     assert padding.padding_advice([whole], rows * 8, rows * 8) is None
     ragged = padding.Product("w", outputs, inputs)
     assert ragged.padded >= ragged.useful
 
 
-def test_products_are_the_matrices_that_activations_meet_each_once() -> None:
+def test_products_are_the_matrices_that_activations_are_multiplied_with_each_once() -> None:
     model = nn.ModuleDict({"tokens": nn.Embedding(50, 16), "body": nn.Linear(16, 32), "norm": nn.LayerNorm(32)})
     head = nn.Linear(16, 50, bias=False)
     head.weight = model["tokens"].weight

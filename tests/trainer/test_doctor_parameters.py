@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import DEADLINE, ROOT
-from tpu_trainer.doctor.parameters import checksums, digest, first_difference, halves
+from tpu_trainer.doctor.agreement import checksums, digest, first_difference, halves
 
 DTYPES = [
     torch.float32,
@@ -53,7 +53,7 @@ def test_equal_tensors_have_equal_checksums_however_they_lie_in_memory(dtype: to
     assert checksums([tensor]).tolist() == checksums([transposed]).tolist()
 
 
-def test_a_minus_zero_and_two_kinds_of_nan_are_differences() -> None:
+def test_minus_zero_and_two_kinds_of_nan_are_differences() -> None:
     zeros = torch.zeros(4), torch.tensor([0.0, -0.0, 0.0, 0.0])
     assert checksums([zeros[0]]).tolist() != checksums([zeros[1]]).tolist()
 
@@ -67,12 +67,12 @@ def test_halves_are_exact_as_float32(values: list[int]) -> None:
     assert all(part < 2**16 for part in digest(torch.tensor(values, dtype=torch.int32)))
 
 
-def test_xla_has_the_same_checksums_without_a_detour_over_the_cpu() -> None:
+def test_xla_has_the_same_checksums_without_a_transfer_to_the_cpu() -> None:
     code = """
 import torch, torch_xla
 from torch_xla.debug import metrics
 from tests.trainer.test_doctor_parameters import DTYPES, tensor_of
-from tpu_trainer.doctor.parameters import checksums
+from tpu_trainer.doctor.agreement import checksums
 here = [tensor_of(dtype) for dtype in DTYPES if not dtype.is_complex] + [torch.randn(300, 500), torch.tensor(2.5)]
 there = [tensor.to(torch_xla.device()) for tensor in here]
 (sums,) = torch_xla._XLAC._xla_get_cpu_tensors([checksums(there)])

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import Store, TCPStore
 
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.doctor.programs import Programs
+from tpu_trainer.doctor.agreement import Programs
 from tpu_trainer.errors import DivergedError, PeerLostError
 
 
@@ -37,13 +37,13 @@ def all_at_once(calls: list[Callable[[], None]]) -> list[Exception | None]:
         return [future.exception() for future in [threads.submit(call) for call in calls]]
 
 
-def test_replicas_with_one_program_go_on_again_and_again(server: TCPStore) -> None:
+def test_replicas_with_equal_programs_go_on(server: TCPStore) -> None:
     gang = [replica(server, rank, 4, ["a", "b", "a"]) for rank in range(4)]
     for step in (1, 2, 3):
         assert compare(gang, step) == [None] * 4
 
 
-def test_one_other_program_ends_every_replica_with_the_same_words(server: TCPStore) -> None:
+def test_one_different_program_ends_every_replica_with_the_same_message(server: TCPStore) -> None:
     gang = [replica(server, rank, 4, ["a", "x" if rank == 2 else "b"]) for rank in range(4)]
     compare(gang, 1)
     errors = compare(gang, 2)
@@ -54,13 +54,15 @@ def test_one_other_program_ends_every_replica_with_the_same_words(server: TCPSto
     assert text.startswith("in step 2 replica 2 would run another program than replicas 0-1, 3")
 
 
-def test_a_replica_that_is_late_is_lost_and_not_divergent(server: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_replica_that_is_late_counts_as_lost_not_divergent(
+    server: TCPStore, capfd: pytest.CaptureFixture[str]
+) -> None:
     gang = [replica(server, rank, 3, ["a"], seconds=0.2) for rank in range(2)]
     errors = compare(gang, 1)
     assert {type(error) for error in errors} == {PeerLostError}
     (text,) = {str(error) for error in errors}
     assert text == (
-        "step 1, comparing programs: replica 2 did not come within 0.2 s; no word of whether their program differs"
+        "step 1, comparing programs: replica 2 did not arrive within 0.2 s; whether their program differs is unknown"
     )
     capfd.readouterr()  # what the store itself says of the time-out
 
@@ -74,7 +76,7 @@ def test_nobody_waits_for_a_replica_that_has_failed(server: TCPStore) -> None:
     assert {type(error) for error in errors[:2]} == {PeerLostError}
 
 
-def test_a_store_that_has_gone_is_a_lost_peer(server: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_is_gone_is_a_lost_peer(server: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
     class Gone:
         def __getattr__(self, name: str) -> Callable[..., None]:
             def fail(*args: object) -> None:
@@ -89,7 +91,7 @@ def test_a_store_that_has_gone_is_a_lost_peer(server: TCPStore, capfd: pytest.Ca
     programs.leave()
 
 
-def test_a_process_alone_and_a_backend_that_traces_nothing_compare_nothing() -> None:
+def test_one_process_alone_and_a_backend_that_traces_nothing_compare_nothing() -> None:
     Programs(SimpleNamespace(store=None), Clock()).compare(1, [])
     traceless = SimpleNamespace(store=SimpleNamespace(), graph_hash=lambda tensors: None)
     Programs(traceless, Clock()).compare(1, [])

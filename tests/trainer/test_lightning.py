@@ -99,9 +99,7 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
     assert gang.losses() == pytest.approx(by_hand()[0], abs=CLOSE)
 
 
-def test_a_lightning_module_continues_exactly_from_a_checkpoint_its_scheduler_and_its_epoch_too(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_a_lightning_module_continues_exactly_with_its_scheduler_and_epoch(launcher: Launcher, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoint = {"uri": str(checkpoints), "everySteps": 4, "keep": 9}
     whole = launcher.start(spec(backend="torch", checkpoint=checkpoint))

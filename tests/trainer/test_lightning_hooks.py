@@ -148,7 +148,42 @@ def test_an_optimizer_that_evaluates_its_closure_again_is_refused(kind: Callable
         run.steps(1)
 
 
-def test_an_optimizer_that_needs_its_closure_once_a_step_is_served() -> None:
+class Uphill(SGD):
+    """SAM as it is usually published: goes uphill along the given gradients, and evaluates its closure there."""
+
+    def step(self, closure: Any = None) -> Any:
+        (parameter,) = self.param_groups[0]["params"]
+        with torch.no_grad():
+            parameter.add_(0.05 * parameter.grad)
+        self.zero_grad()
+        closure()
+        with torch.no_grad():
+            if parameter.grad is not None:
+                parameter.sub_(0.05 * parameter.grad)
+        return super().step()
+
+
+class Dropping(SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.zero_grad()
+        return super().step(closure)
+
+
+class Zeroing(SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.zero_grad(set_to_none=False)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("base", [Line, OwnStep], ids=["Lightning's own step", "optimizer_step of the module"])
+@pytest.mark.parametrize("kind", [Uphill, Dropping, Zeroing])
+def test_an_optimizer_that_evaluates_its_closure_late_is_refused(kind: Callable[..., Any], base: type[Line]) -> None:
+    run = Run(_repeating(kind, base)).begin()
+    with pytest.raises(UserCodeError, match=rf"^optimizer {kind.__name__} evaluates its closure after it has changed"):
+        run.steps(1)
+
+
+def test_an_optimizer_that_calls_its_closure_once_a_step_is_supported() -> None:
     module = _repeating(lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr, max_iter=1), Line)
     Run(module).begin().steps(2)
     assert module.layer.weight.item() < 1
@@ -186,7 +221,7 @@ def test_after_a_resume_the_rates_are_those_of_a_run_that_never_stopped(name: st
     assert first.rates + second.rates == whole.rates
 
 
-def test_resumed_with_another_number_of_steps_the_schedule_is_the_new_ones_at_that_step() -> None:
+def test_a_run_resumed_with_another_number_of_steps_follows_the_new_schedule() -> None:
     schedule = SCHEDULES["one cycle"]
     first = Run(Line(schedule), steps=24).begin().steps(8)
     second = Run(Line(schedule), steps=12)

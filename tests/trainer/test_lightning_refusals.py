@@ -96,20 +96,20 @@ class IterableValidation(Plain):
     [
         (Manual, "Manual: automatic_optimization is False; this trainer makes the backward pass"),
         (OwnBackward, "OwnBackward overrides backward"),
-        (Callbacks, "callbacks are not served"),
-        (NoData, r"neither the LightningModule nor a LightningDataModule gives a train_dataloader"),
+        (Callbacks, "callbacks are not supported"),
+        (NoData, r"neither the LightningModule nor a LightningDataModule has a train_dataloader"),
         (NoStep, r"NoStep has no training_step\(\)"),
-        (TwoLoaders, "train_dataloader: it gives a list of 2; it must give one torch.utils.data.DataLoader"),
+        (TwoLoaders, "train_dataloader: it returns a list of 2; it must return one torch.utils.data.DataLoader"),
         (SeveralInputs, r"training_step: it takes \(batch, batch_idx, dataloader_idx\), it must take \(batch\)"),
         (IterableValidation, "val_dataloader: its dataset is iterable"),
     ],
 )
-def test_a_module_that_cannot_be_served_is_refused_before_training(kind: type[nn.Module], complaint: str) -> None:
+def test_a_module_that_cannot_be_trained_is_refused_at_once(kind: type[nn.Module], complaint: str) -> None:
     with pytest.raises(UserCodeError, match=complaint):
         adopted(kind)
 
 
-def test_a_second_of_the_pair_that_is_no_data_module_is_refused() -> None:
+def test_a_pair_without_a_data_module_is_refused() -> None:
     with pytest.raises(UserCodeError, match="the second of the pair is a DataLoader; it must be a LightningDataModule"):
         adopted(Plain, DataLoader(DATA))
 
@@ -140,14 +140,17 @@ def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None
     [
         (
             DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40)),
-            "sampler WeightedRandomSampler is not served",
+            "sampler WeightedRandomSampler is not supported",
         ),
-        (DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)), "batch_sampler Buckets is not served"),
+        (
+            DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)),
+            "batch_sampler Buckets is not",
+        ),
         (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "a RandomSampler with replacement"),
-        (DataLoader(DATA, batch_size=None), "batch_size is None; the dataset must give examples"),
+        (DataLoader(DATA, batch_size=None), "batch_size is None; the dataset must return examples"),
     ],
 )
-def test_any_other_order_is_refused_by_its_name(loader: Any, complaint: str) -> None:
+def test_any_other_order_is_refused_by_name(loader: Any, complaint: str) -> None:
     kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
     with pytest.raises(UserCodeError, match=complaint):
         adopted(kind)
@@ -174,7 +177,7 @@ def constant(of: SGD) -> LambdaLR:
         (lambda o, s: [{"optimizer": o, "lr_scheduler": {"scheduler": s, "name": "rate"}}], [("epoch", 1)]),
     ],
 )
-def test_every_form_of_one_optimizer_is_understood(form: Any, schedules: list[tuple[str, int]]) -> None:
+def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tuple[str, int]]) -> None:
     one = optimizer()
     scheduler = constant(one)
     found = configured(form(one, scheduler))
@@ -186,12 +189,12 @@ def test_every_form_of_one_optimizer_is_understood(form: Any, schedules: list[tu
 @pytest.mark.parametrize(
     ("form", "complaint"),
     [
-        (lambda o: None, "it gives a NoneType; it must give an optimizer"),
-        (lambda o: [o, optimizer()], "it gives 2 optimizers, this trainer serves exactly one"),
-        (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it gives 2 optimizers"),
-        (lambda o: ([o, optimizer()], []), "it gives 2 optimizers"),
+        (lambda o: None, "it returns a NoneType; it must return an optimizer"),
+        (lambda o: [o, optimizer()], "it returns 2 optimizers, this trainer supports exactly one"),
+        (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
+        (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
         (lambda o: {"optimiser": o}, 'a dict without "optimizer", it has optimiser'),
-        (lambda o: ["adam"], "a str is no torch optimizer"),
+        (lambda o: ["adam"], "a str is not a torch optimizer"),
         (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau waits for a metric"),
         (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
         (
@@ -200,11 +203,11 @@ def test_every_form_of_one_optimizer_is_understood(form: Any, schedules: list[tu
         ),
         (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "frequency must be an integer of at least 1"),
         (lambda o: ([o], [{"scheduler": constant(o), "every": 2}]), "lr_scheduler has every"),
-        (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to an optimizer that is not the one given"),
+        (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to another optimizer than the one returned"),
         (lambda o: ([o], [0.1]), "is a float; it must have step"),
     ],
 )
-def test_what_configure_optimizers_must_not_give_is_named(form: Any, complaint: str) -> None:
+def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint: str) -> None:
     with pytest.raises(UserCodeError, match=complaint):
         configured(form(optimizer()))
 
@@ -217,7 +220,7 @@ def test_a_training_step_without_a_loss_is_refused(given: Any, what: str) -> Non
         task.loss(task.model, [torch.ones(2, 1)])
 
 
-def test_the_trainer_that_a_module_sees_tells_what_it_knows_and_names_what_it_does_not() -> None:
+def test_a_module_sees_the_trainers_known_values_and_an_error_for_others() -> None:
     spec = {"trainSteps": 24, "batch": {"global": 16, "perReplica": 1, "accumulation": 2}}
     task, _ = adopted(Plain, world=2, **spec)
     trainer = task.model.trainer
@@ -233,7 +236,7 @@ def test_the_trainer_that_a_module_sees_tells_what_it_knows_and_names_what_it_do
 
 
 class NoLightning(nn.Module):
-    """Has what counts, and never heard of Lightning."""
+    """Has the methods of a LightningModule, but not its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +254,7 @@ def test_a_module_is_known_by_its_methods_not_by_its_class() -> None:
     assert task.evaluator is None
 
 
-def test_a_module_that_needs_a_logger_is_told_that_there_is_none() -> None:
+def test_a_module_that_needs_a_logger_learns_that_there_is_none() -> None:
     def drawing(self: Plain, batch: Any) -> Any:
         self.logger.experiment.add_image("batch", batch)
 

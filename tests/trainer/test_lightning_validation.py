@@ -1,4 +1,4 @@
-"""What `validation_step` logs is that of the whole held-out set, on any number of processes."""
+"""What `validation_step` logs covers the whole held-out set, on any number of processes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_logged_values_are_means_over_the_examples(world: int) -> None:
 
 
 @WORLDS
-def test_metric_objects_are_those_of_the_whole_set_logged_or_computed_at_the_end(world: int) -> None:
+def test_metric_objects_cover_the_whole_set_logged_or_computed_at_the_end(world: int) -> None:
     def metrics() -> dict[str, nn.Module]:
         return {
             "mean": MeanMetric(),
@@ -152,7 +152,7 @@ def test_metric_objects_are_those_of_the_whole_set_logged_or_computed_at_the_end
     assert found == [pytest.approx(expected, abs=1e-5)] * world
 
 
-def test_counts_beyond_the_whole_numbers_of_float32_stay_exact() -> None:
+def test_counts_beyond_the_integers_of_float32_stay_exact() -> None:
     def metrics() -> dict[str, nn.Module]:
         count = SumMetric()
         count.add_state("many", torch.tensor(0), dist_reduce_fx="sum")
@@ -173,15 +173,15 @@ def test_counts_beyond_the_whole_numbers_of_float32_stay_exact() -> None:
 @pytest.mark.parametrize(
     ("step", "complaint"),
     [
-        (lambda m, v: m.log("loss", v.mean()), '"loss" is taken by the training loss'),
-        (lambda m, v: m.log("v", v.max(), reduce_fx="max"), "reduce_fx max is not served in an evaluation"),
+        (lambda m, v: m.log("loss", v.mean()), '"loss" is the training loss'),
+        (lambda m, v: m.log("v", v.max(), reduce_fx="max"), "reduce_fx max is not supported in an evaluation"),
         (lambda m, v: m.log("v", v), r'self.log\("v"\): a single number is needed, got shape \[4\]'),
-        (lambda m, v: m.log("v", "much"), "a str is no number, tensor or metric"),
-        (lambda m, v: m.metrics["all"].update(v), "CatMetric keeps a list of values in value that cannot be put"),
+        (lambda m, v: m.log("v", "much"), "a str is not a number, tensor or metric"),
+        (lambda m, v: m.metrics["all"].update(v), "CatMetric keeps a list of values in value that cannot be reduced"),
         (lambda m, v: m.log(f"v{m.trainer.global_rank}", v.mean()), "do not all log the same names"),
         (lambda m, v: m.metrics["mean"].update(v) if m.trainer.is_global_zero else None, "do not all log the same"),
     ],
 )
-def test_what_cannot_be_put_together_is_refused(step: Step, complaint: str) -> None:
+def test_what_cannot_be_reduced_is_refused(step: Step, complaint: str) -> None:
     with pytest.raises(UserCodeError, match=complaint):
         evaluated(2, step, lambda: {"all": CatMetric(), "mean": MeanMetric()})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,18 @@ def kept_in(directory: Path) -> dict[int, bool]:
     """The steps of the committed checkpoints, and whether each says that it is clean."""
     commits = [json.loads(path.read_bytes()) for path in directory.rglob("COMMIT")]
     return {commit["step"]: commit["clean"] for commit in commits}
+
+
+def test_a_run_that_ends_reports_a_checkpoint_that_was_committed_after_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with slow storage: no write has ended yet when the loop looks.
+    monkeypatch.setattr(Future, "done", lambda self: False)
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
+    ran = run(bad_at([33]), checkpoint=checkpoint, trainSteps=100)
+    assert ran.outcome.code is ExitCode.NotFinite
+    assert kept_in(tmp_path) == {10: True, 20: True, 30: True}
+    assert ran.progress[-1]["checkpointStep"] == 30
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -159,10 +173,57 @@ def test_a_run_whose_steps_are_all_skipped_does_not_succeed() -> None:
     assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
 
 
+def test_a_restarted_run_whose_steps_are_all_skipped_does_not_succeed(tmp_path: Path) -> None:
+    recipe = {"checkpoint": {"uri": str(tmp_path), "everySteps": 30, "keep": 9}, "onNotFinite": "Skip"}
+    run(bad_at(range(1, 41)), 2, **recipe)
+    assert kept_in(tmp_path) == {30: True}
+    outcome = run(bad_at(range(1, 41)), 2, **recipe).outcome
+    assert outcome.code is ExitCode.NotFinite
+    assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
+
+
+def test_a_restarted_run_counts_the_steps_skipped_before_the_restart(tmp_path: Path) -> None:
+    recipe = {"checkpoint": {"uri": str(tmp_path), "everySteps": 20, "keep": 9}, "onNotFinite": "Skip"}
+    run(bad_at([3, 7]), trainSteps=20, **recipe)
+    # The task counts its calls from the start of its own process: step 25 is the fifth here.
+    ran = run(bad_at([5]), trainSteps=40, **recipe)
+    assert ran.warnings == ("step 25 was skipped: the loss is nan (learning rate 0.1); steps skipped so far: 3",)
+    assert ran.outcome.message.endswith("; 3 steps skipped, because loss or gradients were not finite")
+
+
 def test_a_skipped_step_does_not_end_a_run_whose_later_steps_are_finite() -> None:
     outcome = run(bad_at(range(3, 42)), onNotFinite="Skip", trainSteps=130).outcome
     assert outcome.code is ExitCode.Succeeded
     assert run(bad_at(range(3, 130)), onNotFinite="Skip", trainSteps=130).outcome.code is ExitCode.NotFinite
+
+
+def statistics_overflow(hp: Any, rank: int) -> Task:
+    """One batch makes a norm's running statistics infinite. Loss and gradients stay finite, since the norm divides by
+    what it sees."""
+    model, calls = Net(), 0
+    model.norm = nn.BatchNorm1d(6)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        features = model.norm(batch[0] * (1e25 if calls == 15 else 1))  # type: ignore[operator]
+        return nn.functional.cross_entropy(model(features), batch[1])
+
+    return Task(model=model, train=examples(), loss=loss)
+
+
+@pytest.mark.parametrize("policy", ["Stop", "Skip", "Warn"])
+def test_running_statistics_that_are_not_finite_are_treated_like_such_weights(tmp_path: Path, policy: str) -> None:
+    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
+    ran = run(statistics_overflow, 2, checkpoint=checkpoint, onNotFinite=policy)
+    text = "the running statistics are not finite after step 20, first in norm.running_var"
+    if policy == "Warn":
+        assert any(warning.startswith(text) for warning in ran.warnings)
+        assert kept_in(tmp_path) == {10: True, 20: False, 30: False, 40: False}
+    else:
+        assert ran.outcome.code is ExitCode.NotFinite
+        assert ran.outcome.message.startswith(text)
+        assert kept_in(tmp_path) == {10: True}
 
 
 def test_float16_parameters_are_trained_and_an_overflow_ends_the_run() -> None:
@@ -250,7 +311,7 @@ def test_an_average_that_is_not_finite_ends_the_run_even_if_the_weights_are_fini
 
     outcome = run(task, 2, trainSteps=30, emaDecay="0.9").outcome
     assert outcome.code is ExitCode.NotFinite
-    assert "the average of the weights is not finite after step 30, first in head.bias" in outcome.message
+    assert "the averaged weights are not finite after step 30, first in head.bias" in outcome.message
 
 
 def test_frozen_parameters_may_be_infinite() -> None:
@@ -260,6 +321,31 @@ def test_frozen_parameters_may_be_infinite() -> None:
         return found
 
     assert run(task, 2).outcome.code is ExitCode.Succeeded
+
+
+def test_a_metric_that_is_not_finite_at_the_end_is_warned_of() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = bad_at([])(hp, rank)
+        metrics = lambda model, batch: {  # noqa: E731
+            "accuracy": torch.ones(len(batch[1])),
+            "error": torch.full((len(batch[1]),), math.nan),
+        }
+        return replace(found, evaluation=examples(), metrics=metrics)
+
+    ran = run(task, 2)
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert ran.warnings == ("the metric error is nan after the last step, so the result does not have it",)
+    assert ran.progress[-1]["warnings"] == list(ran.warnings)
+
+
+def test_an_empty_evaluation_dataset_is_warned_of() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = bad_at([])(hp, rank)
+        return replace(found, evaluation=TensorDataset(torch.zeros(0, 6)), metrics=lambda model, batch: {})
+
+    ran = run(task, 2)
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert ran.warnings == ("the task's evaluation dataset is empty: the result will have no metrics",)
 
 
 def test_float16_parameters_that_adam_divides_by_zero_end_the_run() -> None:

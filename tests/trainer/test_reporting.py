@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.gang import run_spec
-from tests.trainer.progress_service import Answer, ProgressService, progress_service
+from tests.trainer.gang import DEADLINE, run_spec
+from tests.trainer.progress_service import Answer, ProgressService, Request, progress_service
 from tpu_trainer import environment
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ReportPhase
+from tpu_trainer.contract import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ExitCode, ReportPhase
 from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.hang import Pace, stacks
 from tpu_trainer.environment import read_environment
+from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
-from tpu_trainer.reporting.endpoint import Endpoint, RefusedError
-from tpu_trainer.reporting.heartbeat import EVERY_SECONDS, LONGEST_SECONDS, Pauses
+from tpu_trainer.reporting import heartbeat as module
+from tpu_trainer.reporting.heartbeat import EVERY_SECONDS, LONGEST_SECONDS, Endpoint, Pauses, RefusedError
 from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body, phase_of, present_report
-from tpu_trainer.reporting.stacks import stacks
 from tpu_trainer.spec import parse_run_spec
 from tpu_trainer.telemetry.history import Sample
 
@@ -43,9 +43,8 @@ PHASES = [
 ]
 
 
-@pytest.mark.parametrize(("phase", "steps", "told"), PHASES)
-def test_the_phase_is_the_clocks_but_the_first_steps_are_the_start(phase: Phase, steps: int, told: ReportPhase) -> None:
-    assert phase_of(phase, steps) is told
+def test_the_phase_is_the_clocks_but_the_first_steps_belong_to_the_start() -> None:
+    assert [phase_of(phase, steps) for phase, steps, _ in PHASES] == [reported for *_, reported in PHASES]
 
 
 def report_of(*told: Sample | Finding, steps: int = 0, checkpoint_step: int | None = None) -> Report:
@@ -67,24 +66,24 @@ def test_before_the_first_step_nothing_is_known() -> None:
     assert report_of() == Report(ReportPhase.STARTING, 0, 100, metrics={})
 
 
-def test_the_step_is_the_newest_and_not_that_of_the_last_sample() -> None:
+def test_the_step_is_the_newest_and_not_the_last_samples() -> None:
     told = report_of(sample(10), steps=17)
     assert (told.step, told.loss) == (17, 0.5)
 
 
-def test_a_run_that_goes_on_is_told_from_the_step_of_its_checkpoint() -> None:
+def test_a_continued_run_reports_the_step_of_its_checkpoint() -> None:
     progress = Progress(100, None, silent=True)
     progress.resumed(40, "continues")
     told = present_report(parse_run_spec(run_spec(trainSteps=100)), Clock(), Pace(), progress)
     assert (told.step, told.checkpoint_step, told.phase) == (40, 40, ReportPhase.STARTING)
 
 
-def test_what_is_left_takes_as_long_as_the_rate_says() -> None:
+def test_the_remaining_time_follows_from_the_rate() -> None:
     assert report_of(sample(10), steps=20).remaining_seconds is None
     assert report_of(sample(10, rate=64.0), steps=20).remaining_seconds == 20
 
 
-def test_the_first_warnings_are_told() -> None:
+def test_only_the_first_warnings_are_reported() -> None:
     warnings = report_of(*[Finding("Padding", 1, f"warning {n}") for n in range(30)]).warnings
     assert warnings == tuple(f"warning {n}" for n in range(MOST_WARNINGS))
 
@@ -114,7 +113,7 @@ def strictly(body: bytes) -> Any:
 
 
 @given(reports)
-def test_a_body_is_json_of_a_bounded_length_whatever_there_is_to_say(report: Report) -> None:
+def test_a_body_is_json_of_bounded_length_whatever_it_reports(report: Report) -> None:
     body = operator_body(report)
     assert len(body) <= REPORT_LIMIT
     said = json.loads(body.decode())
@@ -153,7 +152,7 @@ KUBEFLOW = {
         (KUBEFLOW | {"KUBEFLOW_TRAINER_SERVER_TOKEN": ""}, None),
     ],
 )
-def test_the_operator_is_told_before_kubeflow_trainer_and_nobody_where_a_name_is_missing(
+def test_reports_go_to_the_operator_or_else_to_kubeflow_trainer_if_all_names_are_set(
     environ: dict[str, str], url: str | None
 ) -> None:
     service = read_environment({"TPUJOB_RUN_SPEC": "run.json", **environ}).progress_service
@@ -164,7 +163,7 @@ def test_the_operator_is_told_before_kubeflow_trainer_and_nobody_where_a_name_is
 # When.
 
 
-def test_while_reports_fail_the_next_try_comes_later_and_later_up_to_a_minute() -> None:
+def test_while_reports_fail_the_pauses_grow_up_to_a_minute() -> None:
     pauses = Pauses()
     failed = ConnectionRefusedError()
     assert [pauses.after(failed) for _ in range(6)] == [5, 10, 20, 40, 60, 60]
@@ -175,7 +174,7 @@ def test_while_reports_fail_the_next_try_comes_later_and_later_up_to_a_minute() 
 
 
 @pytest.mark.parametrize(("asked", "pause"), [(None, 5), (0, 5), (17, 17), (3600, 60)])
-def test_the_service_is_left_alone_for_as_long_as_it_asks_within_reason(asked: int | None, pause: float) -> None:
+def test_a_pause_that_the_service_asks_for_is_kept_within_limits(asked: int | None, pause: float) -> None:
     assert Pauses().after(RefusedError("429 too many reports", asked)) == pause
 
 
@@ -203,7 +202,7 @@ def test_a_connection_is_kept_for_the_next_report(service: ProgressService, endp
 
 
 @pytest.mark.parametrize("headers", [(), (("Connection", "close"),)], ids=["unsaid", "said"])
-def test_a_connection_that_the_service_has_closed_is_made_anew(
+def test_a_connection_that_the_service_closed_is_opened_again(
     service: ProgressService, endpoint: Endpoint, headers: tuple[tuple[str, str], ...]
 ) -> None:
     service.answer = lambda request: Answer(headers=headers)
@@ -215,35 +214,30 @@ def test_a_connection_that_the_service_has_closed_is_made_anew(
     assert len({request.client for request in service.requests}) == 2
 
 
-def test_a_refusal_is_told_with_the_words_of_the_service(service: ProgressService, endpoint: Endpoint) -> None:
+def test_a_refusal_has_the_services_message(service: ProgressService, endpoint: Endpoint) -> None:
     service.answer = lambda request: Answer(429, b'{"message": "one a second"}', (("Retry-After", "7"),))
     with pytest.raises(RefusedError, match=r"^429 one a second$") as refused:
         endpoint.post(b"{}", 60.0)
     assert refused.value.retry_after == 7
 
 
-@pytest.mark.parametrize(
-    ("body", "words"), [(b"<html>", "502 Bad Gateway"), (b"[]", "502 Bad Gateway"), (b"\xff", "502 Bad Gateway")]
-)
-def test_a_refusal_by_somebody_else_is_told_with_its_status(
-    body: bytes, words: str, service: ProgressService, endpoint: Endpoint
-) -> None:
-    service.answer = lambda request: Answer(502, body, (("Retry-After", "Sat, 21 Nov 2026 20:00:00 GMT"),))
-    with pytest.raises(RefusedError, match=f"^{words}$") as refused:
-        endpoint.post(b"{}", 60.0)
-    assert refused.value.retry_after is None
+def test_a_refusal_by_another_server_shows_its_status(service: ProgressService, endpoint: Endpoint) -> None:
+    for body in (b"<html>", b"[]", b"\xff"):
+        answer = Answer(502, body, (("Retry-After", "Sat, 21 Nov 2026 20:00:00 GMT"),))
+        service.answer = lambda request, answer=answer: answer
+        with pytest.raises(RefusedError, match=r"^502 Bad Gateway$") as refused:
+            endpoint.post(b"{}", 60.0)
+        assert refused.value.retry_after is None
 
 
-def test_of_an_answer_that_is_too_long_nothing_is_left_for_the_next(
-    service: ProgressService, endpoint: Endpoint
-) -> None:
+def test_an_answer_that_is_too_long_does_not_disturb_the_next(service: ProgressService, endpoint: Endpoint) -> None:
     service.answer = lambda request: Answer(body=b" " * 1_000_000)
     assert endpoint.post(b"{}", 60.0) is None
     service.answer = lambda request: Answer()
     assert endpoint.post(b"{}", 60.0) == {"stacks": False}
 
 
-def test_the_token_goes_to_nobody_that_the_certificate_does_not_name(
+def test_the_token_goes_only_to_a_server_that_the_certificate_names(
     service: ProgressService, endpoint: Endpoint
 ) -> None:
     other = service.environment["TPUJOB_PROGRESS_URL"].replace("localhost", "127.0.0.1")
@@ -253,10 +247,83 @@ def test_the_token_goes_to_nobody_that_the_certificate_does_not_name(
     assert service.requests == []
 
 
+# Trouble.
+
+
+def is_not_trusted(service: ProgressService) -> None:
+    before = service.ca_file.read_bytes()
+    service.stop()
+    service.start()
+    service.ca_file.write_bytes(before)
+
+
+def hangs(service: ProgressService) -> None:
+    def answer(request: Request) -> Answer:
+        released.wait(DEADLINE)
+        return Answer()
+
+    released = threading.Event()
+    service.answer = answer
+
+
+def answers(status: int, body: bytes) -> Callable[[ProgressService], None]:
+    return lambda service: setattr(service, "answer", lambda request: Answer(status, body))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        pytest.param(lambda service: service.stop(), "ConnectionRefusedError: ", id="gone"),
+        pytest.param(answers(500, b'{"message": "the log says why"}'), "500 the log says why", id="failing"),
+        pytest.param(answers(403, b'{"message": "not your job"}'), "403 not your job", id="refusing"),
+        pytest.param(is_not_trusted, "SSLCertVerificationError: ", id="another certificate"),
+        pytest.param(lambda service: service.token_file.unlink(), "FileNotFoundError: ", id="no token"),
+        pytest.param(lambda service: service.ca_file.unlink(), "FileNotFoundError: ", id="no certificate"),
+        pytest.param(hangs, "TimeoutError: ", id="hanging"),
+    ],
+)
+def test_any_trouble_with_the_service_is_one_line_and_reports_go_on(
+    trouble: Callable[[ProgressService], None],
+    reason: str,
+    service: ProgressService,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, seconds in (("EVERY_SECONDS", 0.01), ("LONGEST_SECONDS", 0.02), ("TIMEOUT_SECONDS", 0.1)):
+        monkeypatch.setattr(module, name, seconds)
+    attempts = Attempts()
+    trouble(service)
+    url = service.environment["TPUJOB_PROGRESS_URL"]
+    place = environment.ProgressService(url, service.token_file, service.ca_file)
+    heartbeat = module.open_heartbeat(place, attempts)
+    assert heartbeat is not None
+    attempts.wait_for(4)
+    heartbeat.end(Outcome(ExitCode.UserError, "the run ends"))
+    said = capsys.readouterr().err
+    assert said.startswith(f"progress reports: not delivered: {reason}")
+    assert said.endswith("; the training is not affected\n")
+    assert said.count("\n") == 1
+
+
+class Attempts:
+    """The state of a run; counts how often it was asked for."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Semaphore(0)
+
+    def __call__(self) -> Report:
+        self._asked.release()
+        return Report(ReportPhase.TRAINING, 1, 100)
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self._asked.acquire(timeout=DEADLINE)
+
+
 # Stacks.
 
 
-def test_stacks_are_of_all_threads_and_of_a_long_text_the_end() -> None:
+def test_stacks_are_the_end_of_all_threads() -> None:
     release = threading.Event()
 
     def deep(levels: int) -> None:
@@ -277,4 +344,4 @@ def test_stacks_are_of_all_threads_and_of_a_long_text_the_end() -> None:
         thread.join()
     assert len(text.encode()) == STACKS_LIMIT
     # This thread is the main one, and began before all others.
-    assert "in test_stacks_are_of_all_threads_and_of_a_long_text_the_end" in text
+    assert "in test_stacks_are_the_end_of_all_threads" in text

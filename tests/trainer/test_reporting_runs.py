@@ -52,7 +52,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> list[float]:
-    """The losses of a run that tells nobody."""
+    """The losses of a run that reports to nobody."""
     launcher = Launcher(tmp_path_factory.mktemp("undisturbed"), bytecode)
     try:
         gates = Gates(tmp_path_factory.mktemp("gates") / "none")
@@ -69,10 +69,10 @@ def ends_well(gang: Gang, undisturbed: list[float]) -> None:
     assert gang.losses() == undisturbed
 
 
-# What is told.
+# What is reported.
 
 
-def test_a_run_is_told_from_its_start_to_its_end(
+def test_a_run_is_reported_from_its_start_to_its_end(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], tmp_path: Path, undisturbed: list[float]
 ) -> None:
     gate = gates(1, MIDDLE, "evaluation")
@@ -125,7 +125,7 @@ def test_a_warning_stays_in_every_later_report(
     gang = start(launcher, service, gate, checkpoint={"uri": str(checkpoints), "everySteps": 5, "keep": 2})
     gang.hosts[0].wait_for("attempt 1")
     service.wait_for(lambda said: said["step"] == 1)
-    # What is written is a file where a directory should be.
+    # A file where a directory should be: nothing can be written there.
     checkpoints.rename(checkpoints.with_name("gone"))
     checkpoints.write_text("")
     gate.open(2)
@@ -136,19 +136,7 @@ def test_a_warning_stays_in_every_later_report(
     assert service.requests[-1].said["warnings"][0] == warnings[0]
 
 
-def test_a_step_that_does_not_end_is_told_again_and_again(
-    launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
-) -> None:
-    gate = gates(MIDDLE)
-    gang = start(launcher, service, gate)
-    service.wait_for(lambda said: said["step"] == MIDDLE - 1)
-    service.wait_for_more(5)
-    assert {request.said["step"] for request in service.requests[-3:]} == {MIDDLE - 1}
-    gate.open(MIDDLE)
-    ends_well(gang, undisturbed)
-
-
-def test_stacks_come_with_the_next_report_when_they_are_asked_for(
+def test_while_a_step_stands_still_reports_continue_with_the_newest_token_and_stacks_on_demand(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
 ) -> None:
     gate = gates(MIDDLE)
@@ -157,20 +145,30 @@ def test_stacks_come_with_the_next_report_when_they_are_asked_for(
     def answer(request: Request) -> Answer:
         if request.said["stacks"]:
             told.set()
-        wanted = request.said["step"] == MIDDLE - 1 and not told.is_set()
+        wanted = request.said["step"] == MIDDLE - 1 and request.token == "second-token" and not told.is_set()
         return Answer(body=b'{"stacks": true}' if wanted else b'{"stacks": false}')
 
     service.answer = answer
     gang = start(launcher, service, gate)
+    service.wait_for(lambda said: said["step"] == MIDDLE - 1)
+    service.wait_for_more(5)
+    assert {request.said["step"] for request in service.requests[-3:]} == {MIDDLE - 1}
+
+    replaced = service.token_file.with_suffix(".new")
+    replaced.write_text("second-token")
+    replaced.rename(service.token_file)
     stacks = service.wait_for(lambda said: said["stacks"])["stacks"]
     assert "tests/trainer/gated.py" in stacks
     assert "in _wait" in stacks
     gang.hosts[0].wait_for("the operator asks where this worker is")
     service.wait_for_more(2)
     assert [request.said["stacks"] is not None for request in service.requests].count(True) == 1
+    assert service.requests[-1].token == "second-token"
+
     gate.open(MIDDLE)
     ends_well(gang, undisturbed)
     assert "in _wait" in gang.output()
+    assert len({request.client for request in service.requests}) == 1, "the connection is kept"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +188,7 @@ def test_one_replica_of_the_gang_reports(
     assert len({request.client for request in service.requests}) == 1
 
 
-def test_of_a_failure_the_termination_message_tells_and_no_report(
+def test_a_failure_is_told_by_the_termination_message_and_not_by_a_report(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates]
 ) -> None:
     gate = gates(MIDDLE)
@@ -201,7 +199,7 @@ def test_of_a_failure_the_termination_message_tells_and_no_report(
     assert {request.said["phase"] for request in service.requests} <= {"Starting", "Training"}
 
 
-def test_a_run_that_is_stopped_tells_of_its_last_checkpoint(
+def test_a_run_that_is_stopped_reports_its_last_checkpoint(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], tmp_path: Path
 ) -> None:
     checkpoint = {"uri": str(tmp_path / "checkpoints"), "everySteps": 10_000_000, "keep": 2}
@@ -214,7 +212,7 @@ def test_a_run_that_is_stopped_tells_of_its_last_checkpoint(
     assert last["phase"] == "Training"
 
 
-def test_kubeflow_trainer_is_told_in_its_own_form(
+def test_kubeflow_trainer_gets_its_own_payload(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
 ) -> None:
     gate = gates(MIDDLE)
@@ -230,103 +228,35 @@ def test_kubeflow_trainer_is_told_in_its_own_form(
     assert {(request.path, request.token) for request in service.requests} == {(KUBEFLOW_PATH, "first-token")}
 
 
-# Whatever becomes of the service, the run is the same.
+# Whatever happens to the service, the run is the same; each kind of trouble is in test_reporting.
 
 
-def never(service: ProgressService) -> None:
+def test_a_service_that_was_never_there_is_one_line_in_the_log(
+    launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
+) -> None:
     service.stop()
+    gate = gates(MIDDLE)
+    gang = start(launcher, service, gate)
+    gang.hosts[0].wait_for("ConnectionRefusedError")
+    gate.open(MIDDLE)
+    ends_well(gang, undisturbed)
+    assert gang.output().count("progress reports: ") == 1
 
 
-def fails(service: ProgressService) -> None:
-    service.answer = lambda request: Answer(500, b'{"message": "the operator\'s log says why"}')
-
-
-def refuses(service: ProgressService) -> None:
-    service.answer = lambda request: Answer(403, b'{"message": "this pod is not the job\'s"}')
-
-
-def is_not_trusted(service: ProgressService) -> None:
-    before = service.ca_file.read_bytes()
-    service.stop()
-    service.start()
-    service.ca_file.write_bytes(before)
-
-
-def has_no_token(service: ProgressService) -> None:
-    service.token_file.unlink()
-
-
-def has_no_certificate(service: ProgressService) -> None:
-    service.ca_file.unlink()
-
-
-def hangs(service: ProgressService) -> None:
-    def answer(request: Request) -> Answer:
+def test_a_report_that_never_gets_an_answer_does_not_keep_a_run_from_its_end(
+    launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
+) -> None:
+    def hangs(request: Request) -> Answer:
         threading.Event().wait(DEADLINE)
         return Answer()
 
-    service.answer = answer
-
-
-IMPATIENT = {quick_heartbeat.TIMEOUT: "0.5", quick_heartbeat.LAST: "0.5"}
-
-
-@pytest.mark.parametrize(
-    ("trouble", "reason"),
-    [
-        (never, "ConnectionRefusedError"),
-        (refuses, "403 this pod is not the job's"),
-        (is_not_trusted, "CERTIFICATE_VERIFY_FAILED"),
-        (has_no_token, "FileNotFoundError"),
-        (has_no_certificate, "FileNotFoundError"),
-        (hangs, "TimeoutError"),
-    ],
-)
-def test_from_the_start(
-    trouble: Callable[[ProgressService], None],
-    reason: str,
-    launcher: Launcher,
-    service: ProgressService,
-    gates: Callable[..., Gates],
-    undisturbed: list[float],
-) -> None:
-    trouble(service)
-    gate = gates(MIDDLE)
-    gang = start(launcher, service, gate, IMPATIENT)
-    gang.hosts[0].wait_for(reason)
-    gate.open(MIDDLE)
-    ends_well(gang, undisturbed)
-    assert gang.output().count("progress reports: ") == 1
-
-
-@pytest.mark.parametrize("trouble", [never, fails, hangs])
-def test_in_the_middle(
-    trouble: Callable[[ProgressService], None],
-    launcher: Launcher,
-    service: ProgressService,
-    gates: Callable[..., Gates],
-    undisturbed: list[float],
-) -> None:
-    gate = gates(MIDDLE)
-    gang = start(launcher, service, gate, IMPATIENT)
-    service.wait_for(lambda said: said["step"] == MIDDLE - 1)
-    trouble(service)
-    gang.hosts[0].wait_for("not delivered")
-    gate.open(MIDDLE)
-    ends_well(gang, undisturbed)
-    assert gang.output().count("progress reports: ") == 1
-
-
-def test_a_report_that_is_under_way_for_ever_keeps_no_run_from_its_end(
-    launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
-) -> None:
-    hangs(service)
+    service.answer = hangs
     gang = start(launcher, service, gates(), {quick_heartbeat.LAST: "0.1"})
     ends_well(gang, undisturbed)
     assert "progress reports: " not in gang.output()
 
 
-def test_a_service_that_comes_back_with_another_certificate_is_told_again(
+def test_a_service_that_comes_back_with_another_certificate_gets_reports_again(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
 ) -> None:
     gate = gates(MIDDLE)
@@ -339,19 +269,3 @@ def test_a_service_that_comes_back_with_another_certificate_is_told_again(
     gate.open(MIDDLE)
     ends_well(gang, undisturbed)
     assert service.requests[-1].said["phase"] == "Done"
-
-
-def test_a_token_that_is_replaced_is_the_one_of_the_next_report(
-    launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], undisturbed: list[float]
-) -> None:
-    gate = gates(MIDDLE)
-    gang = start(launcher, service, gate)
-    service.wait_for(lambda said: said["step"] == MIDDLE - 1)
-    replaced = service.token_file.with_suffix(".new")
-    replaced.write_text("second-token")
-    replaced.rename(service.token_file)
-    service.wait_for_more(2)
-    assert service.requests[-1].token == "second-token"
-    gate.open(MIDDLE)
-    ends_well(gang, undisturbed)
-    assert len({request.client for request in service.requests}) == 1, "the connection is kept"

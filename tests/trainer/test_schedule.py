@@ -152,3 +152,39 @@ def test_an_optimizer_without_a_rate_stays_without_one() -> None:
     rates = LearningRate(rateless, groups.rates._hp)
     rates.set(0)
     assert (rateless.param_groups[0]["lr"], rates.present) == (None, 0.0)
+
+
+def test_a_rate_in_a_tensor_that_is_filled_in_place_is_the_tasks() -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.5))
+    (group,) = optimizer.param_groups
+    told: list[str] = []
+    hp = Hyperparameters.of(parse_run_spec(run_spec(warmupSteps=4)))
+    rates = LearningRate(optimizer, hp, tell=lambda finding: told.append(finding.message))
+
+    rates.set(0)
+    group["lr"].fill_(0.25)
+    rates.set(1)
+    rates.set(2)
+
+    assert float(group["lr"]) == 0.25
+    assert len(told) == 1
+    assert told[0].startswith("step 2: the task's own code set the learning rate to 0.25, it was 0.125.")
+    assert (rates.state()["whose"], rates.state()["built"]) == ("hooks", [0.5])
+
+
+def test_a_rate_that_a_hook_fills_before_the_first_step_is_the_tasks() -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.5))
+    rates = LearningRate(optimizer, Hyperparameters.of(parse_run_spec(run_spec(warmupSteps=4))))
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    rates.set(0)
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+
+
+def test_a_rate_in_a_tensor_follows_the_recipe_until_the_task_sets_it() -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.5))
+    rates = LearningRate(optimizer, Hyperparameters.of(parse_run_spec(run_spec(warmupSteps=4))))
+    seen = []
+    for step in range(5):
+        rates.set(step)
+        seen.append(float(optimizer.param_groups[0]["lr"]))
+    assert seen == [0.125, 0.25, 0.375, 0.5, 0.5]

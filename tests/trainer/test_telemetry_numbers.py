@@ -123,7 +123,7 @@ def test_a_gradient_that_is_all_noise_has_no_number_and_one_without_noise_has_0(
 
 
 @pytest.mark.parametrize("broken", [(math.nan, 1.0), (math.inf, 1.0), (math.inf, math.inf)])
-def test_a_step_with_a_broken_gradient_is_passed_over(broken: tuple[float, float]) -> None:
+def test_a_step_with_a_broken_gradient_is_skipped(broken: tuple[float, float]) -> None:
     estimate = NoiseScale(8, 32)
     for _ in range(NOISE_STEPS):
         estimate.add(2.0, 1.0)

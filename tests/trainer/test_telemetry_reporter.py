@@ -20,7 +20,7 @@ from tpu_trainer.errors import BadSpecError, StorageError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry import reporter as module
-from tpu_trainer.telemetry.history import Sample, load_history
+from tpu_trainer.telemetry.history import Sample
 from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
@@ -37,6 +37,10 @@ def sample(step: int, count: int = 10) -> Sample:
     return Sample(step, losses, 0.25, 2.0, split, examples_per_second=80.0, mfu=0.4, noise_scale=32.0)
 
 
+def recorded_in(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / HISTORY).read_bytes())["recorded"]
+
+
 def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
     reporter.finding(Finding("Padding", 0, "pad less"))
@@ -51,14 +55,13 @@ def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     assert document["outcome"] == {"code": "Succeeded", "message": "trained 20 steps"}
     assert document["runSpec"] == run_spec(job=document["runSpec"]["job"], report={"uri": str(tmp_path)})
     assert document["environment"]["Device"] == "cpu"
-    history = load_history(json.dumps(document).encode(), "5f0c")
-    assert history is not None
-    assert [point.step for point in history.losses] == list(range(1, 21))
-    assert [evaluation.metrics for evaluation in history.evaluations] == [{"accuracy": 0.875}]
-    assert [warned.message for warned in history.warnings] == ["pad less", "read ahead more"]
+    history = recorded_in(tmp_path)
+    assert [point["step"] for point in history["losses"]] == list(range(1, 21))
+    assert [evaluation["metrics"] for evaluation in history["evaluations"]] == [{"accuracy": 0.875}]
+    assert [warned["message"] for warned in history["warnings"]] == ["pad less", "read ahead more"]
 
 
-def test_the_next_attempt_goes_on_with_the_report_of_the_last(tmp_path: Path) -> None:
+def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> None:
     for attempt, start, end, code in ((1, 0, 30, ExitCode.Preempted), (2, 20, 40, ExitCode.Succeeded)):
         reporter = open_reporter(spec_of(attempt, uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
         reporter.began(start)
@@ -66,10 +69,9 @@ def test_the_next_attempt_goes_on_with_the_report_of_the_last(tmp_path: Path) ->
             reporter.sample(sample(step))
         reporter.ended(Outcome(code, "ended", end))
 
-    history = load_history((tmp_path / HISTORY).read_bytes(), "5f0c")
-    assert history is not None
-    assert [point.step for point in history.losses] == list(range(1, 41))
-    assert [(a.number, a.first, a.last, a.outcome) for a in history.attempts] == [
+    history = recorded_in(tmp_path)
+    assert [point["step"] for point in history["losses"]] == list(range(1, 41))
+    assert [(a["number"], a["first"], a["last"], a["outcome"]) for a in history["attempts"]] == [
         (1, 0, 30, "Preempted"),
         (2, 20, 40, "Succeeded"),
     ]
@@ -83,21 +85,22 @@ def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left
     second = open_reporter(spec_of(2), tmp_path, Clock(), "cpu", reports=True)
     second.ended(Outcome(ExitCode.StorageFailed, "no such bucket"))
 
-    document = (tmp_path / HISTORY).read_bytes()
-    history = load_history(document, "5f0c")
-    assert history is not None
-    assert len(history.losses) == 10
-    assert [(a.first, a.last, a.outcome) for a in history.attempts] == [(0, 10, "PeerLost"), (10, 10, "StorageFailed")]
-    assert json.loads(document)["outcome"]["message"] == "no such bucket"
+    history = recorded_in(tmp_path)
+    assert len(history["losses"]) == 10
+    assert [(a["first"], a["last"], a["outcome"]) for a in history["attempts"]] == [
+        (0, 10, "PeerLost"),
+        (10, 10, "StorageFailed"),
+    ]
+    assert json.loads((tmp_path / HISTORY).read_bytes())["outcome"]["message"] == "no such bucket"
 
 
-def test_the_run_spec_s_place_comes_before_the_environment_s(tmp_path: Path) -> None:
+def test_the_run_specs_place_comes_before_the_environments(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path / "there")), tmp_path / "here", Clock(), "cpu", reports=True)
     reporter.ended(DONE)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_place_that_is_none_is_an_error_of_the_run_spec() -> None:
+def test_an_invalid_place_is_an_error_of_the_run_spec() -> None:
     with pytest.raises(BadSpecError, match=r"^report\.uri: "):
         open_reporter(spec_of(uri="ftp://there"), None, Clock(), "cpu", reports=True)
 
@@ -156,7 +159,7 @@ def test_trouble_with_the_store_is_one_line_and_never_an_error_of_the_run(
     assert str(error).partition("\n")[0] in said
 
 
-def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None:
+def test_while_the_run_goes_on_the_history_is_written_every_few_minutes() -> None:
     time, store = [0.0], SlowStore()
     store.open.set()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
@@ -169,7 +172,7 @@ def test_while_the_run_goes_on_the_report_is_written_every_few_minutes() -> None
     assert json.loads(store.objects[HISTORY])["outcome"] is None
 
 
-def test_a_slow_store_holds_up_no_step_and_gets_the_end_all_the_same() -> None:
+def test_a_slow_store_delays_no_step_and_still_gets_the_end() -> None:
     time, store = [0.0], SlowStore()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
     reporter.began(0)
@@ -245,7 +248,7 @@ def test_event_files_take_losses_that_are_not_finite_or_too_large(tmp_path: Path
     assert values[1:] == [-math.inf, math.inf]
 
 
-def test_event_files_are_made_only_when_asked_for(tmp_path: Path) -> None:
+def test_event_files_are_written_only_on_request(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(), tmp_path, Clock(), "cpu", reports=True)
     reporter.sample(sample(10))
     reporter.ended(DONE)

@@ -416,7 +416,7 @@ def diverging_at(step: int) -> Callable[[Any, int], Loaded]:
 def test_replicas_that_differ_at_the_end_do_not_succeed() -> None:
     outcome = run(diverging_at(37), 2).outcome
     assert (outcome.code, outcome.step) == (ExitCode.Diverged, 40)
-    assert "after step 40 the parameters of replica 1 are not those of replica 0, first in" in outcome.message
+    assert "after step 40 the parameters of replica 1 differ from those of replica 0, first in" in outcome.message
 
 
 def test_all_replicas_compare_a_checkpoint_that_the_writers_clock_asks_for(

@@ -5,10 +5,12 @@ Much faster than processes, and the models can be looked at afterwards.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -42,12 +44,13 @@ class Never:
 
 @dataclass
 class Ran:
-    """How every replica ended, with which model, and what rank 0 said."""
+    """How every replica ended, with which model, and what rank 0 said: `progress` has the lines of its file."""
 
     outcomes: list[Outcome]
     models: list[nn.Module]
     warnings: tuple[str, ...]
     losses: list[float]
+    progress: list[dict[str, Any]]
 
     @property
     def outcome(self) -> Outcome:
@@ -93,7 +96,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
                 self.losses.extend(sample.losses)
 
         here.load, here.progress, here.backend = load, Noted, backend
-        where = WorkerEnvironment(Path("run.json"), backend.rank, replicas, "", 0, None)
+        where = WorkerEnvironment(Path("run.json"), backend.rank, replicas, "", 0, progress_file)
         outcome = replica.run_replica(parsed, where, stop or Never(), _never_dies)
         if not outcome.well:
             # Whoever waits for this replica must not wait for ever.
@@ -102,13 +105,16 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
 
     here = threading.local()
     with (
+        TemporaryDirectory() as directory,
         mock.patch.object(replica, "load_task", lambda *given: here.load(*given)),
         mock.patch.object(replica, "open_backend", side_effect=lambda *given: here.backend),
         mock.patch.object(replica, "Progress", lambda *given, **named: here.progress(*given, **named)),
     ):
+        progress_file = Path(directory) / "progress.jsonl"
         outcomes = in_threads(replicas, one, keep=Ended)
+        progress = [json.loads(line) for line in progress_file.read_text().splitlines()]
     ended = [outcome.outcome if isinstance(outcome, Ended) else outcome for outcome in outcomes]
-    return Ran(ended, [models[rank] for rank in sorted(models)], said[0].warnings, said[0].losses)
+    return Ran(ended, [models[rank] for rank in sorted(models)], said[0].warnings, said[0].losses, progress)
 
 
 class Ended(Exception):

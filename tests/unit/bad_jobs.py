@@ -3,6 +3,7 @@
 Paths are relative to their section; ABSENT removes a field.
 """
 
+import math
 from typing import Any
 
 from tests.unit.jobs import ABSENT
@@ -270,6 +271,14 @@ _RECIPE: list[Row] = [
     ({"tunedOn": {TYPE: "v3-8", "hardware": "CPU"}}, "tunedOn.hardware", "unknown field"),
     ({"optimizer": {"name": "sgd"}}, "optimizer.learningRate", "is required"),
     ({"optimizer.learningRate": 0.1}, "optimizer.learningRate", '0.1 is a number; write it as a string: "0.1"'),
+    *(
+        (
+            {"optimizer.learningRate": value},
+            "optimizer.learningRate",
+            f'{value} is not finite; write a finite decimal as a string, such as "0.1"',
+        )
+        for value in (math.inf, -math.inf, math.nan)
+    ),
     ({"optimizer.learningRate": "fast"}, "optimizer.learningRate", "'fast' is not a number above 0 such as"),
     ({"optimizer.learningRate": "0.0"}, "optimizer.learningRate", "'0.0' is not a number above 0 such as"),
     ({"optimizer.learningRate": "-0.1"}, "optimizer.learningRate", "'-0.1' is not a number above 0 such as"),

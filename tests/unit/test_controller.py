@@ -48,7 +48,7 @@ def controller(seen: Seen, list_jobs: Callable[[], Awaitable[list[JobKey]]] = no
     return Controller(cast("Reconciler", seen), list_jobs, settle_seconds=0)
 
 
-async def test_jobs_that_cannot_be_listed_do_not_end_the_work_on_those_that_are_hinted_at(seen: Seen) -> None:
+async def test_a_failing_resync_does_not_stop_the_work_on_enqueued_jobs(seen: Seen) -> None:
     listed = asyncio.Event()
 
     async def list_jobs() -> list[JobKey]:
@@ -66,7 +66,7 @@ async def test_jobs_that_cannot_be_listed_do_not_end_the_work_on_those_that_are_
     await asyncio.wait({running})
 
 
-async def test_the_echo_of_its_own_write_is_no_reason_to_look(seen: Seen) -> None:
+async def test_the_echo_of_its_own_write_is_ignored(seen: Seen) -> None:
     other = JobKey("team", "other")
     working = controller(seen)
     running = asyncio.create_task(working.run())
@@ -80,7 +80,7 @@ async def test_the_echo_of_its_own_write_is_no_reason_to_look(seen: Seen) -> Non
     await asyncio.wait({running})
 
 
-async def test_a_job_whose_namespace_is_overloaded_leaves_the_only_worker_to_others(seen: Seen) -> None:
+async def test_an_overloaded_namespace_does_not_block_other_jobs(seen: Seen) -> None:
     other = JobKey("another-team", "digits")
     reconcile = seen.reconcile
 
@@ -104,7 +104,7 @@ async def test_a_job_whose_namespace_is_overloaded_leaves_the_only_worker_to_oth
     await asyncio.wait({running})
 
 
-async def test_a_hint_is_served_before_the_backlog_of_a_resync(seen: Seen) -> None:
+async def test_an_enqueued_job_overtakes_the_backlog_of_a_resync(seen: Seen) -> None:
     backlog = [JobKey("team", f"kept-{number}") for number in range(100)]
     listed = asyncio.Event()
 

@@ -27,13 +27,13 @@ def health(monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: flo
     return Health(controller, Cluster(10_000.0 - silence))
 
 
-def test_a_working_process_tells_its_two_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_healthy_process_reports_two_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     ages = health(monkeypatch, Controller(standstill=2.04), 12.34).check()
     assert ages == {"longestStandstillSeconds": 2.0, "secondsSinceLastAnswer": 12.3}
 
 
 @pytest.mark.parametrize(("standstill", "silence"), [(300.0, 0.0), (0.0, 900.0)])
-def test_a_slow_request_and_a_quiet_api_server_are_borne_for_a_while(
+def test_slow_requests_and_a_silent_api_server_are_tolerated_for_a_while(
     monkeypatch: pytest.MonkeyPatch, standstill: float, silence: float
 ) -> None:
     assert health(monkeypatch, Controller(standstill=standstill), silence).check()
@@ -47,7 +47,7 @@ def test_a_slow_request_and_a_quiet_api_server_are_borne_for_a_while(
         (Controller(), 901.0, "the API server has not answered for 901 s"),
     ],
 )
-def test_a_process_in_which_nothing_moves_is_unhealthy(
+def test_a_stuck_process_is_unhealthy(
     monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: float, why: str
 ) -> None:
     with pytest.raises(Unhealthy, match=why):

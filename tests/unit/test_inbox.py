@@ -25,7 +25,7 @@ def inboxes() -> Inboxes:
     return Inboxes(lambda: NOON)
 
 
-def test_a_job_that_was_never_heard_is_listened_to_since_the_beginning() -> None:
+def test_a_job_without_reports_has_been_listened_to_since_the_start() -> None:
     now = NOON
     inboxes = Inboxes(lambda: now)
     now += timedelta(hours=1)
@@ -38,7 +38,7 @@ def test_the_last_report_is_kept(inboxes: Inboxes) -> None:
     assert inboxes.of(KEY).report == said(3)
 
 
-def test_a_later_attempt_replaces_an_earlier_one_and_never_the_other_way_round(inboxes: Inboxes) -> None:
+def test_only_a_later_attempt_replaces_a_report(inboxes: Inboxes) -> None:
     inboxes.put(KEY, said(attempt=2))
     inboxes.put(KEY, said(attempt=1))
     assert inboxes.of(KEY).report == said(attempt=2)
@@ -46,7 +46,7 @@ def test_a_later_attempt_replaces_an_earlier_one_and_never_the_other_way_round(i
     assert inboxes.of(KEY).report == said(attempt=3)
 
 
-def test_stacks_are_wanted_from_when_they_are_asked_for_until_they_come(inboxes: Inboxes) -> None:
+def test_stacks_are_wanted_until_they_arrive(inboxes: Inboxes) -> None:
     inboxes.put(KEY, said())
     assert not inboxes.wants_stacks(KEY)
     inboxes.ask_for_stacks(KEY)
@@ -55,7 +55,7 @@ def test_stacks_are_wanted_from_when_they_are_asked_for_until_they_come(inboxes:
     assert not inboxes.wants_stacks(KEY)
 
 
-def test_stacks_are_kept_while_the_gang_stands_still(inboxes: Inboxes) -> None:
+def test_stacks_are_kept_while_the_gang_makes_no_progress(inboxes: Inboxes) -> None:
     inboxes.put(KEY, said())
     inboxes.ask_for_stacks(KEY)
     inboxes.put(KEY, said(stacks=STACKS))
@@ -66,7 +66,7 @@ def test_stacks_are_kept_while_the_gang_stands_still(inboxes: Inboxes) -> None:
 @pytest.mark.parametrize(
     "goes_on", [said(11), said(phase=ReportPhase.EVALUATING), said(attempt=2), said(11, stacks=STACKS)], ids=str
 )
-def test_a_gang_that_goes_on_is_asked_anew_when_it_stands_still_again(inboxes: Inboxes, goes_on: Report) -> None:
+def test_progress_drops_the_stacks_so_the_next_hang_asks_again(inboxes: Inboxes, goes_on: Report) -> None:
     inboxes.put(KEY, said())
     inboxes.ask_for_stacks(KEY)
     inboxes.put(KEY, said(stacks=STACKS))
@@ -77,7 +77,7 @@ def test_a_gang_that_goes_on_is_asked_anew_when_it_stands_still_again(inboxes: I
     assert inbox.report.stacks is None
 
 
-def test_to_ask_twice_does_not_put_off_the_answer() -> None:
+def test_asking_twice_does_not_extend_the_wait() -> None:
     now = NOON
     inboxes = Inboxes(lambda: now)
     inboxes.ask_for_stacks(KEY)
@@ -86,7 +86,7 @@ def test_to_ask_twice_does_not_put_off_the_answer() -> None:
     assert inboxes.of(KEY).asked_for_stacks == NOON
 
 
-def test_a_report_that_could_not_be_heard_is_noted_for_its_job_alone() -> None:
+def test_a_lost_report_is_noted_for_its_own_job_only() -> None:
     now = NOON
     inboxes = Inboxes(lambda: now)
     inboxes.put(KEY, said())
@@ -96,7 +96,7 @@ def test_a_report_that_could_not_be_heard_is_noted_for_its_job_alone() -> None:
     assert inboxes.of(JobKey("default", "letters")) == Inbox(listening_since=NOON)
 
 
-def test_of_the_jobs_that_could_not_be_heard_only_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_jobs_with_lost_reports_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_UNHEARD", 2)
     inboxes = Inboxes(lambda: NOON)
     for name in ("a", "b", "a", "c"):
@@ -104,7 +104,7 @@ def test_of_the_jobs_that_could_not_be_heard_only_the_latest_are_remembered(monk
     assert [inboxes.of(JobKey("default", name)).unheard for name in "abc"] == [NOON, None, NOON]
 
 
-def test_what_is_forgotten_takes_no_room(inboxes: Inboxes) -> None:
+def test_forgotten_jobs_take_no_room(inboxes: Inboxes) -> None:
     keys = [JobKey("default", f"digits-{number}") for number in range(1000)]
     for key in keys:
         inboxes.put(key, said())

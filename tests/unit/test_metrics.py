@@ -85,11 +85,11 @@ def test_every_metric_is_documented_with_its_labels_and_type_and_no_other() -> N
     assert documented == exported
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_the_build_info_shows_the_package_version() -> None:
     assert value(Metrics(), "tpujob_build_info", version=__version__) == 1
 
 
-async def test_the_loop_s_lag_is_what_a_second_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_lag_is_the_excess_over_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, now = Metrics(), 1000.0
 
     async def sleeps_too_long(seconds: float) -> None:
@@ -109,7 +109,7 @@ async def test_the_loop_s_lag_is_what_a_second_takes_longer(monkeypatch: pytest.
     ("accept", "content_type"),
     [("", "text/plain"), ("application/openmetrics-text;version=1.0.0;q=0.5", "application/openmetrics-text")],
 )
-async def test_prometheus_is_served_the_format_that_it_asks_for(accept: str, content_type: str) -> None:
+async def test_prometheus_gets_the_format_it_asks_for(accept: str, content_type: str) -> None:
     metrics, port = Metrics(), free_port()
     async with (
         serve_metrics(port, metrics),
@@ -121,7 +121,7 @@ async def test_prometheus_is_served_the_format_that_it_asks_for(accept: str, con
     assert 'tpujob_build_info{version="' in text
 
 
-async def test_nothing_listens_when_the_server_is_left() -> None:
+async def test_the_port_is_closed_after_the_block() -> None:
     port = free_port()
     async with serve_metrics(port, Metrics()):
         pass
@@ -130,7 +130,7 @@ async def test_nothing_listens_when_the_server_is_left() -> None:
             await session.get(f"http://{LOOPBACK}:{port}/metrics")
 
 
-async def test_a_taken_port_is_told_by_its_number() -> None:
+async def test_a_taken_port_is_named_in_the_error() -> None:
     port = free_port()
     async with serve_metrics(port, Metrics()):
         with pytest.raises(OSError, match=str(port)):

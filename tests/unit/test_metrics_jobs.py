@@ -26,7 +26,7 @@ def metrics() -> Metrics:
 # States
 
 
-def test_a_job_is_in_the_state_in_which_it_was_last_seen(metrics: Metrics) -> None:
+def test_a_job_is_counted_in_its_latest_state(metrics: Metrics) -> None:
     metrics.job_seen(ONE, State.STARTING)
     metrics.job_seen(TWO, State.STARTING)
     metrics.job_seen(ONE, State.RUNNING)
@@ -38,7 +38,7 @@ def test_a_job_without_a_status_is_new(metrics: Metrics) -> None:
     assert counted(metrics, "tpujob_jobs", "state") == {"New": 1}
 
 
-def test_a_job_that_is_gone_is_in_no_state(metrics: Metrics) -> None:
+def test_a_deleted_job_is_not_counted(metrics: Metrics) -> None:
     metrics.job_seen(ONE, State.RUNNING)
     metrics.job_gone(ONE)
     metrics.job_gone(ONE)
@@ -52,7 +52,7 @@ def test_a_listing_replaces_all_that_was_known(metrics: Metrics) -> None:
     assert counted(metrics, "tpujob_jobs", "state") == {"Failed": 1}
 
 
-def test_the_longest_wait_for_workers_goes_on_through_restarts() -> None:
+def test_the_longest_wait_for_workers_continues_through_restarts() -> None:
     now = 100.0
     metrics = Metrics(lambda: now)
     metrics.job_seen(ONE, None)
@@ -65,7 +65,7 @@ def test_the_longest_wait_for_workers_goes_on_through_restarts() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - {State.STARTING, State.RESTARTING}))
-def test_a_job_that_waits_for_no_worker_is_not_unready(state: State) -> None:
+def test_a_job_that_does_not_wait_for_workers_is_not_unready(state: State) -> None:
     now = 100.0
     metrics = Metrics(lambda: now)
     metrics.job_seen(ONE, State.STARTING)
@@ -74,7 +74,7 @@ def test_a_job_that_waits_for_no_worker_is_not_unready(state: State) -> None:
     assert value(metrics, "tpujob_longest_unready_seconds") == 0
 
 
-def test_a_job_that_is_gone_waits_for_nothing() -> None:
+def test_a_deleted_job_is_not_unready() -> None:
     now = 100.0
     metrics = Metrics(lambda: now)
     metrics.job_seen(ONE, State.STARTING)
@@ -98,13 +98,13 @@ def test_a_failure_is_counted_by_its_class(metrics: Metrics) -> None:
     assert counted(metrics, "tpujob_failures_total", "class") == {"Hang": 1}
 
 
-def test_the_failure_of_an_attempt_counts_once_whatever_more_is_learnt_of_it(metrics: Metrics) -> None:
+def test_a_failure_that_is_reworded_counts_once(metrics: Metrics) -> None:
     first, reworded = failure(1, 60), failure(1, 59, PREEMPTION)
     metrics.status_written(status(last_failure=first), status(last_failure=reworded))
     assert counted(metrics, "tpujob_failures_total", "class") == {}
 
 
-def test_a_restart_that_is_not_allowed_exhausts_the_budget(metrics: Metrics) -> None:
+def test_a_denied_restart_exhausts_the_budget(metrics: Metrics) -> None:
     after = failed(Reason.RESTART_LIMIT_REACHED, last_failure=failure(4, 60, HANG))
     metrics.status_written(status(last_failure=failure(3, 30)), after)
     assert counted(metrics, "tpujob_budgets_exhausted_total", "class") == {"Hang": 1}
@@ -140,7 +140,7 @@ def test_the_goodput_of_a_job_that_ended_is_observed(metrics: Metrics) -> None:
     assert value(metrics, "tpujob_goodput_ratio_sum") == 0.6
 
 
-def test_a_job_that_goes_on_has_no_goodput_yet(metrics: Metrics) -> None:
+def test_the_goodput_of_a_running_job_is_not_observed(metrics: Metrics) -> None:
     time = replace(goodput(100, productive=60, start=40), ratio="0.600")
     metrics.status_written(status(), status(goodput=time))
     assert value(metrics, "tpujob_goodput_ratio_count") == 0
@@ -203,14 +203,14 @@ def test_training_that_no_checkpoint_holds_is_not_productive_yet(metrics: Metric
     assert spent(metrics) == {"productive": 30}
 
 
-def test_training_that_is_lost_is_wasted_and_never_was_productive(metrics: Metrics) -> None:
+def test_lost_training_counts_as_wasted_only(metrics: Metrics) -> None:
     unsaved = status(goodput=goodput(90, productive=90, unsaved=60))
     metrics.status_written(status(), unsaved)
     metrics.status_written(unsaved, status(goodput=goodput(90, productive=30, wasted=60)))
     assert spent(metrics) == {"productive": 30, "wasted": 60}
 
 
-def test_at_the_end_all_that_was_kept_is_productive(metrics: Metrics) -> None:
+def test_at_the_end_all_kept_training_is_productive(metrics: Metrics) -> None:
     unsaved = goodput(90, productive=90, unsaved=60)
     metrics.status_written(status(), status(goodput=unsaved))
     metrics.status_written(status(goodput=unsaved), succeeded(goodput=unsaved))

@@ -73,14 +73,14 @@ def reconciler(store: Refusing, told: Told) -> Reconciler:
     return Reconciler(store, lambda: NOON, metrics=told)
 
 
-async def test_a_status_that_was_written_is_told_once(store: Refusing, told: Told, reconciler: Reconciler) -> None:
+async def test_a_written_status_is_counted_once(store: Refusing, told: Told, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
     written = await store.status()
     assert told.steps == [(Status(), written)]
     assert told.states == [written.state]
 
 
-async def test_a_pass_that_writes_nothing_tells_the_state_only(told: Told, reconciler: Reconciler) -> None:
+async def test_a_pass_without_a_write_reports_only_the_state(told: Told, reconciler: Reconciler) -> None:
     for _ in range(3):
         await reconciler.reconcile(KEY)
     assert len(told.steps) == 1
@@ -88,7 +88,7 @@ async def test_a_pass_that_writes_nothing_tells_the_state_only(told: Told, recon
 
 
 @pytest.mark.parametrize("refusal", [Conflict(409, "Conflict", "changed"), Unavailable(503, "", "overloaded")])
-async def test_a_status_that_was_refused_is_not_told(
+async def test_a_refused_status_is_not_counted(
     store: Refusing, told: Told, reconciler: Reconciler, refusal: ApiError
 ) -> None:
     store.refusal = refusal
@@ -97,7 +97,7 @@ async def test_a_status_that_was_refused_is_not_told(
     assert told.steps == []
 
 
-async def test_a_job_that_is_gone_is_told(told: Told, reconciler: Reconciler) -> None:
+async def test_a_deleted_job_is_reported(told: Told, reconciler: Reconciler) -> None:
     nobody = JobKey("default", "nobody")
     await reconciler.reconcile(nobody)
     assert told.gone == [nobody]

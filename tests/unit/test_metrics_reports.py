@@ -72,7 +72,7 @@ def answers(metrics: Metrics) -> dict[str, float]:
     ("status", "result"),
     [(200, "accepted"), (401, "unauthenticated"), (403, "forbidden"), (404, "not_found"), (503, "unavailable")],
 )
-async def test_a_report_is_counted_by_what_became_of_the_worker(
+async def test_a_report_is_counted_by_its_answer(
     worker: TestClient[Any, Any], metrics: Metrics, door: Door, status: int, result: str
 ) -> None:
     door.status = status
@@ -80,7 +80,7 @@ async def test_a_report_is_counted_by_what_became_of_the_worker(
     assert answers(metrics) == {result: 1}
 
 
-async def test_a_report_that_is_none_is_malformed(worker: TestClient[Any, Any], metrics: Metrics) -> None:
+async def test_an_unreadable_report_is_malformed(worker: TestClient[Any, Any], metrics: Metrics) -> None:
     await reports(worker, data=b"step 7")
     assert answers(metrics) == {"malformed": 1}
 

@@ -54,14 +54,14 @@ async def is_due(queue: WorkQueue[str], *keys: str) -> None:
     await asyncio.sleep(0.001)
 
 
-async def test_what_is_due_and_not_in_work_is_the_depth(metrics: Metrics, queue: WorkQueue[str]) -> None:
+async def test_the_depth_counts_due_keys_that_are_not_in_work(metrics: Metrics, queue: WorkQueue[str]) -> None:
     await is_due(queue, "a", "b", "b")
     await queue.get()
     assert value(metrics, "workqueue_depth") == 1
     assert value(metrics, "workqueue_adds_total") == 2
 
 
-async def test_a_key_hinted_while_in_work_waits_from_then_on(
+async def test_a_key_added_while_in_work_waits_from_then_on(
     metrics: Metrics, queue: WorkQueue[str], clock: Clock
 ) -> None:
     await is_due(queue, "a")
@@ -74,7 +74,7 @@ async def test_a_key_hinted_while_in_work_waits_from_then_on(
     assert value(metrics, "workqueue_queue_duration_seconds_sum") == 3
 
 
-async def test_waiting_and_work_are_measured_apart(metrics: Metrics, queue: WorkQueue[str], clock: Clock) -> None:
+async def test_waiting_and_work_are_measured_separately(metrics: Metrics, queue: WorkQueue[str], clock: Clock) -> None:
     await is_due(queue, "a")
     clock.now += 2
     key = await queue.get()
@@ -84,7 +84,7 @@ async def test_waiting_and_work_are_measured_apart(metrics: Metrics, queue: Work
     assert value(metrics, "workqueue_work_duration_seconds_sum") == 5
 
 
-async def test_work_under_way_shows_before_it_ends(metrics: Metrics, queue: WorkQueue[str], clock: Clock) -> None:
+async def test_unfinished_work_is_measured(metrics: Metrics, queue: WorkQueue[str], clock: Clock) -> None:
     await is_due(queue, "a", "b")
     await queue.get()
     clock.now += 10

@@ -42,7 +42,7 @@ class Hints:
         "another group's",
     ],
 )
-async def test_a_pod_is_a_hint_at_the_job_that_controls_it(owners: list[dict[str, Any]], is_hint: bool) -> None:
+async def test_a_pod_event_enqueues_the_job_that_controls_the_pod(owners: list[dict[str, Any]], is_hint: bool) -> None:
     operator = Operator(cast("Credentials", None), cast("Options", None))
     hints = Hints()
     operator._controller = cast("Controller", hints)

@@ -27,7 +27,7 @@ class Questions:
         return self.count
 
 
-async def test_an_answer_holds_for_its_time() -> None:
+async def test_an_answer_is_remembered_for_its_time() -> None:
     clock, ask = Clock(), Questions()
     answers: Cache[int] = Cache(60, clock)
     heard = []
@@ -36,19 +36,19 @@ async def test_an_answer_holds_for_its_time() -> None:
     assert heard == [1, 1, 2, 2]
 
 
-async def test_each_key_has_its_own() -> None:
+async def test_each_key_has_its_own_answer() -> None:
     ask = Questions()
     answers: Cache[int] = Cache(60, Clock())
     assert [await answers.get(key, ask) for key in ("a", "b", "a")] == [1, 2, 1]
 
 
-async def test_who_asks_meanwhile_gets_the_same_answer() -> None:
+async def test_callers_that_ask_meanwhile_share_the_answer() -> None:
     ask = Questions()
     answers: Cache[int] = Cache(60, Clock())
     assert await asyncio.gather(*(answers.get("key", ask) for _ in range(5))) == [1] * 5
 
 
-async def test_one_that_gives_up_takes_nothing_from_the_others() -> None:
+async def test_a_caller_that_gives_up_does_not_affect_the_others() -> None:
     gate = asyncio.Event()
 
     async def ask() -> int:
@@ -64,7 +64,7 @@ async def test_one_that_gives_up_takes_nothing_from_the_others() -> None:
     assert first.cancelled()
 
 
-async def test_an_error_is_told_to_all_who_wait_and_forgotten() -> None:
+async def test_an_error_goes_to_every_waiting_caller_and_is_forgotten() -> None:
     failing, ask = True, Questions()
 
     async def unsteady() -> int:
@@ -79,7 +79,7 @@ async def test_an_error_is_told_to_all_who_wait_and_forgotten() -> None:
     assert await answers.get("key", unsteady) == 1
 
 
-async def test_an_error_that_nobody_waits_for_any_more_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_without_waiting_callers_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     gate = asyncio.Event()
 
     async def ask() -> int:
@@ -97,7 +97,7 @@ async def test_an_error_that_nobody_waits_for_any_more_is_no_complaint(caplog: p
     assert caplog.records == []
 
 
-async def test_a_refusal_holds_for_less() -> None:
+async def test_a_refusal_is_remembered_for_a_shorter_time() -> None:
     count = 0
 
     async def ask() -> int:
@@ -115,7 +115,7 @@ async def test_a_refusal_holds_for_less() -> None:
     assert heard == ["refusal 1", "refusal 1", "refusal 2"]
 
 
-async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_answers_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ANSWERS", 3)
     ask = Questions()
     answers: Cache[int] = Cache(60, Clock())

@@ -164,7 +164,7 @@ def test_a_damaged_authority_is_refused_or_still_the_same(authority: Authority, 
     assert read.pem == authority.pem
 
 
-def test_an_authority_that_the_servers_certificate_would_outlive_is_refused(authority: Authority) -> None:
+def test_an_authority_that_expires_before_a_server_certificate_is_refused(authority: Authority) -> None:
     end = authority.certificate.not_valid_after_utc
     assert read_authority(authority.pem, end - SERVER_LIFETIME)
     with pytest.raises(BadAuthority, match=f"expires on {end:%Y-%m-%d}"):
@@ -175,7 +175,7 @@ def test_an_authority_that_the_servers_certificate_would_outlive_is_refused(auth
 
 
 @pytest.mark.parametrize("host", SERVICE.dns_names)
-async def test_a_worker_that_trusts_the_authority_believes_the_server(authority: Authority, host: str) -> None:
+async def test_a_worker_that_trusts_the_authority_trusts_the_server(authority: Authority, host: str) -> None:
     async with server_tls(authority, SERVICE.dns_names, now) as tls, listening(tls) as port:
         seen = await certificate_seen(port, trusting(authority), host)
     assert seen.issuer == authority.certificate.subject
@@ -188,13 +188,13 @@ async def test_a_worker_that_trusts_another_authority_of_the_same_name_does_not(
 
 
 @pytest.mark.parametrize("host", ["another.tpu-system.svc", "operator.kube-system.svc", "127.0.0.1"])
-async def test_the_certificate_is_good_for_the_services_names_only(authority: Authority, host: str) -> None:
+async def test_the_certificate_is_valid_only_for_the_services_names(authority: Authority, host: str) -> None:
     async with server_tls(authority, SERVICE.dns_names, now) as tls, listening(tls) as port:
         with pytest.raises(ssl.SSLCertVerificationError, match="certificate is not valid for"):
             await certificate_seen(port, trusting(authority), host)
 
 
-async def test_an_expired_certificate_is_not_believed(authority: Authority) -> None:
+async def test_an_expired_certificate_is_not_trusted(authority: Authority) -> None:
     def last_year() -> datetime:
         return now() - SERVER_LIFETIME - timedelta(days=1)
 
@@ -205,7 +205,7 @@ async def test_an_expired_certificate_is_not_believed(authority: Authority) -> N
 
 # OpenSSL here may not speak the old versions at all, and Python warns of whoever asks for them.
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-async def test_old_versions_of_tls_are_not_spoken(authority: Authority) -> None:
+async def test_old_versions_of_tls_are_refused(authority: Authority) -> None:
     client = trusting(authority)
     client.set_ciphers("ALL:@SECLEVEL=0")
     client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -269,7 +269,7 @@ async def load(secrets: Secrets) -> Authority:
     return await load_authority(secrets, SERVICE, now())
 
 
-async def test_an_authority_is_made_once_and_kept() -> None:
+async def test_an_authority_is_created_once_and_kept() -> None:
     secrets = Secrets(secret(None))
     first = await load(secrets)
     assert (await load(secrets)).pem == first.pem
@@ -282,7 +282,7 @@ async def test_of_two_operators_that_start_at_once_both_use_the_first_ones(autho
     assert (await load(Secrets(secret(None), rival=secret_of(authority.pem)))).pem == authority.pem
 
 
-async def test_a_secret_that_is_missing_is_for_the_chart_to_make() -> None:
+async def test_a_missing_secret_must_be_created_by_the_chart() -> None:
     with pytest.raises(BadSecret, match=f"{SECRET} is missing; run `helm upgrade` to create it"):
         await load(Secrets())
 
@@ -296,7 +296,7 @@ SOMETHING_ELSE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("data", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE.keys())
-async def test_a_secret_of_somebody_elses_is_named_and_left_alone(data: dict[str, Any]) -> None:
+async def test_a_foreign_secret_is_named_and_left_alone(data: dict[str, Any]) -> None:
     secrets = Secrets(secret(data))
     with pytest.raises(BadSecret, match=f"{SECRET}: .*; delete it, run `helm upgrade` and restart"):
         await load(secrets)

@@ -50,6 +50,8 @@ async def test_the_reporter_of_the_documentation_reports(
     assert capsys.readouterr().out == "not reported: HTTP Error 401: Unauthorized\n"
 
 
-async def test_where_nobody_listens_it_does_nothing(reporter: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_service_the_reporter_does_nothing(
+    reporter: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TPUJOB_PROGRESS_URL", raising=False)
     assert reporter["report"](7) is False

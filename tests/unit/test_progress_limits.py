@@ -31,7 +31,7 @@ def test_a_burst_goes_through_and_then_one_at_a_time() -> None:
     assert [attempt(limits, "a"), attempt(limits, "a")] == [None, 2.0]
 
 
-def test_trying_too_often_does_not_lengthen_the_wait() -> None:
+def test_repeated_attempts_do_not_extend_the_wait() -> None:
     clock = Clock()
     limits: Limits[str] = Limits(per_second=1, burst=1, clock=clock)
     attempt(limits, "a")
@@ -48,7 +48,7 @@ def test_a_refusal_says_why() -> None:
     assert refused.value.status == 429
 
 
-def test_what_is_given_back_was_never_taken() -> None:
+def test_a_token_given_back_does_not_count() -> None:
     limits: Limits[str] = Limits(per_second=1, burst=2, clock=Clock())
     for _ in range(10):
         limits.take("a", "not so fast")
@@ -56,7 +56,7 @@ def test_what_is_given_back_was_never_taken() -> None:
     assert [attempt(limits, "a") for _ in range(3)] == [None, None, 1.0]
 
 
-def test_giving_back_more_than_was_taken_allows_no_larger_burst() -> None:
+def test_giving_back_more_than_was_taken_does_not_enlarge_the_burst() -> None:
     limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
     limits.take("a", "not so fast")
     for _ in range(10):
@@ -64,12 +64,12 @@ def test_giving_back_more_than_was_taken_allows_no_larger_burst() -> None:
     assert [attempt(limits, "a"), attempt(limits, "a")] == [None, 1.0]
 
 
-def test_one_keys_haste_is_not_anothers_wait() -> None:
+def test_each_key_has_its_own_limit() -> None:
     limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
     assert [attempt(limits, key) for key in ("a", "a", "b")] == [None, 1.0, None]
 
 
-def test_the_key_that_was_quiet_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_that_was_quiet_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_KEYS", 2)
     clock = Clock()
     limits: Limits[str] = Limits(per_second=1, burst=2, clock=clock)

@@ -78,7 +78,7 @@ async def test_a_report_is_taken_over_tls_and_the_port_is_free_afterwards(desk: 
         await wire.open()
 
 
-async def test_what_is_no_tls_or_no_http_leaves_no_trace(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_not_tls_or_http_are_not_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     async with served(desk) as wire:
         reader, writer = await asyncio.open_connection(LOOPBACK, wire.port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -90,7 +90,7 @@ async def test_what_is_no_tls_or_no_http_leaves_no_trace(desk: Desk, caplog: pyt
     assert caplog.records == []
 
 
-async def test_a_token_that_is_no_text_is_401(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_token_that_is_not_text_is_401(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     async with served(desk) as wire:
         said = request("Connection: close", "Content-Length: 0").replace(b"Bearer token", b"Bearer t\xf6ken")
         answer = await wire.say(said)
@@ -98,7 +98,9 @@ async def test_a_token_that_is_no_text_is_401(desk: Desk, caplog: pytest.LogCapt
     assert caplog.records == []
 
 
-async def test_a_worker_that_does_not_trust_us_disturbs_nobody(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_does_not_trust_the_server_affects_nobody_else(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     async with served(desk) as wire:
         stranger = Wire(wire.port, trusting(new_authority("progress", datetime.now(UTC))))
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -108,15 +110,13 @@ async def test_a_worker_that_does_not_trust_us_disturbs_nobody(desk: Desk, caplo
 
 
 @pytest.mark.parametrize("beginning", [b"", request("Content-Length: 10")[:-2]], ids=["nothing", "half a head"])
-async def test_whoever_says_nothing_is_hung_up_on(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, beginning: bytes
-) -> None:
+async def test_a_silent_connection_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
     monkeypatch.setattr(module, "_SECONDS_OF_SILENCE", 0.05)
     async with served(desk) as wire:
         assert await wire.say(beginning) == b""
 
 
-async def test_whoever_does_not_shake_hands_is_hung_up_on(
+async def test_a_connection_without_a_handshake_is_closed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_SHAKE_HANDS", 0.05)
@@ -127,7 +127,7 @@ async def test_whoever_does_not_shake_hands_is_hung_up_on(
     assert caplog.records == []
 
 
-async def test_a_body_that_does_not_come_is_408(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_is_408(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_READ", 0.05)
     monkeypatch.setattr(module, "_SECONDS_TO_DRAIN", 0.05)
     async with served(desk) as wire:
@@ -136,7 +136,7 @@ async def test_a_body_that_does_not_come_is_408(desk: Desk, monkeypatch: pytest.
     assert b"did not arrive within" in answer
 
 
-async def test_a_body_that_is_cut_off_disturbs_nobody(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_truncated_body_affects_nobody_else(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     async with served(desk) as wire:
         _, writer = await wire.open()
         writer.write(request("Content-Length: 10", body=b"half"))
@@ -150,7 +150,7 @@ async def test_a_body_that_is_cut_off_disturbs_nobody(desk: Desk, caplog: pytest
     assert caplog.records == []
 
 
-async def test_a_packed_body_is_not_unpacked(desk: Desk) -> None:
+async def test_a_compressed_body_is_not_decompressed(desk: Desk) -> None:
     bomb = gzip.compress(b" " * 50_000_000 + json.dumps(GOOD).encode())
     assert len(bomb) < MOST_BYTES
     async with served(desk) as wire:
@@ -166,7 +166,7 @@ async def test_a_connection_is_closed_after_the_answer(desk: Desk) -> None:
     assert b"\r\nConnection: close\r\n" in answer
 
 
-async def test_a_connection_too_many_takes_the_place_of_the_oldest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_beyond_the_limit_replaces_the_oldest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
     async with served(desk) as wire, asyncio.timeout(SECONDS):
         oldest, *kept = [await wire.open() for _ in range(3)]
@@ -207,7 +207,7 @@ async def test_when_all_places_are_taken_the_address_with_the_most_connections_g
 
 
 @pytest.mark.parametrize("addresses", [1, 5])
-async def test_a_flood_of_made_up_tokens_keeps_no_worker_out(desk: Desk, addresses: int) -> None:
+async def test_a_flood_of_invalid_tokens_keeps_no_worker_out(desk: Desk, addresses: int) -> None:
     """Each address keeps as many connections going as it may, all with tokens that nobody has seen before."""
     heard: list[int] = []
 

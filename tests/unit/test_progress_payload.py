@@ -80,20 +80,20 @@ def test_phase_and_step_are_enough() -> None:
 
 
 @pytest.mark.parametrize("phase", list(ReportPhase))
-def test_every_phase_is_understood(phase: ReportPhase) -> None:
+def test_every_phase_is_read(phase: ReportPhase) -> None:
     assert progress(phase=phase.value).phase is phase
 
 
-def test_a_worker_cannot_say_who_it_is() -> None:
+def test_the_payload_cannot_say_who_the_sender_is() -> None:
     assert progress(attempt=9, podUid="another", received="2020-01-01T00:00:00Z") == progress()
 
 
-def test_a_field_of_a_newer_trainer_is_passed_over() -> None:
+def test_a_field_of_a_newer_trainer_is_ignored() -> None:
     assert progress(chipTemperature={"mean": 61.5}) == progress()
 
 
 @pytest.mark.parametrize(("loss", "shown"), [("NaN", "nan"), ("-Infinity", "-inf"), ("1e999", "inf"), ("null", None)])
-def test_a_loss_that_is_no_number_is_shown_as_such(loss: str, shown: str | None) -> None:
+def test_a_loss_that_is_not_finite_is_shown_as_such(loss: str, shown: str | None) -> None:
     body = b'{"phase": "Training", "step": 7, "loss": %s}' % loss.encode()
     assert read_progress(body, SENDER, NOW).loss == shown
 
@@ -126,11 +126,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("body", "why"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_said_with_the_fields_name(body: bytes, why: str) -> None:
+def test_a_refusal_names_the_wrong_field(body: bytes, why: str) -> None:
     assert why in refusal(read_progress, body)
 
 
-def test_a_refusal_stays_readable_however_much_is_wrong() -> None:
+def test_a_refusal_stays_short_however_much_is_wrong() -> None:
     body = json.dumps(LEAST | {"metrics": {"m" * 5000 + str(number): "x" for number in range(10)}}).encode()
     assert len(refusal(read_progress, body)) < 3000
 
@@ -144,18 +144,18 @@ def test_as_many_metrics_are_kept_as_a_status_can_hold() -> None:
     assert list(found) == [f"class-{number}" for number in range(64)]
 
 
-def test_a_metric_of_unknown_value_or_endless_name_takes_no_room() -> None:
+def test_metrics_without_a_value_or_with_a_very_long_name_are_dropped() -> None:
     unknown = {f"unknown-{number}": None for number in range(100)}
     assert progress(metrics=unknown | {"m" * 129: 1, "m" * 128: 2}).metrics == {"m" * 128: "2"}
 
 
-def test_the_latest_warnings_are_kept_and_long_ones_cut() -> None:
+def test_the_latest_warnings_are_kept_and_truncated() -> None:
     found = progress(warnings=[f"{number} " + "w" * 2000 for number in range(30)]).warnings
     assert [text.split()[0] for text in found] == [str(number) for number in range(10, 30)]
     assert {len(text) for text in found} == {1024}
 
 
-def test_of_long_stacks_the_end_is_kept() -> None:
+def test_the_end_of_long_stacks_is_kept() -> None:
     found = progress(stacks="a" * 50_000 + "the last frame").stacks
     assert found is not None
     assert (len(found), found[-14:]) == (16 * 1024, "the last frame")
@@ -232,18 +232,18 @@ def test_a_step_among_the_metrics_is_more_exact_than_a_percentage() -> None:
 
 
 @pytest.mark.parametrize("name", payload._STEP_METRICS)
-def test_a_step_is_known_by_many_names(name: str) -> None:
+def test_the_step_metric_has_many_names(name: str) -> None:
     assert trainer_status(metrics=metrics(**{name: 61})).step == 61
 
 
-def test_only_a_step_that_is_named_is_exact() -> None:
+def test_only_a_step_from_a_metric_is_exact() -> None:
     """A percentage moves every few hours in a long training, and says nothing of a step that hangs."""
     assert trainer_status(metrics=metrics(step=61)).exact
     assert not trainer_status(progressPercentage=12).exact
 
 
 @pytest.mark.parametrize("value", ["many", "", "nan", "inf", "-3", "1e400"])
-def test_a_step_that_is_no_count_gives_way_to_the_percentage(value: str) -> None:
+def test_the_percentage_counts_if_the_step_metric_is_not_a_count(value: str) -> None:
     assert trainer_status(progressPercentage=10, metrics=metrics(step=value)).step == 30
 
 
@@ -259,7 +259,7 @@ def test_at_the_end_the_step_is_the_last_one() -> None:
     assert trainer_status(progressPercentage=100, estimatedRemainingSeconds=0, metrics=metrics(loss=0.1)).step == 300
 
 
-def test_metrics_that_are_no_numbers_are_left_out() -> None:
+def test_metrics_that_are_not_numbers_are_dropped() -> None:
     said = trainer_status(
         progressPercentage=1, metrics=metrics(loss="0.50000001", lr="5e-05", note="fine", worst="nan")
     )

@@ -42,7 +42,7 @@ async def post(
 # Taken in
 
 
-async def test_a_report_reaches_the_inbox_and_the_job_is_looked_at(desk: Desk, worker: TestClient[Any, Any]) -> None:
+async def test_a_report_reaches_the_inbox_and_enqueues_the_job(desk: Desk, worker: TestClient[Any, Any]) -> None:
     assert await post(worker, json=GOOD | {"loss": 0.25}) == (200, {"stacks": False})
     report = desk.inbox.report
     assert report is not None
@@ -65,7 +65,7 @@ async def test_a_worker_is_asked_for_its_stacks_until_they_are_there(desk: Desk,
     assert await post(worker, json=GOOD | {"stacks": "Thread 1: ..."}) == (200, {"stacks": False})
 
 
-async def test_a_report_of_an_old_attempts_worker_is_taken_and_changes_nothing(
+async def test_a_report_from_an_old_attempt_is_accepted_and_changes_nothing(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     new = pod(attempt=2)
@@ -78,7 +78,7 @@ async def test_a_report_of_an_old_attempts_worker_is_taken_and_changes_nothing(
     assert (report.attempt, report.step) == (2, 20)
 
 
-async def test_a_report_as_long_as_may_be_is_taken(worker: TestClient[Any, Any]) -> None:
+async def test_the_longest_allowed_report_is_accepted(worker: TestClient[Any, Any]) -> None:
     body = json.dumps(GOOD).encode()
     assert (await post(worker, data=body + b" " * (MOST_BYTES - len(body))))[0] == 200
 
@@ -100,7 +100,7 @@ async def test_a_report_as_long_as_may_be_is_taken(worker: TestClient[Any, Any])
     ],
     ids=["none", "no scheme", "another scheme", "no token", "an empty one", "garbage", "endless", "not ASCII"],
 )
-async def test_without_a_good_token_it_is_401(
+async def test_a_missing_or_bad_token_is_401(
     desk: Desk, worker: TestClient[Any, Any], headers: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     status, answer = await post(worker, headers=headers)
@@ -122,7 +122,7 @@ async def test_a_job_that_is_gone_is_404(desk: Desk, worker: TestClient[Any, Any
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"phase": "Training", "step": "7"}'])
-async def test_a_report_that_is_none_is_400_and_says_why(
+async def test_a_malformed_report_is_400_with_the_reason(
     desk: Desk, worker: TestClient[Any, Any], body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     status, answer = await post(worker, data=body)
@@ -132,7 +132,7 @@ async def test_a_report_that_is_none_is_400_and_says_why(
     assert caplog.records == []
 
 
-async def test_a_longer_report_is_413_told_or_not_how_long_it_is(worker: TestClient[Any, Any]) -> None:
+async def test_a_longer_report_is_413_with_or_without_a_content_length(worker: TestClient[Any, Any]) -> None:
     async def in_pieces() -> AsyncIterator[bytes]:
         for _ in range(MOST_BYTES // 1024 + 1):
             yield b" " * 1024
@@ -153,7 +153,7 @@ async def test_a_longer_report_is_413_told_or_not_how_long_it_is(worker: TestCli
         ("POST", PROGRESS.replace("tputrainingjobs", "trainjobs"), 404),
     ],
 )
-async def test_what_does_not_exist_is_said_in_json(
+async def test_unknown_paths_and_methods_are_answered_in_json(
     worker: TestClient[Any, Any], method: str, path: str, status: int
 ) -> None:
     async with worker.request(method, path, headers=BEARER) as response:
@@ -161,7 +161,7 @@ async def test_what_does_not_exist_is_said_in_json(
         assert "reports are POSTed to" in (await response.json())["message"]
 
 
-async def test_our_own_mistake_is_500_and_in_the_log(
+async def test_an_error_of_our_own_is_500_and_logged(
     desk: Desk, worker: TestClient[Any, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Inboxes, "put", lambda *_: 1 // 0)
@@ -173,14 +173,14 @@ async def test_our_own_mistake_is_500_and_in_the_log(
 # Later
 
 
-async def test_an_api_server_that_is_away_is_503(desk: Desk, worker: TestClient[Any, Any]) -> None:
+async def test_an_unreachable_api_server_is_503(desk: Desk, worker: TestClient[Any, Any]) -> None:
     desk.cluster.error = Unavailable(0, "NoAnswer", "no route")
     async with worker.post(PROGRESS, headers=BEARER, json=GOOD) as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "5")
         assert "no route" in (await response.json())["message"]
 
 
-async def test_a_token_that_does_not_get_its_turn_is_429_and_no_fault_of_ours(
+async def test_a_token_that_waits_too_long_for_review_is_429(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_REVIEW", 0.01)
@@ -207,9 +207,7 @@ async def test_nobody_else_can_use_up_a_jobs_reports(desk: Desk, worker: TestCli
     assert (await post(worker))[0] == 200
 
 
-async def test_an_address_whose_tokens_are_refused_is_soon_asked_to_wait(
-    desk: Desk, worker: TestClient[Any, Any]
-) -> None:
+async def test_an_address_with_too_many_refused_tokens_is_429(desk: Desk, worker: TestClient[Any, Any]) -> None:
     heard = [(await post(worker, headers={"Authorization": f"Bearer {number}"}))[0] for number in range(25)]
     assert heard == [401] * 20 + [429] * 5
     assert desk.cluster.asked["TokenReview"] == 20
@@ -217,7 +215,7 @@ async def test_an_address_whose_tokens_are_refused_is_soon_asked_to_wait(
     assert (await post(worker))[0] == 200
 
 
-async def test_a_worker_whose_token_is_known_is_not_locked_out_by_others_behind_its_address(
+async def test_a_known_token_still_works_from_an_address_with_too_many_refusals(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     assert (await post(worker))[0] == 200
@@ -227,7 +225,7 @@ async def test_a_worker_whose_token_is_known_is_not_locked_out_by_others_behind_
     assert (await post(worker))[0] == 200
 
 
-async def test_a_worker_with_an_expired_token_that_costs_no_look_does_not_use_up_its_address(
+async def test_a_remembered_refusal_does_not_count_against_the_address(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     heard = [(await post(worker, headers={"Authorization": "Bearer expired"}))[0] for _ in range(25)]
@@ -235,7 +233,7 @@ async def test_a_worker_with_an_expired_token_that_costs_no_look_does_not_use_up
     assert (await post(worker))[0] == 200
 
 
-async def test_an_api_server_that_does_not_answer_leaves_this_job_unheard_and_no_other(
+async def test_an_api_server_that_does_not_answer_affects_only_the_job_of_the_report(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     desk.now = LATER
@@ -245,7 +243,7 @@ async def test_an_api_server_that_does_not_answer_leaves_this_job_unheard_and_no
     assert desk.inboxes.of(JobKey("default", "letters")).unheard is None
 
 
-async def test_a_report_that_is_lost_by_us_leaves_its_job_unheard(
+async def test_a_report_lost_by_our_own_error_is_noted_for_its_job(
     desk: Desk, worker: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Inboxes, "put", lambda *_: 1 // 0)
@@ -254,7 +252,7 @@ async def test_a_report_that_is_lost_by_us_leaves_its_job_unheard(
     assert desk.inbox.unheard == LATER
 
 
-async def test_a_flood_of_made_up_tokens_asks_twenty_questions_and_unhears_nobody(
+async def test_a_flood_of_invalid_tokens_costs_twenty_reviews_and_affects_no_job(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     desk.now = LATER
@@ -266,14 +264,14 @@ async def test_a_flood_of_made_up_tokens_asks_twenty_questions_and_unhears_nobod
 
 
 @pytest.mark.parametrize("body", [b"no report", b" " * (MOST_BYTES + 1)], ids=["no report", "too long"])
-async def test_a_report_that_its_worker_spoils_unhears_nobody(
+async def test_a_bad_report_does_not_excuse_the_silence_of_its_job(
     desk: Desk, worker: TestClient[Any, Any], body: bytes
 ) -> None:
     await post(worker, data=body)
     assert desk.inbox.unheard is None
 
 
-async def test_many_workers_behind_one_address_are_all_taken_in(desk: Desk, worker: TestClient[Any, Any]) -> None:
+async def test_many_workers_behind_one_address_are_all_accepted(desk: Desk, worker: TestClient[Any, Any]) -> None:
     """An accepted token is no refusal, however many of them are new."""
     bearers = [{"Authorization": f"Bearer {number}"} for number in range(100)]
     desk.cluster.tokens = {str(number): desk.cluster.tokens["token"] for number in range(100)}
@@ -283,7 +281,7 @@ async def test_many_workers_behind_one_address_are_all_taken_in(desk: Desk, work
     assert heard == [200] * 100
 
 
-async def test_an_api_server_that_is_away_for_long_makes_a_worker_no_stranger(
+async def test_a_long_outage_of_the_api_server_does_not_count_against_the_address(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
@@ -292,6 +290,6 @@ async def test_an_api_server_that_is_away_for_long_makes_a_worker_no_stranger(
     assert (await post(worker))[0] == 200
 
 
-async def test_a_name_that_nothing_can_have_is_404(desk: Desk, worker: TestClient[Any, Any]) -> None:
+async def test_an_impossible_name_is_404(desk: Desk, worker: TestClient[Any, Any]) -> None:
     desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
     assert (await post(worker, PROGRESS.replace("digits", "d" * 254)))[0] == 404

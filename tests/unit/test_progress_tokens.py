@@ -51,7 +51,7 @@ async def test_worker_0_is_known_by_its_pod() -> None:
     assert await reviewer(ReviewingCluster()).sender("token", KEY, ADDRESS) == LEADER
 
 
-async def test_the_attempt_is_the_pods_whatever_the_present_one_is() -> None:
+async def test_the_attempt_comes_from_the_pod() -> None:
     old = pod(attempt=3)
     cluster = ReviewingCluster([begun_job({"status.attempt": 4}), old], {"token": token_of(old)})
     assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).attempt == 3
@@ -80,7 +80,7 @@ async def test_a_token_that_is_not_for_us_is_401(status: Object) -> None:
     assert set(cluster.asked) == {"TokenReview"}
 
 
-async def test_a_token_that_nobody_knows_is_401() -> None:
+async def test_an_unknown_token_is_401() -> None:
     assert (await refusal(ReviewingCluster(), token="garbage")).status == 401
 
 
@@ -150,13 +150,13 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize(("objects", "bearer", "why"), STRANGERS.values(), ids=STRANGERS.keys())
-async def test_anybody_else_is_403(objects: list[Object], bearer: Object, why: str) -> None:
+async def test_the_token_of_any_other_pod_is_403(objects: list[Object], bearer: Object, why: str) -> None:
     refused = await refusal(ReviewingCluster(objects, {"token": token_of(bearer)}))
     assert refused.status == 403
     assert why in str(refused)
 
 
-async def test_another_namespace_is_403_and_is_not_looked_at() -> None:
+async def test_a_token_of_another_namespace_is_403_without_further_requests() -> None:
     cluster = ReviewingCluster()
     refused = await refusal(cluster, key=JobKey("../../kube-system", "digits"))
     assert refused.status == 403
@@ -178,18 +178,18 @@ async def test_a_job_that_is_gone_is_404() -> None:
     ],
     ids=["error", "no answer", "no rights", "no such API"],
 )
-async def test_what_the_api_server_refuses_says_nothing_about_the_worker(error: ApiError) -> None:
+async def test_an_error_of_the_api_server_says_nothing_about_the_worker(error: ApiError) -> None:
     with pytest.raises(NoAnswer, match=str(error)):
         await reviewer(ReviewingCluster(error=error)).sender("token", KEY, ADDRESS)
 
 
-async def test_an_api_server_that_is_silent_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_api_server_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ANSWER", 0.01)
     with pytest.raises(NoAnswer, match="no answer within"):
         await reviewer(ReviewingCluster(gate=asyncio.Event())).sender("token", KEY, ADDRESS)
 
 
-async def test_after_a_failure_the_next_report_is_looked_at_again() -> None:
+async def test_after_an_error_the_next_report_is_reviewed_again() -> None:
     cluster = ReviewingCluster(error=Unavailable(500, "InternalError", "etcd is slow"))
     asked = reviewer(cluster)
     with pytest.raises(NoAnswer):
@@ -198,7 +198,7 @@ async def test_after_a_failure_the_next_report_is_looked_at_again() -> None:
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
-async def test_a_good_token_and_its_pod_are_looked_at_every_ten_minutes() -> None:
+async def test_an_accepted_token_is_reviewed_every_ten_minutes() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 30.0, 599.9):
@@ -209,7 +209,7 @@ async def test_a_good_token_and_its_pod_are_looked_at_every_ten_minutes() -> Non
     assert cluster.asked == {"TokenReview": 2, "Pod": 2, "TPUTrainingJob": 2}
 
 
-async def test_a_token_that_is_withdrawn_counts_for_ten_minutes_at_most() -> None:
+async def test_a_revoked_token_is_accepted_for_ten_minutes_at_most() -> None:
     cluster, clock = ReviewingCluster(), Clock()
     asked = reviewer(cluster, clock)
     await asked.sender("token", KEY, ADDRESS)
@@ -220,7 +220,7 @@ async def test_a_token_that_is_withdrawn_counts_for_ten_minutes_at_most() -> Non
     assert refused.value.status == 401
 
 
-async def test_a_bad_token_is_not_looked_at_again_for_seconds_and_then_is() -> None:
+async def test_a_refused_token_is_reviewed_again_after_five_seconds() -> None:
     cluster, clock = ReviewingCluster(tokens={}), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 1.0, 4.9):
@@ -232,7 +232,7 @@ async def test_a_bad_token_is_not_looked_at_again_for_seconds_and_then_is() -> N
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
-async def test_many_reports_at_once_are_one_question() -> None:
+async def test_simultaneous_reports_share_one_review() -> None:
     cluster = ReviewingCluster(gate=asyncio.Event())
     asked = reviewer(cluster)
     assert cluster.gate is not None
@@ -248,7 +248,7 @@ async def rounds(number: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_of_many_workers_that_come_at_once_some_wait_for_their_turn() -> None:
+async def test_only_a_few_reviews_run_at_once() -> None:
     """The reconciler talks to the same API server; what is asked on the workers' behalf must not pile up before it."""
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
@@ -261,7 +261,7 @@ async def test_of_many_workers_that_come_at_once_some_wait_for_their_turn() -> N
     assert await asyncio.gather(*waiting) == [LEADER] * len(waiting)
 
 
-async def test_a_flood_from_one_address_has_a_few_turns_and_the_next_address_has_its_own() -> None:
+async def test_a_flood_from_one_address_does_not_delay_another() -> None:
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
     asked = reviewer(cluster)
@@ -274,7 +274,7 @@ async def test_a_flood_from_one_address_has_a_few_turns_and_the_next_address_has
     await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_a_token_is_trusted_while_it_is_looked_at_and_for_as_long_as_the_last_look_was_good() -> None:
+async def test_a_token_is_trusted_during_its_review_and_while_the_last_review_was_good() -> None:
     cluster = ReviewingCluster(gate=asyncio.Event())
     assert cluster.gate is not None
     asked = reviewer(cluster, clock := Clock())

@@ -54,7 +54,7 @@ async def looked_at(*jobs: Object) -> list[str]:
     return [key.name for key in keys]
 
 
-async def test_what_has_finished_is_left_alone_until_its_time_is_over() -> None:
+async def test_finished_jobs_are_left_alone_until_their_ttl_expires() -> None:
     jobs = [
         a_job("new"),
         a_job("running", state="Running"),
@@ -67,14 +67,14 @@ async def test_what_has_finished_is_left_alone_until_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-03-01T12:00:00", "never"])
-async def test_a_time_that_makes_no_sense_keeps_nothing_from_the_other_jobs(time: str) -> None:
+async def test_a_nonsensical_time_does_not_affect_other_jobs(time: str) -> None:
     odd = finished("odd", TTL, after=-60)
     odd["status"]["completionTime"] = time
     endless = finished("endless", {"spec.runPolicy": {"ttlSecondsAfterFinished": 10**18}}, after=-60)
     assert (await looked_at(odd, endless, a_job("new")))[-1] == "new"
 
 
-async def test_a_namespace_that_cannot_be_listed_keeps_nothing_from_the_others(
+async def test_a_namespace_that_cannot_be_listed_does_not_affect_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = Listed({"team-a": [a_job("one")], "team-c": [a_job("two")]})
@@ -87,7 +87,7 @@ async def test_a_namespace_that_cannot_be_listed_keeps_nothing_from_the_others(
     assert counted.states == []
 
 
-async def test_all_jobs_are_counted_the_finished_ones_too() -> None:
+async def test_finished_jobs_are_counted_too() -> None:
     counted = Counted()
     await jobs_to_reconcile(Listed({None: [a_job("new"), finished("kept", after=-60)]}), (), lambda: NOON, counted)
     assert counted.states == [

@@ -53,7 +53,7 @@ class Worker:
         self._task.cancel()
 
 
-async def test_a_hint_is_worked_on_when_it_has_settled(time: Time, queue: WorkQueue[str]) -> None:
+async def test_an_added_key_is_due_after_the_settle_time(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     queue.add("a")
     await time.pass_by(SETTLE / 2)
@@ -62,7 +62,7 @@ async def test_a_hint_is_worked_on_when_it_has_settled(time: Time, queue: WorkQu
     assert worker.key == "a"
 
 
-async def test_many_hints_are_one_piece_of_work(time: Time, queue: WorkQueue[str]) -> None:
+async def test_a_key_added_many_times_comes_once(time: Time, queue: WorkQueue[str]) -> None:
     for _ in range(100):
         queue.add("a")
     await time.pass_by(SETTLE * 2)
@@ -76,7 +76,7 @@ async def test_many_hints_are_one_piece_of_work(time: Time, queue: WorkQueue[str
     another.leave()
 
 
-async def test_a_stream_of_hints_puts_nothing_off(time: Time, queue: WorkQueue[str]) -> None:
+async def test_adding_a_key_again_and_again_does_not_delay_it(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     for _ in range(3):
         queue.add("a")
@@ -84,7 +84,7 @@ async def test_a_stream_of_hints_puts_nothing_off(time: Time, queue: WorkQueue[s
     assert worker.key == "a"
 
 
-async def test_keys_come_in_the_order_of_their_hints(time: Time, queue: WorkQueue[str]) -> None:
+async def test_keys_come_in_the_order_of_their_arrival(time: Time, queue: WorkQueue[str]) -> None:
     for key in ("b", "a", "c"):
         queue.add(key)
         await time.pass_by(0.001)
@@ -92,7 +92,7 @@ async def test_keys_come_in_the_order_of_their_hints(time: Time, queue: WorkQueu
     assert [await queue.get() for _ in range(3)] == ["b", "a", "c"]
 
 
-async def test_a_key_in_work_is_given_to_nobody_else(time: Time, queue: WorkQueue[str]) -> None:
+async def test_a_key_in_work_is_not_handed_out_again(time: Time, queue: WorkQueue[str]) -> None:
     queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
@@ -103,7 +103,7 @@ async def test_a_key_in_work_is_given_to_nobody_else(time: Time, queue: WorkQueu
     another.leave()
 
 
-async def test_a_key_hinted_while_in_work_comes_once_more_afterwards(time: Time, queue: WorkQueue[str]) -> None:
+async def test_a_key_added_while_in_work_comes_again_afterwards(time: Time, queue: WorkQueue[str]) -> None:
     queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
@@ -124,7 +124,7 @@ async def test_several_waiting_workers_get_a_key_each(time: Time, queue: WorkQue
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_paused_key_waits_whatever_is_heard_of_it(time: Time, queue: WorkQueue[str], background: bool) -> None:
+async def test_a_paused_key_stays_paused_when_it_is_added(time: Time, queue: WorkQueue[str], background: bool) -> None:
     queue.add("a")
     await time.pass_by(SETTLE * 2)
     assert await queue.get() == "a"
@@ -191,7 +191,7 @@ async def taken(queue: WorkQueue[str], number: int) -> list[str]:
     return keys
 
 
-async def test_a_hint_goes_before_what_waits_in_the_background(time: Time, queue: WorkQueue[str]) -> None:
+async def test_an_added_key_overtakes_the_background(time: Time, queue: WorkQueue[str]) -> None:
     for key in ("a", "b", "c"):
         queue.add(key, background=True)
     queue.add("urgent")
@@ -200,7 +200,7 @@ async def test_a_hint_goes_before_what_waits_in_the_background(time: Time, queue
     assert await taken(queue, 4) == ["urgent", "c", "a", "b"]
 
 
-async def test_the_background_never_has_all_hands(time: Time, queue: WorkQueue[str]) -> None:
+async def test_the_background_never_occupies_all_workers(time: Time, queue: WorkQueue[str]) -> None:
     for key in "abcdefgh":
         queue.add(key, background=True)
     workers = [Worker(queue) for _ in range(4)]
@@ -212,7 +212,7 @@ async def test_the_background_never_has_all_hands(time: Time, queue: WorkQueue[s
     workers[3].leave()
 
 
-async def test_hints_without_end_do_not_starve_the_background(time: Time, queue: WorkQueue[str]) -> None:
+async def test_an_endless_stream_of_keys_does_not_starve_the_background(time: Time, queue: WorkQueue[str]) -> None:
     queue.add("background", background=True)
     for key in range(20):
         queue.add(str(key))
@@ -220,7 +220,7 @@ async def test_hints_without_end_do_not_starve_the_background(time: Time, queue:
     assert "background" in await taken(queue, 10)
 
 
-async def test_what_is_hinted_or_in_work_already_waits_in_no_background(time: Time, queue: WorkQueue[str]) -> None:
+async def test_a_key_that_waits_or_is_in_work_does_not_enter_the_background(time: Time, queue: WorkQueue[str]) -> None:
     queue.add("a")
     queue.add("a", background=True)
     await time.pass_by(SETTLE * 2)
@@ -234,9 +234,7 @@ async def test_what_is_hinted_or_in_work_already_waits_in_no_background(time: Ti
     worker.leave()
 
 
-async def test_what_is_due_much_later_is_looked_at_in_the_background_all_the_same(
-    time: Time, queue: WorkQueue[str]
-) -> None:
+async def test_a_key_due_much_later_still_enters_the_background(time: Time, queue: WorkQueue[str]) -> None:
     queue.add_after("a", 10**6)
     queue.add("a", background=True)
     assert await taken(queue, 1) == ["a"]
@@ -244,7 +242,7 @@ async def test_what_is_due_much_later_is_looked_at_in_the_background_all_the_sam
     assert await taken(queue, 1) == ["a"]
 
 
-async def test_a_key_may_wait_longer_for_more_hints_than_others(time: Time, queue: WorkQueue[str]) -> None:
+async def test_a_key_can_have_its_own_settle_time(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     queue.add("large", settle_seconds=SETTLE * 10)
     await time.pass_by(SETTLE * 9)
@@ -253,7 +251,7 @@ async def test_a_key_may_wait_longer_for_more_hints_than_others(time: Time, queu
     assert worker.key == "large"
 
 
-async def test_nothing_comes_after_the_queue_was_closed(time: Time, queue: WorkQueue[str]) -> None:
+async def test_a_closed_queue_hands_out_nothing(time: Time, queue: WorkQueue[str]) -> None:
     worker = Worker(queue)
     queue.add("a")
     queue.close()

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.doctor.parties import ranges
+from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Task
 

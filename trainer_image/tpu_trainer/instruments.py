@@ -130,7 +130,7 @@ class Instruments:
         self.doctor.judge_parameters(step)
         with self.clock.during(Phase.CHECKPOINT):
             save = self.checkpoints.save_now if now else self.checkpoints.save
-            save(step, position, self.doctor.finiteness.clean)
+            save(step, position, self.doctor.finiteness.health)
 
     def after_step(self, signals: Signals, step: int, *, ends: bool) -> None:
         """Reports what has been read, and lets the doctor compare the replicas."""

@@ -67,6 +67,13 @@ def closure_repeated(optimizer: Optimizer) -> UserCodeError:
     )
 
 
+def closure_late(optimizer: Optimizer) -> UserCodeError:
+    return UserCodeError(
+        f"optimizer {type(optimizer).__name__} evaluates its closure after it has changed the weights or the gradients "
+        "(SAM), which is not supported: the gradients of a step are computed once, before the optimizer's step"
+    )
+
+
 def _closure(optimizer: Optimizer) -> inspect.Parameter | None:
     return inspect.signature(optimizer.step).parameters.get("closure")
 

@@ -81,6 +81,11 @@ class Progress:
         self.checkpoint_step = checkpoint_step
         self._append("training")
 
+    def committed(self, checkpoint_step: int | None) -> None:
+        """The newest checkpoint at the end of the run, however it ends; said if it is newer than the last report's."""
+        if checkpoint_step != self.checkpoint_step:
+            self.stopped(checkpoint_step)
+
     def done(self, checkpoint_step: int | None) -> None:
         self.checkpoint_step = checkpoint_step
         self._append("done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -14,7 +15,7 @@ import torch
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
-from tpu_trainer.checkpoint.checkpointer import Checkpoints, NoCheckpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
@@ -33,8 +34,7 @@ from tpu_trainer.data import (
 )
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.doctor.hang import watchdog
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.hang import Pace, watchdog
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
@@ -137,6 +137,7 @@ class _Run:
                 # However the run ends, a snapshot that was taken is worth writing.
                 with self.clock.during(Phase.CHECKPOINT):
                     checkpoints.finish()
+                self.telling.progress.committed(checkpoints.last_step)
         except BaseException as error:
             _tell_hooks(hooks, error)
             raise
@@ -157,6 +158,8 @@ class _Run:
         difference = size_difference(self.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
         if difference is not None:
             tell(Finding("DatasetSize", 0, difference))
+        if task.evaluation is not None and evaluation_size(task) == 0:
+            tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
         start = start_of(found, hp, self.spec)
         if found is not None:
             restore_model(found.snapshot, task.model)
@@ -205,7 +208,7 @@ class _Run:
             model=work.task.model,
             host=self.environment.host_index,
             pace=self.pace,
-            clean=work.start.clean,
+            health=work.start.health,
             average=None if work.average is None else work.average.tensors,
         )
         return Instruments(
@@ -245,13 +248,17 @@ class _Run:
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:
-            safe = "" if isinstance(checkpoints, NoCheckpoints) else _safe(trained.step, checkpoints.last_step)
+            safe = _safe(trained.step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
             progress.stopped(checkpoints.last_step)
             ending = f"stopped on request after {trained.step} steps"
             return _outcome(ExitCode.Preempted, ending, trained, {}, rate, safe + finiteness.summary)
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
+        for name, value in evaluated.items():
+            if not math.isfinite(value):
+                text = f"the metric {name} is {value} after the last step, so the result does not have it"
+                self.telling.finding(Finding("Evaluation", trained.step, text))
         with self.clock.during(Phase.CHECKPOINT):
             _keep_last(trained, instruments)
         if (cost := checkpoints.cost).commits:
@@ -289,8 +296,8 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
     Raises:
         StorageError: it could not be written.
     """
-    checkpoints, clean = instruments.checkpoints, instruments.doctor.finiteness.clean
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, clean) is not None:
+    checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
+    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, health) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tpu_trainer.data import Position
+from tpu_trainer.doctor.finite import Health
 from tpu_trainer.schedule import Ramp, rate_factor
 from tpu_trainer.task import Hyperparameters
 
@@ -33,7 +34,7 @@ class Leg:
 class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
-    legs: the stretches trained so far, the present one last. clean: see `doctor.finite`.
+    legs: the stretches trained so far, the present one last. health: the checkpoint's.
     """
 
     step: int = 0
@@ -41,14 +42,14 @@ class Start:
     position: Position = field(default_factory=Position)
     ramp: Ramp | None = None
     legs: tuple[Leg, ...] = ()
-    clean: bool = True
+    health: Health = field(default_factory=Health)
 
     def examples_after(self, step: int, global_batch: int) -> int:
         return self.examples + (step - self.step) * global_batch
 
 
 def document(
-    start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, clean: bool = True
+    start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: Health
 ) -> dict[str, Any]:
     """What a checkpoint after `step` steps keeps of the run, as JSON. `learning_rate`: of the last step."""
     return {
@@ -58,7 +59,9 @@ def document(
         "learningRate": learning_rate,
         "ramp": None if start.ramp is None else asdict(start.ramp),
         "legs": [asdict(leg) for leg in start.legs],
-        "clean": clean,
+        "clean": health.clean,
+        "skipped": health.skipped,
+        "skippedInARow": health.in_a_row,
     }
 
 
@@ -80,7 +83,7 @@ def continued(kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attem
         position=Position(**kept["position"]),
         ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp),
         legs=(*before, Leg(step, batch, replicas, attempt)),
-        clean=bool(kept.get("clean", True)),
+        health=Health(bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))),
     )
 
 

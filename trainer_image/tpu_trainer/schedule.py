@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.spec import ScheduleSpec
 
@@ -45,6 +47,25 @@ class Whose(StrEnum):
     HOOKS = "hooks"
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A group's rate when it was last looked at. torch counts the writes to a tensor in its version, so one that was
+    filled in place shows without a read of the device."""
+
+    rate: Rate
+    version: int
+
+    @staticmethod
+    def of(group: Mapping[str, Any]) -> _Seen:
+        rate = group.get("lr")
+        return _Seen(rate, _version(rate))
+
+    def is_still(self, rate: Rate) -> bool:
+        if isinstance(rate, Tensor) or isinstance(self.rate, Tensor):
+            return rate is self.rate and _version(rate) == self.version
+        return bool(rate == self.rate)
+
+
 _TAKEN = "From here on the rate is the task's: the recipe's warm-up and schedule are not used"
 
 
@@ -69,14 +90,15 @@ class LearningRate:
         self.ramp = None if own else ramp
         self._whose = Whose.TASK if own else Whose.RECIPE
         self._built: list[Rate] = []
-        self._last: list[Rate] = []
+        self._last: list[_Seen] = []
+        self._factor = 1.0
         self._take_in_new_groups()
         if not own:
             for group, scale in zip(optimizer.param_groups, _layer_scales(optimizer), strict=True):
                 if scale != 1:
                     group["lr"] = group["lr"] * scale
-            self._built = [group.get("lr") for group in optimizer.param_groups]
-            self._last = list(self._built)
+            self._built, self._last = [], []
+            self._take_in_new_groups()
 
     @property
     def present(self) -> float:
@@ -88,19 +110,19 @@ class LearningRate:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        if self._whose is Whose.RECIPE and any(
-            group.get("lr") != last for group, last in zip(groups, self._last, strict=True)
+        if self._whose is Whose.RECIPE and not all(
+            last.is_still(group.get("lr")) for group, last in zip(groups, self._last, strict=True)
         ):
             self._taken_over(step)
         if self._whose is not Whose.RECIPE:
             return
-        factor = rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
+        self._factor = rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
         if self.ramp is not None:
-            factor *= self.ramp.factor(step)
+            self._factor *= self.ramp.factor(step)
         for group, rate in zip(groups, self._built, strict=True):
             if rate is not None:
-                group["lr"] = rate * factor
-        self._last = [group.get("lr") for group in groups]
+                group["lr"] = rate * self._factor
+        self._last = [_Seen.of(group) for group in groups]
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON: whose the rates are, the groups' original rates and their present ones."""
@@ -135,14 +157,20 @@ class LearningRate:
 
     def _take_in_new_groups(self) -> None:
         for group in self._optimizer.param_groups[len(self._built) :]:
-            self._built.append(group.get("lr"))
-            self._last.append(group.get("lr"))
+            rate = group.get("lr")
+            self._built.append(rate.clone() if isinstance(rate, Tensor) else rate)
+            self._last.append(_Seen.of(group))
 
     def _taken_over(self, step: int) -> None:
         self._whose = Whose.HOOKS
         groups = self._optimizer.param_groups
-        group, last = next((g, last) for g, last in zip(groups, self._last, strict=True) if g.get("lr") != last)
-        rates = f"to {_short(group.get('lr'))}, it was {_short(last)}"
+        present, built = next(
+            (group.get("lr"), built)
+            for group, built, last in zip(groups, self._built, self._last, strict=True)
+            if not last.is_still(group.get("lr"))
+        )
+        before = None if built is None else built * self._factor
+        rates = f"to {_short(present)}, it was {_short(before)}"
         text = f"step {step + 1}: the task's own code set the learning rate {rates}. {_TAKEN}"
         self._tell(Finding("LearningRate", step, text))
 
@@ -155,6 +183,10 @@ def _layer_scales(optimizer: Optimizer) -> list[float]:
         float(group["lr_scale"]) if "lr_scale" in group and group.get("lr") == default else 1.0
         for group in optimizer.param_groups
     ]
+
+
+def _version(rate: Rate) -> int:
+    return rate._version if isinstance(rate, Tensor) else 0
 
 
 def _numbers(rates: Sequence[Rate]) -> list[float | None]:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.checkpoint import writing
-from tpu_trainer.checkpoint.catalogue import Found, as_row, find, from_row
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, NoCheckpoints
+from tpu_trainer.checkpoint.catalogue import Found, Target, as_row, find, from_row, prepare
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due
 from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Storage:
     """`target`: None for a run without checkpoints. `elsewhere`: where the run begins while it has none of its own."""
 
-    target: writing.Target | None
+    target: Target | None
     elsewhere: Elsewhere | None = None
 
     @staticmethod
@@ -56,7 +56,7 @@ class Storage:
             recipe=_written(spec),
         )
         named = spec.checkpoint.resume_from
-        target = writing.Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
+        target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
         return Storage(target, None if named is None else Elsewhere.at(named))
 
     def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
@@ -72,7 +72,7 @@ class Storage:
         if telling.aloud:
             found, away = self._chosen(telling)
             # After the choice, which names what it passes over: this removes torn checkpoints of this job.
-            writing.prepare(self.target)
+            prepare(self.target)
         rows = backend.gather([float(telling.aloud), float(away), *as_row(found.folder if found else None)])
         if telling.aloud:
             return found
@@ -84,13 +84,13 @@ class Storage:
     def checkpoints(self, spec: RunSpec, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
         """How the loop takes checkpoints. The reporting replica writes them, since all replicas hold the same."""
         if spec.checkpoint is None or self.target is None:
-            return NoCheckpoints()
+            return Checkpoints()
         due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
         if not telling.aloud:
-            return NoCheckpoints(due)
+            return Checkpoints(due)
 
-        def take(step: int, position: Position, clean: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.present, work.hp, clean)
+        def take(step: int, position: Position, health: Health) -> Snapshot:
+            kept = document(work.start, step, position, work.rates.present, work.hp, health)
             kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()

@@ -1,6 +1,6 @@
-"""Who hears what the run has to say: people at the log, whoever follows the progress file, the report, the operator.
+"""Passes what the run says to everyone who listens: the log, the progress file, the history and the operator.
 
-Made by `replica`, one for each; on all replicas but one it is silent.
+Every replica has one; all but one are silent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tpu_trainer.telemetry.reporter import Reporter
 
 @dataclass(frozen=True)
 class Telling:
-    """`aloud`: this is the one replica of the gang that reports; `heartbeat` is what it tells the operator with."""
+    """`aloud`: this is the replica that reports; `heartbeat`: its reports to the operator, if it sends any."""
 
     progress: Progress
     reporter: Reporter
@@ -42,7 +42,7 @@ class Telling:
         self.reporter.evaluated(step, metrics)
 
     def ended(self, outcome: Outcome) -> None:
-        # Before the page, whose writing may take its time.
+        # Before the history, which may take a while to write.
         if self.heartbeat is not None:
             self.heartbeat.end(outcome)
         self.reporter.ended(outcome)

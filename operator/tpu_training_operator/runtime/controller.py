@@ -1,6 +1,6 @@
 """Takes keys of jobs from the queue and reconciles them, with several workers.
 
-A hint about a job may be lost, late or repeated; the resync and the queue make up for that.
+An event about a job may be lost, late or repeated; the resync and the queue make up for that.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class Reconciler:
         return key in self._memories and self._memories[key].version == version
 
     def settle_seconds(self, key: JobKey) -> float:
-        """How long to wait for more hints about the job: every pass reads all of its pods, and the pods of a large
+        """How long to wait for more events about the job: every pass reads all of its pods, and the pods of a large
         gang start one by one."""
         return self._memories[key].pods * _SETTLE_SECONDS_PER_POD if key in self._memories else 0.0
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpu_trainer.checkpoint.catalogue import Found, candidates, newest
+from tpu_trainer.checkpoint.catalogue import Found, Target, candidates, make_room, newest, write
 from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.checkpoint.writing import Target, make_room, write
 
 BATCH = 16
 
@@ -41,7 +40,7 @@ def commit(store: Store, step: int, by: Author | None = None, keep: int = 100, *
 
 
 def latest(store: Store, fingerprint: str, say: Callable[[str], None]) -> Found | None:
-    """The newest of all the checkpoints in `store`, whoever wrote it."""
+    """The newest of all checkpoints in `store`, of any writer."""
     return newest(store, candidates(store, say), fingerprint, say)
 
 

@@ -81,7 +81,7 @@ class Turns:
     """Several writers on one store, whose operations follow each other as `order` says (indices of writers).
 
     A turn is one operation and all that the writer does up to its next. Turns of a writer that has ended fall away;
-    after the last of the order whoever is left goes on.
+    after the last of the order the remaining ones go on.
     """
 
     def __init__(self, store: Store, order: Sequence[int]) -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import author, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Cost, Due, NoCheckpoints
+from tpu_trainer.checkpoint.catalogue import Target, prepare
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Cost, Due
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.checkpoint.writing import Target, prepare
 from tpu_trainer.data import Position
+from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import StorageError
 
 HERE = Position()
@@ -51,14 +52,14 @@ class Run:
         target = Target(store, author(), keep)
         self.checkpoints = Checkpointer(target, due, self._take, self.said.append, now=now)
 
-    def _take(self, step: int, position: Position, clean: bool) -> Snapshot:
+    def _take(self, step: int, position: Position, health: Health) -> Snapshot:
         self.taken.append(step)
         return snapshot(step)
 
     def train(self, *steps: int) -> None:
         for step in steps:
             if self.checkpoints.overdue() or self.checkpoints.due(step):
-                self.checkpoints.save(step, HERE, clean=True)
+                self.checkpoints.save(step, HERE, Health())
 
 
 class Gate:
@@ -131,7 +132,7 @@ def test_a_snapshot_is_taken_only_after_the_one_before_is_written(gate: Gate) ->
     assert said.startswith("step 4: training stood still for 5.0 s until the checkpoint of step 2 was written")
 
 
-def test_a_failed_write_is_said_and_the_next_one_is_tried() -> None:
+def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:
     store = MemoryStore()
     failing = iter([StorageError("memory: cannot write model.safetensors: No space left on device")])
 
@@ -152,7 +153,7 @@ def test_a_failed_write_is_said_and_the_next_one_is_tried() -> None:
     assert len(run.said) == 1
 
 
-def test_an_error_of_any_other_kind_is_said_with_its_type_and_fails_nothing_either() -> None:
+def test_any_other_error_is_reported_with_its_type_and_fails_nothing() -> None:
     def fail(operation: str) -> None:
         raise MemoryError("of the\nhost")
 
@@ -162,7 +163,7 @@ def test_an_error_of_any_other_kind_is_said_with_its_type_and_fails_nothing_eith
     assert run.said == ["the checkpoint of step 2 was not written, there is none: MemoryError: of the"]
 
 
-def test_old_ones_that_cannot_be_deleted_are_said_but_the_checkpoint_counts() -> None:
+def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts() -> None:
     store = MemoryStore()
 
     def forbid(operation: str) -> None:
@@ -182,18 +183,18 @@ def test_a_stop_between_checkpoints_writes_one_and_waits_for_it() -> None:
     store = MemoryStore()
     run = Run(store, Due(10, None, 99))
     run.train(10, 11, 12, 13)
-    assert run.checkpoints.save_now(13, HERE, clean=True) == 13
+    assert run.checkpoints.save_now(13, HERE, Health()) == 13
     assert steps_in(store) == 13
 
 
 def test_a_stop_at_a_step_that_was_due_writes_it_once() -> None:
     run = Run(MemoryStore(), Due(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, clean=True) == 10
+    assert run.checkpoints.save_now(10, HERE, Health()) == 10
     assert run.taken == [10]
 
 
-def test_a_stop_tries_a_write_that_failed_once_more() -> None:
+def test_a_stop_repeats_a_write_that_failed() -> None:
     store = MemoryStore()
     failing = iter([StorageError("memory: no connection")])
 
@@ -203,11 +204,11 @@ def test_a_stop_tries_a_write_that_failed_once_more() -> None:
 
     run = Run(Intercepted(store, fail_once), Due(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, clean=True) == 10
+    assert run.checkpoints.save_now(10, HERE, Health()) == 10
     assert steps_in(store) == 10
 
 
-def test_a_stop_whose_checkpoint_cannot_be_written_says_so_by_none() -> None:
+def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
     store = MemoryStore()
     refusing = threading.Event()
 
@@ -219,7 +220,7 @@ def test_a_stop_whose_checkpoint_cannot_be_written_says_so_by_none() -> None:
     run.train(10)
     assert run.checkpoints.finish()
     refusing.set()
-    assert run.checkpoints.save_now(13, HERE, clean=True) is None
+    assert run.checkpoints.save_now(13, HERE, Health()) is None
     assert run.checkpoints.last_step == steps_in(store) == 10
     assert run.said == ["the checkpoint of step 13 was not written, the newest is of step 10: memory: no connection"]
 
@@ -229,10 +230,10 @@ def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
     checkpoints = Checkpointer(target, Due(10, None, 99), lambda step, *_: snapshot(step), print, resumed=40)
     assert checkpoints.finish()
     assert checkpoints.last_step == 40
-    assert checkpoints.save_now(40, HERE, clean=True) == 40
+    assert checkpoints.save_now(40, HERE, Health()) == 40
 
 
-def test_minutes_are_counted_from_the_snapshot_before() -> None:
+def test_minutes_count_from_the_last_snapshot() -> None:
     seconds = [0.0]
     run = Run(MemoryStore(), Due(None, 1, 99), now=lambda: seconds[0])
     for seconds[0], step in ((59.0, 1), (61.0, 2), (120.0, 3), (121.0, 4)):
@@ -250,13 +251,13 @@ def test_the_cost_adds_up() -> None:
     assert run.checkpoints.cost.size == sum(map(len, store.objects.values()))
 
 
-def test_a_replica_that_writes_none_knows_when_the_writer_does_and_says_it_has_none() -> None:
-    silent = NoCheckpoints(Due(10, 1, 99))
+def test_a_replica_that_does_not_write_knows_when_the_writer_does() -> None:
+    silent = Checkpoints(Due(10, 1, 99))
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
-    assert not NoCheckpoints().due(99)
+    assert not Checkpoints().due(99)
     assert not silent.overdue()
-    silent.save(10, HERE, clean=True)
-    assert (silent.save_now(10, HERE, clean=True), silent.finish(), silent.last_step, silent.cost) == (
+    silent.save(10, HERE, Health())
+    assert (silent.save_now(10, HERE, Health()), silent.finish(), silent.last_step, silent.cost) == (
         None,
         True,
         None,
@@ -265,7 +266,7 @@ def test_a_replica_that_writes_none_knows_when_the_writer_does_and_says_it_has_n
 
 
 @pytest.mark.parametrize("forbidden", ["list", "put", "delete"])
-def test_a_place_that_refuses_is_found_out_before_the_first_step(forbidden: str) -> None:
+def test_a_place_that_refuses_is_found_before_the_first_step(forbidden: str) -> None:
     def forbid(operation: str) -> None:
         if operation == forbidden:
             raise StorageError("permission denied")
@@ -275,9 +276,9 @@ def test_a_place_that_refuses_is_found_out_before_the_first_step(forbidden: str)
 
 
 @given(dues=st.sets(st.integers(1, 30)), stop=st.integers(1, 31), keep=st.integers(1, 3))
-def test_wherever_a_run_is_stopped_the_newest_checkpoint_is_of_that_step(dues: set[int], stop: int, keep: int) -> None:
+def test_wherever_a_run_is_stopped_the_newest_checkpoint_has_that_step(dues: set[int], stop: int, keep: int) -> None:
     store = MemoryStore()
     run = Run(store, Due(max(dues, default=99), None, 99), keep)
     run.train(*range(1, stop + 1))
-    assert run.checkpoints.save_now(stop, HERE, clean=True) == steps_in(store) == stop
+    assert run.checkpoints.save_now(stop, HERE, Health()) == steps_in(store) == stop
     assert len({name.partition("/")[0] for name in store.objects}) <= keep

@@ -30,7 +30,7 @@ def test_the_newest_is_taken(store: Store) -> None:
     assert_same(found.snapshot, snapshot(100))
 
 
-def test_of_equal_ones_the_later_attempts_is_taken(store: Store) -> None:
+def test_the_later_attempt_wins_between_equal_checkpoints(store: Store) -> None:
     for attempt in (2, 10, 9):
         commit(store, 30, author(attempt=attempt), content=attempt)
     assert latest(store, "f", quiet).folder.attempt == 10
@@ -50,7 +50,7 @@ def test_checkpoints_of_another_fingerprint_are_passed_over_with_a_line(store: S
     assert lines == ["checkpoint step-00000020-5f0c1234-1 is passed over: it is of another task, model or seed"]
 
 
-def test_what_is_no_checkpoint_is_not_looked_at(store: Store) -> None:
+def test_other_files_are_not_looked_at(store: Store) -> None:
     for name in ("step-x-5f0c-1/COMMIT", "step-00000010/COMMIT", "step-000000010-a-1/COMMIT", "step-00000010-a-01/x"):
         store.put(name, b"")
     lines: list[str] = []
@@ -71,7 +71,7 @@ def test_storage_that_refuses_is_not_taken_for_a_torn_checkpoint() -> None:
         latest(store, "f", quiet)
 
 
-def test_another_host_reads_the_very_one_that_was_chosen(store: Store) -> None:
+def test_another_host_reads_exactly_the_chosen_one(store: Store) -> None:
     for step in (10, 20):
         commit(store, step)
     assert_same(find(store, Folder(10, "5f0c1234", 1), host=3).snapshot, snapshot(10))
@@ -86,7 +86,7 @@ def test_a_host_that_cannot_see_the_choice_says_what_that_means(store: Store) ->
     )
 
 
-def test_a_host_checks_for_itself_what_was_chosen() -> None:
+def test_every_host_checks_the_chosen_one_itself() -> None:
     store = MemoryStore()
     commit(store, 10)
     store.objects["step-00000010-5f0c1234-1/state.json"] += b" "
@@ -105,7 +105,7 @@ folders = st.builds(
 
 
 @given(folder=folders | st.none())
-def test_a_choice_travels_as_small_whole_numbers(folder: Folder | None) -> None:
+def test_a_choice_travels_as_small_integers(folder: Folder | None) -> None:
     row = as_row(folder)
     assert len(row) == ROW
     assert all(number == int(number) and 0 <= number < 2**24 for number in row)
@@ -122,12 +122,12 @@ def test_a_commit_reads_as_it_was_written(step: int, examples: int, uid: str, fi
 
 
 @given(data=st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: repr(x).encode()))
-def test_whatever_is_no_commit_is_said_to_be_none(data: bytes) -> None:
-    with pytest.raises(ValueError, match="COMMIT is cut off, or no COMMIT at all"):
+def test_anything_else_is_not_a_commit(data: bytes) -> None:
+    with pytest.raises(ValueError, match="COMMIT is cut off, or not a COMMIT"):
         Commit.parse(data)
 
 
-def test_a_commit_of_another_format_is_told_apart() -> None:
+def test_a_commit_of_another_format_is_recognised() -> None:
     with pytest.raises(OtherFormatError, match="COMMIT is of format 7, this trainer reads format 1"):
         Commit.parse(b'{"format": 7}')
 

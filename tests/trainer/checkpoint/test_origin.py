@@ -10,8 +10,8 @@ import pytest
 from tests.trainer.checkpoint.runs import author, commit
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Folder
-from tpu_trainer.checkpoint.directory_store import DirectoryStore
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
+from tpu_trainer.checkpoint.store import DirectoryStore
 from tpu_trainer.errors import UserCodeError
 
 RECIPE = {"optimizer.learningRate": "0.1", "trainSteps": "20"}
@@ -24,7 +24,7 @@ OTHER_MODEL = replace(CREATED_AGAIN, fingerprint="g")
 
 
 def chosen(store: MemoryStore | DirectoryStore, elsewhere: Elsewhere | None = None) -> tuple[Folder | None, list[str]]:
-    """What ME takes up from its own folder, and what it warns of."""
+    """What ME continues from its own folder, and what it warns of."""
     warnings: list[str] = []
     found = choose_own(store, ME, elsewhere, lambda _: None, warnings.append)
     return (found.folder if found else None), warnings
@@ -35,14 +35,14 @@ def chosen(store: MemoryStore | DirectoryStore, elsewhere: Elsewhere | None = No
     [(ME, True), (CREATED_AGAIN, True), (OTHER_JOB, False), (OF_0_1_0, False), (OTHER_MODEL, False)],
     ids=["own", "created again with the same recipe", "another job", "version 0.1.0", "another model"],
 )
-def test_a_job_takes_up_its_own_and_what_it_leaves_it_warns_of(writer: Author, continues: bool) -> None:
+def test_a_job_continues_its_own_checkpoint_and_warns_of_others(writer: Author, continues: bool) -> None:
     store = MemoryStore()
     commit(store, 10, writer)
     folder, warnings = chosen(store)
     assert (folder is not None, not warnings) == (continues, continues)
 
 
-def test_its_own_goes_before_what_others_have_trained_further() -> None:
+def test_its_own_comes_before_others_that_have_trained_further() -> None:
     store = MemoryStore()
     commit(store, 10, ME)
     commit(store, 20, OTHER_JOB)
@@ -50,7 +50,7 @@ def test_its_own_goes_before_what_others_have_trained_further() -> None:
     assert chosen(store) == (Folder(10, ME.job, 1), [])
 
 
-def test_a_job_created_again_with_another_recipe_must_say_what_it_wants() -> None:
+def test_a_job_created_again_with_another_recipe_must_say_where_to_begin() -> None:
     store = MemoryStore()
     commit(store, 10, OTHER_RATE)
     with pytest.raises(UserCodeError) as raised:
@@ -72,7 +72,7 @@ def test_a_job_told_where_to_begin_is_not_stopped_by_what_its_folder_holds(tmp_p
 @pytest.mark.parametrize(
     ("name", "step"), [("", 20), ("/step-00000010-9a72othe-1", 10), ("/step-00000010-9a72othe-1/", 10)]
 )
-def test_the_newest_of_a_folder_or_the_very_one_that_is_named_is_taken(tmp_path: Path, name: str, step: int) -> None:
+def test_a_named_folder_gives_its_newest_and_a_named_checkpoint_itself(tmp_path: Path, name: str, step: int) -> None:
     for at in (10, 20):
         commit(DirectoryStore(tmp_path / "sweeps"), at, OTHER_JOB)
     found = choose_elsewhere(Elsewhere.at(f"{tmp_path}/sweeps{name}"), ME, lambda _: None)
@@ -88,7 +88,7 @@ def test_the_newest_of_a_folder_or_the_very_one_that_is_named_is_taken(tmp_path:
     ],
     ids=["empty", "another model", "no COMMIT"],
 )
-def test_a_place_to_begin_that_has_nothing_to_offer_ends_the_job(
+def test_a_place_to_begin_without_a_fitting_checkpoint_ends_the_job(
     tmp_path: Path, written: list[Author | str], said: str
 ) -> None:
     store = DirectoryStore(tmp_path)
@@ -100,7 +100,7 @@ def test_a_place_to_begin_that_has_nothing_to_offer_ends_the_job(
         choose_elsewhere(Elsewhere.at(str(tmp_path)), ME, lambda _: None)
 
 
-def test_checkpoints_where_version_0_1_0_kept_them_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+def test_checkpoints_where_version_0_1_0_kept_them_cause_a_warning(tmp_path: Path) -> None:
     commit(DirectoryStore(tmp_path), 10, OF_0_1_0)
     folder, (warning,) = chosen(DirectoryStore(tmp_path / ME.name))
     assert folder is None

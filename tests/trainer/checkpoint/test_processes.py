@@ -45,7 +45,7 @@ def start(bytecode: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("commits", [1, 33])
-def test_a_writer_killed_in_the_middle_loses_nothing_that_it_called_committed(
+def test_a_writer_killed_in_the_middle_loses_nothing_it_had_committed(
     commits: int, start: Start, tmp_path: Path
 ) -> None:
     store = open_store(str(tmp_path / "checkpoints"))

@@ -7,18 +7,16 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import author, commit
 from tests.trainer.checkpoint.stores import MemoryStore, counting
-from tpu_trainer.checkpoint.catalogue import Entry
+from tpu_trainer.checkpoint.catalogue import Entry, Target, prepare, surplus
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Folder
-from tpu_trainer.checkpoint.retention import surplus
 from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.checkpoint.writing import Target, prepare
 
 
 def folders(store: Store) -> set[str]:
     return {name.partition("/")[0] for name in store.list("")}
 
 
-def test_the_newest_stay_and_the_older_go(store: Store) -> None:
+def test_the_newest_are_kept_and_older_ones_deleted(store: Store) -> None:
     for step in (10, 20, 30, 40):
         commit(store, step, keep=2)
     assert folders(store) == {"step-00000030-5f0c1234-1", "step-00000040-5f0c1234-1"}
@@ -51,7 +49,7 @@ def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: 
     }
 
 
-def test_a_job_whose_uid_only_begins_alike_keeps_its_checkpoints(store: Store) -> None:
+def test_a_job_whose_uid_has_the_same_beginning_keeps_its_checkpoints(store: Store) -> None:
     commit(store, 10, author(uid="5f0c1234-other"))
     commit(store, 20, author(attempt=2), keep=1)
     assert folders(store) == {"step-00000010-5f0c1234-1", "step-00000020-5f0c1234-2"}
@@ -70,7 +68,7 @@ def test_a_start_deletes_what_own_and_earlier_attempts_left_unfinished_and_leave
     assert folders(store) == {"step-00000010-5f0c1234-3"}
 
 
-def test_a_commit_goes_before_the_files_it_vouches_for() -> None:
+def test_a_commit_is_deleted_before_the_files_it_vouches_for() -> None:
     store, deleted = MemoryStore(), []
 
     class Noting(MemoryStore):
@@ -110,7 +108,7 @@ wholes = st.lists(
 
 
 @given(keys=wholes, keep=st.integers(1, 4), data=st.data())
-def test_the_newest_of_its_fingerprint_the_newest_clean_one_and_the_one_just_written_stay(
+def test_the_newest_usable_ones_the_newest_clean_one_and_the_one_just_written_are_kept(
     keys: list[tuple[int, int, str, bool]], keep: int, data: st.DataObject
 ) -> None:
     whole = [entry(*key) for key in keys]

@@ -14,7 +14,7 @@ from tpu_trainer.contract import ExitCode
 
 
 @pytest.mark.usefixtures("object_storage")
-def test_a_gang_that_is_stopped_goes_on_from_the_bucket(launcher: Launcher) -> None:
+def test_a_gang_that_is_stopped_continues_from_the_bucket(launcher: Launcher) -> None:
     checkpoint = {"uri": f"gs://{BUCKET}/stopped", "everySteps": 3, "keep": 1}
     task = {"entrypoint": "tests.trainer.interrupted:task", "hosts": 2, "replicas": 2}
     whole = launcher.start(run_spec(**task))

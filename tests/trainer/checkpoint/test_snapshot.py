@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.trainer.checkpoint.runs import assert_same
-from tpu_trainer.checkpoint.files import files_of, snapshot_of
 from tpu_trainer.checkpoint.snapshot import (
     STORABLE,
     Snapshot,
+    files_of,
     fingerprint,
     hooks_state,
+    put_together,
     restore_model,
     restore_optimizer,
+    snapshot_of,
+    take_apart,
     take_snapshot,
 )
-from tpu_trainer.checkpoint.tree import put_together, take_apart
 from tpu_trainer.errors import UserCodeError
 
 
@@ -97,7 +99,7 @@ def through_files(snapshot: Snapshot) -> Snapshot:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("optimizer", [sgd, momentum, adamw, lbfgs])
-def test_a_restored_run_continues_to_the_same_bits_as_the_one_that_went_on(
+def test_a_restored_run_continues_to_the_same_bits_as_one_that_never_stopped(
     optimizer: Optimizers, dtype: torch.dtype
 ) -> None:
     model, running = started(optimizer, dtype)
@@ -151,7 +153,7 @@ def test_rates_are_those_of_the_new_recipe_and_not_the_checkpoints() -> None:
     assert (fresh.param_groups[0]["lr"], fresh.param_groups[0]["momentum"]) == (0.4, 0.95)
 
 
-def test_whoever_held_the_parameter_groups_before_still_sets_the_rates_after() -> None:
+def test_parameter_groups_held_before_a_restore_still_set_the_rates_after() -> None:
     model, optimizer = started(momentum)
     train(model, optimizer, steps=1, seed=1)
     snapshot = take(model, optimizer)
@@ -212,9 +214,7 @@ def test_views_and_strides_do_not_matter() -> None:
     ],
     ids=["shape", "type", "more", "fewer", "no longer shared"],
 )
-def test_a_model_that_is_not_the_checkpoints_is_refused_by_its_first_difference(
-    change: Callable[[nn.Module], object], said: str
-) -> None:
+def test_another_model_is_refused_with_its_first_difference(change: Callable[[nn.Module], object], said: str) -> None:
     model, optimizer = started(sgd)
     snapshot, before = take(model, optimizer), fingerprint(model, "m:f", 3)
     change(model)
@@ -224,7 +224,7 @@ def test_a_model_that_is_not_the_checkpoints_is_refused_by_its_first_difference(
     assert fingerprint(model, "m:f", 3) != before
 
 
-def test_a_fingerprint_is_of_names_types_and_shapes_entrypoint_and_seed_but_not_of_values() -> None:
+def test_a_fingerprint_covers_names_types_shapes_entrypoint_and_seed_but_not_values() -> None:
     model, _ = started(sgd)
     same, _ = started(sgd, seed=7)
     assert fingerprint(model, "m:f", 3) == fingerprint(same, "m:f", 3)
@@ -272,7 +272,7 @@ def test_a_tensor_that_safetensors_cannot_hold_is_refused_when_it_is_taken() -> 
         take(model, sgd([torch.zeros(1)]))
 
 
-def test_extra_state_of_a_module_that_is_no_tensor_is_refused() -> None:
+def test_extra_state_of_a_module_that_is_not_a_tensor_is_refused() -> None:
     class Extra(nn.Module):
         def get_extra_state(self) -> dict[str, int]:
             return {"a": 1}

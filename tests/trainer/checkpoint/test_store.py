@@ -1,4 +1,4 @@
-"""What every store promises, on all of them; what a person is told when a place refuses."""
+"""What every store promises, on all of them, and the message if a place refuses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
-from tpu_trainer.checkpoint.directory_store import DirectoryStore
-from tpu_trainer.checkpoint.store import MissingError, Store, open_store
+from tpu_trainer.checkpoint.store import DirectoryStore, MissingError, Store, open_store
 from tpu_trainer.errors import BadSpecError, StorageDeniedError, StorageError
 
 NO_PAUSES = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
@@ -37,7 +36,7 @@ def test_writing_again_replaces_the_object(store: Store) -> None:
     assert store.list("step-1/") == {"step-1/a": 3}
 
 
-def test_a_listing_has_every_object_of_the_prefix_with_its_size_and_no_other(store: Store) -> None:
+def test_a_listing_has_exactly_the_objects_of_the_prefix_with_their_sizes(store: Store) -> None:
     for name, data in (("step-1/a", b"12"), ("step-1/b", b""), ("step-2/a", b"1"), ("other/a", b"1")):
         store.put(name, data)
     assert store.list("step-") == {"step-1/a": 2, "step-1/b": 0, "step-2/a": 1}
@@ -48,7 +47,7 @@ def test_a_place_where_nothing_was_written_lists_empty(store: Store) -> None:
     assert store.list("step-") == {}
 
 
-def test_only_the_first_of_two_that_create_an_object_does(store: Store) -> None:
+def test_only_the_first_of_two_writers_creates_an_object(store: Store) -> None:
     assert store.put_if_absent("step-1/COMMIT", b"first")
     assert not store.put_if_absent("step-1/COMMIT", b"second")
     assert store.read("step-1/COMMIT") == b"first"
@@ -66,7 +65,7 @@ def test_a_deleted_object_is_gone_and_may_be_deleted_again(store: Store) -> None
 @pytest.mark.parametrize(
     "uri", ["", "s3://bucket/path", "relative/path", "gs://", "gs://bucket", "gs://bucket/", "gs:///path", "file:///x"]
 )
-def test_what_is_neither_a_bucket_with_a_path_nor_an_absolute_path_is_a_bad_spec(uri: str) -> None:
+def test_anything_but_a_bucket_with_a_path_or_an_absolute_path_is_a_bad_spec(uri: str) -> None:
     with pytest.raises(BadSpecError) as raised:
         open_store(uri)
     assert str(raised.value) == f'checkpoint.uri: "gs://bucket/path" or the absolute path of a directory, got {uri!r}'
@@ -81,13 +80,13 @@ def test_a_large_object_is_sent_to_the_bucket_in_pieces_and_reads_as_it_was(
     assert store.read("step-1/a") == data
 
 
-def test_the_bucket_is_asked_whether_it_holds_what_was_sent(
+def test_the_bucket_is_asked_whether_it_holds_the_bytes_that_were_sent(
     object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"gs://{BUCKET}/altered")
     send = store._files.pipe_file
     monkeypatch.setattr(store._files, "pipe_file", lambda name, data: send(name, data[:-1] + b"!"))
-    with pytest.raises(StorageError, match="cannot write step-1/a: the bucket holds other bytes than were sent"):
+    with pytest.raises(StorageError, match="cannot write step-1/a: the bucket holds bytes that differ from those sent"):
         store.put("step-1/a", b"sent")
 
 
@@ -100,7 +99,7 @@ def test_a_bucket_that_does_not_exist_is_named_by_every_operation(object_storage
             operation()
 
 
-def test_a_server_that_cannot_be_reached_is_said_in_one_line(
+def test_a_server_that_cannot_be_reached_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port()}")
@@ -125,7 +124,7 @@ GRANT = "needs roles/storage.objectUser on gs://bucket"
         (503, "try later", False, "HttpError: try later, 503"),
     ],
 )
-def test_what_a_bucket_answers_is_one_line_and_lasting_where_asking_again_is_no_help(
+def test_a_buckets_refusal_is_one_line_and_lasting_if_a_retry_cannot_help(
     status: int, message: str, lasting: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gcsfs.retry, "asyncio", NO_PAUSES)
@@ -154,7 +153,7 @@ METADATA = "Failed to retrieve http://metadata/token from the Google Compute Eng
     ],
     ids=["no binding to a service account", "failing", "not up yet"],
 )
-def test_a_metadata_server_that_gives_no_token_is_told_from_one_that_is_not_up_yet(
+def test_a_metadata_server_without_a_token_differs_from_one_that_is_not_up_yet(
     cause: str, lasting: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
@@ -170,7 +169,7 @@ def test_a_metadata_server_that_gives_no_token_is_told_from_one_that_is_not_up_y
     assert isinstance(raised.value, StorageDeniedError) == lasting
 
 
-def test_a_file_in_the_place_of_the_directory_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = DirectoryStore(tmp_path / "file")
     for operation in (lambda: store.list("step-"), lambda: store.put("a/b", b""), lambda: store.read("a/b")):
@@ -214,7 +213,7 @@ def test_a_directory_of_another_user_names_the_user_that_must_be_let_in(tmp_path
     assert "the worker runs as user 65532 of group 65532, which must be allowed to read and write there" in said
 
 
-def test_a_directory_goes_with_its_last_file_but_the_root_stays(tmp_path: Path) -> None:
+def test_a_directory_is_deleted_with_its_last_file_but_the_root_stays(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "root")
     store.put("step-1/a", b"")
     store.delete("step-1/a")

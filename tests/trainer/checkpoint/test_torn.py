@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import Killed, MemoryStore, counting, dying_after
-from tpu_trainer.checkpoint.catalogue import Found
+from tpu_trainer.checkpoint.catalogue import Found, Target, prepare, write
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
 from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.checkpoint.writing import Target, prepare, write
 from tpu_trainer.errors import StorageError
 
 
@@ -49,7 +48,7 @@ def test_a_writer_killed_before_any_of_its_operations_leaves_the_previous_checkp
 
 
 @pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
-def test_the_next_attempt_cleans_up_after_a_killed_one_and_goes_on(operations: int, store: Store) -> None:
+def test_the_next_attempt_cleans_up_after_a_killed_one_and_continues(operations: int, store: Store) -> None:
     commit(store, 10)
     commit(store, 20)
     with suppress(Killed):
@@ -159,7 +158,7 @@ def changed_model(store: MemoryStore, name: str) -> None:
     ("damage", "said"),
     [
         (without_commit, "it has no COMMIT: its writing was cut short, or goes on"),
-        (half_a_commit, "its COMMIT is cut off, or no COMMIT at all"),
+        (half_a_commit, "its COMMIT is cut off, or not a COMMIT"),
         (other_format, "its COMMIT is of format 2, this trainer reads format 1"),
         (renamed, "its COMMIT is of step 20"),
         (short_model, "its model.safetensors has 5 bytes, its COMMIT says "),
@@ -167,7 +166,9 @@ def changed_model(store: MemoryStore, name: str) -> None:
         (changed_model, "its model.safetensors is not what was written: the checksum differs"),
     ],
 )
-def test_what_is_passed_over_is_said_in_one_line(damage: Callable[[MemoryStore, str], None], said: str) -> None:
+def test_a_checkpoint_that_is_passed_over_is_one_line_in_the_log(
+    damage: Callable[[MemoryStore, str], None], said: str
+) -> None:
     store = two_checkpoints()
     damage(store, "step-00000020-5f0c1234-1")
     lines: list[str] = []
@@ -177,7 +178,7 @@ def test_what_is_passed_over_is_said_in_one_line(damage: Callable[[MemoryStore, 
     assert f"-5f0c1234-1 is passed over: {said}" in line
 
 
-def test_a_writer_that_finds_anothers_commit_does_not_claim_its_checkpoint(store: Store) -> None:
+def test_a_writer_that_finds_another_writers_commit_does_not_claim_it(store: Store) -> None:
     commit(store, 10)
     mine, rival = Target(store, author(), 2), MemoryStore()
     commit(rival, 20, content=7.0)
@@ -209,7 +210,7 @@ def test_a_commit_whose_answer_was_lost_and_that_was_sent_again_counts() -> None
 
 
 @pytest.mark.parametrize("puts", range(3))
-def test_a_write_that_is_refused_gives_back_the_room_it_took(puts: int) -> None:
+def test_a_refused_write_frees_the_room_it_took(puts: int) -> None:
     left = iter(range(puts))
 
     class Full(MemoryStore):

@@ -16,7 +16,7 @@ def start(launcher: Launcher, name: str, directory: Path, uid: str = "", hosts: 
     return launcher.start(run_spec(job=job, hosts=hosts, checkpoint=checkpoint, **changes))
 
 
-def test_a_job_trains_on_where_another_ended_only_if_it_is_told_to(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_job_continues_another_jobs_training_only_if_told_to(launcher: Launcher, tmp_path: Path) -> None:
     first = start(launcher, "first", tmp_path)
     assert first.wait() == [ExitCode.Succeeded], first.output()
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore, Turns
+from tpu_trainer.checkpoint.catalogue import Target, prepare
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.checkpoint.writing import Target, prepare
 from tpu_trainer.errors import StorageError
 
 OLD, NEW = author(attempt=1), author(attempt=2)
@@ -65,13 +65,14 @@ def test_two_jobs_in_one_place_do_not_touch_each_others_checkpoints(order: list[
 
 @given(order=orders)
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_same_in_directories_and_buckets(order: list[int], new_store: Callable[[], Store]) -> None:
+def test_directories_and_buckets_behave_alike(order: list[int], new_store: Callable[[], Store]) -> None:
     store = new_store()
     Turns(store, order).run([writing(OLD, 20, 30), writing(NEW, 20, 30, 40)])
     check_newest(store, Folder(40, NEW.job, NEW.attempt))
 
 
 @given(order=orders)
+@settings(deadline=None)
 def test_the_newest_whole_checkpoint_never_moves_back_while_two_write(order: list[int]) -> None:
     store = MemoryStore()
     commit(store, 10, OLD, content=content(OLD, 10))

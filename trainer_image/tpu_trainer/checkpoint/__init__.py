@@ -1,1 +1,1 @@
-"""Checkpoints: written so that a torn one is never taken for a whole one, read so that a run continues exactly."""
+"""Checkpoints: a torn one is never taken for a whole one, and a run that reads one continues exactly."""

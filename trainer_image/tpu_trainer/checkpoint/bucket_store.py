@@ -1,7 +1,7 @@
-"""A store in a bucket of Google Cloud Storage, through gcsfs. See `store`.
+"""A store in a bucket of Google Cloud Storage, through gcsfs.
 
-The service does the hard part: an object appears whole or not at all, is seen by everybody from then on, and can be
-made on the condition that there is none. STORAGE_EMULATOR_HOST names another server, without credentials.
+The service does the hard part: an object appears whole or not at all, everybody sees it from then on, and it can be
+created on the condition that there is none. STORAGE_EMULATOR_HOST names another server, without credentials.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 
 from tpu_trainer.checkpoint.store import MissingError, Trouble, refused
 
-# No limit on a whole request: how long one takes depends on the size of the model. Silence ends it.
+# No limit on a whole request, whose duration depends on the size of the model; silence ends it.
 _PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
 
-# What gcsfs lets through once its own retries are used up.
+# What gcsfs raises once its own retries are used up.
 _TROUBLE = (OSError, aiohttp.ClientError, HttpError, GoogleAuthError, ValueError, RuntimeError)
 
 _REASON_LIMIT = 200
 
 
 class BucketStore:
-    """Objects are those of `bucket` whose name begins with `path` and a slash."""
+    """The objects of `bucket` whose names start with `path` and a slash."""
 
     def __init__(self, bucket: str, path: str) -> None:
         self.uri = f"gs://{bucket}/{path}"
         self._bucket, self._root = bucket, f"{bucket}/{path}/"
-        # gcsfs logs every refused request with a traceback before it raises; here each is said once, in one line.
+        # gcsfs logs every refused request with a traceback before it raises; here each is one line of the error.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         self._files = GCSFileSystem(
-            # Else it looks for Google's credentials, and for the machine's on the network, before it does without.
+            # Otherwise it first looks for Google credentials, on this machine and on the network.
             token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else None,
             # A cached listing would hide what other processes write.
             use_listings_cache=False,
@@ -47,12 +47,12 @@ class BucketStore:
         )
 
     def list(self, prefix: str) -> dict[str, int]:
-        with self._saying("list the bucket"):
+        with self._doing("list the bucket"):
             found = self._files.find(self._root, prefix=prefix, detail=True)
         return {name.removeprefix(self._root): int(file["size"]) for name, file in found.items()}
 
     def read(self, name: str) -> bytes:
-        with self._saying(f"read {name}"):
+        with self._doing(f"read {name}"):
             try:
                 data: bytes = self._files.cat_file(self._root + name)
             except FileNotFoundError as error:
@@ -61,15 +61,15 @@ class BucketStore:
 
     def put(self, name: str, data: bytes) -> None:
         doing = f"write {name}"
-        with self._saying(doing):
+        with self._doing(doing):
             self._files.pipe_file(self._root + name, data)
             stored = self._files.info(self._root + name)
-        # Checked by what the service itself computed: nothing between here and there can have changed a bit.
+        # Checked against what the service itself computed: no bit can have changed on the way.
         if (int(stored["size"]), stored["crc32c"]) != (len(data), _crc32c(data)):
-            raise refused(self.uri, doing, Trouble("the bucket holds other bytes than were sent"))
+            raise refused(self.uri, doing, Trouble("the bucket holds bytes that differ from those sent"))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        with self._saying(f"write {name}"):
+        with self._doing(f"write {name}"):
             try:
                 self._files.pipe_file(self._root + name, data, mode="create")
             except FileExistsError:
@@ -77,14 +77,14 @@ class BucketStore:
         return True
 
     def delete(self, name: str) -> None:
-        with self._saying(f"delete {name}"):
+        with self._doing(f"delete {name}"):
             try:
                 self._files.rm_file(self._root + name)
             except FileNotFoundError:
                 return
 
     @contextmanager
-    def _saying(self, doing: str) -> Iterator[None]:
+    def _doing(self, doing: str) -> Iterator[None]:
         try:
             yield
         except _TROUBLE as error:
@@ -103,7 +103,7 @@ class BucketStore:
         if isinstance(error, aiohttp.ClientConnectionError | TimeoutError):
             return Trouble(f"no connection: {said or type(error).__name__}")
         if str(error).startswith("Forbidden"):
-            # Too many requests are answered like missing rights.
+            # Too many requests get the same status as missing rights.
             busy = "rate limit" in str(error).lower()
             return Trouble(said if busy else f"permission denied: {said}; {self._grant}", lasting=not busy)
         return Trouble(f"{type(error).__name__}: {said}")
@@ -117,9 +117,9 @@ class BucketStore:
 
 
 def _refused_credentials(error: Exception) -> Trouble | None:
-    """What is wrong with the credentials; None where it is something else."""
+    """What is wrong with the credentials; None if the trouble is something else."""
     if isinstance(error, HttpError) and error.code in (401, "401"):
-        # gcsfs says "Invalid Credentials" of whatever happened while they were fetched.
+        # gcsfs says "Invalid Credentials" whatever happened while it fetched them.
         cause = error.__cause__ if isinstance(error.__cause__, GoogleAuthError) else error
     elif isinstance(error, GoogleAuthError):
         cause = error
@@ -137,5 +137,5 @@ def _last_line(error: BaseException) -> str:
 
 
 def _crc32c(data: bytes) -> str:
-    """As the service writes it: the checksum's four bytes, the highest first, in base64."""
+    """As the service writes it: the checksum's four bytes, big-endian, in base64."""
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()

@@ -1,17 +1,19 @@
-"""Which checkpoints there are, which of them are whole, and which one a run continues from.
+"""The checkpoints in a store: which there are, which are whole, how one is written, and which are deleted.
 
-Reading trusts nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is passed over with
-a line that says why.
+Reading trusts nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is skipped with
+a line that says why. Writing puts COMMIT last, and deleting removes it first, so that what is half written or half
+deleted is never taken for whole. A run deletes only what its own job wrote, in this or an earlier attempt: a host that
+was cut off, and writes on beside its successor, must not destroy the successor's work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_trainer.checkpoint.commit import COMMIT, Commit, Folder, Mark, OtherFormatError
-from tpu_trainer.checkpoint.files import snapshot_of
-from tpu_trainer.checkpoint.snapshot import Snapshot
+from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Folder, Mark, OtherFormatError
+from tpu_trainer.checkpoint.snapshot import Snapshot, files_of, snapshot_of
 from tpu_trainer.checkpoint.store import MissingError, Store
 from tpu_trainer.errors import StorageError
 
@@ -23,7 +25,7 @@ ROW = 40
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint's folder as listed; `sizes`: its files in bytes, COMMIT too where there is one."""
+    """One checkpoint's folder as listed; `sizes`: its files in bytes, with COMMIT if there is one."""
 
     folder: Folder
     sizes: Mapping[str, int]
@@ -41,8 +43,17 @@ class Found:
     snapshot: Snapshot
 
 
-class PassedOverError(Exception):
-    """The checkpoint cannot be taken; the text says why. `torn`: it is not whole, and nobody will ever take it."""
+@dataclass(frozen=True)
+class Target:
+    """Where this run's checkpoints go; `keep` is how many committed ones stay."""
+
+    store: Store
+    author: Author
+    keep: int
+
+
+class SkippedError(Exception):
+    """The checkpoint cannot be taken; the text says why. `torn`: it is not whole, and never will be."""
 
     def __init__(self, why: str, torn: bool = True) -> None:
         super().__init__(why)
@@ -50,7 +61,7 @@ class PassedOverError(Exception):
 
 
 def entries(store: Store) -> list[Entry]:
-    """All the folders that are named like checkpoints, in no particular order."""
+    """All folders that are named like checkpoints, in no particular order."""
     sizes: dict[Folder, dict[str, int]] = {}
     for path, size in store.list("step-").items():
         name, _, file = path.partition("/")
@@ -63,16 +74,22 @@ def entries(store: Store) -> list[Entry]:
 def candidates(store: Store, say: Say) -> list[Candidate]:
     """All checkpoints that look whole, the one that has seen the most examples first.
 
-    Examples and not steps: on a larger slice a step counts for more of them. Of equal ones the later attempt's.
+    Examples and not steps: on a larger slice a step has more of them. Of equal ones, the later attempt's.
 
     Raises:
         StorageError: the storage refuses.
     """
-    return sorted(_committed(store, entries(store), say), key=_order, reverse=True)
+    whole = []
+    for entry in sorted(entries(store), key=lambda entry: str(entry.folder), reverse=True):
+        try:
+            whole.append((committed(store, entry), entry))
+        except SkippedError as why:
+            say(_skipped(entry.folder, why))
+    return sorted(whole, key=_progress, reverse=True)
 
 
 def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say) -> Found | None:
-    """The first of them that is whole and of this model, task and seed; None without one.
+    """The first of them that is whole and of this model, task and seed; None if there is none.
 
     Raises:
         StorageError: the storage refuses.
@@ -80,10 +97,10 @@ def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say)
     for commit, entry in among:
         try:
             if commit.author.fingerprint != fingerprint:
-                raise PassedOverError("it is of another task, model or seed", torn=False)
+                raise SkippedError("it is of another task, model or seed", torn=False)
             return Found(entry.folder, commit, _read(store, entry.folder, commit))
-        except PassedOverError as why:
-            _tell(say, entry.folder, why)
+        except SkippedError as why:
+            say(_skipped(entry.folder, why))
     return None
 
 
@@ -91,14 +108,14 @@ def find(store: Store, folder: Folder, host: int) -> Found:
     """The checkpoint that host 0 has chosen, checked again by this host.
 
     Raises:
-        StorageError: it is not there, not whole, or the storage refuses.
+        StorageError: it is missing or not whole, or the storage refuses.
     """
     for entry in entries(store):
         if entry.folder == folder:
             try:
                 commit = committed(store, entry)
                 return Found(folder, commit, _read(store, folder, commit))
-            except PassedOverError as why:
+            except SkippedError as why:
                 raise StorageError(f"{store.uri}: host {host} cannot read checkpoint {folder}: {why}") from why
     raise StorageError(
         f"{store.uri}: host {host} cannot see checkpoint {folder}, which host 0 chose: checkpoint.uri must be storage "
@@ -107,32 +124,32 @@ def find(store: Store, folder: Folder, host: int) -> Found:
 
 
 def committed(store: Store, entry: Entry) -> Commit:
-    """The entry's COMMIT, where all the files that it names have the sizes it says.
+    """The entry's COMMIT, if all the files that it names have the sizes it states.
 
     Raises:
-        PassedOverError: they have not, or there is no COMMIT.
+        SkippedError: they do not, or there is no COMMIT.
     """
     if COMMIT not in entry.sizes:
-        raise PassedOverError("it has no COMMIT: its writing was cut short, or goes on")
+        raise SkippedError("it has no COMMIT: its writing was cut short, or goes on")
     try:
         commit = Commit.parse(_present(store, entry.folder, COMMIT))
     except OtherFormatError as error:
-        raise PassedOverError(f"its {error}", torn=False) from error
+        raise SkippedError(f"its {error}", torn=False) from error
     except ValueError as error:
-        raise PassedOverError(f"its {error}") from error
+        raise SkippedError(f"its {error}") from error
     if commit.step != entry.folder.step:
-        raise PassedOverError(f"its COMMIT is of step {commit.step}")
+        raise SkippedError(f"its COMMIT is of step {commit.step}")
     for file, mark in commit.files.items():
         size = entry.sizes.get(file)
         if size is None:
-            raise PassedOverError(f"its {file} is missing")
+            raise SkippedError(f"its {file} is missing")
         if size != mark.size:
-            raise PassedOverError(f"its {file} has {size} bytes, its COMMIT says {mark.size}")
+            raise SkippedError(f"its {file} has {size} bytes, its COMMIT says {mark.size}")
     return commit
 
 
 def as_row(folder: Folder | None) -> list[float]:
-    """A name as `ROW` small numbers, for a collective that carries nothing else; zeros for none."""
+    """A name as `ROW` small numbers, for a collective that carries nothing else; zeros for None."""
     name = "" if folder is None else str(folder)
     return [float(byte) for byte in name.encode().ljust(ROW, b"\0")]
 
@@ -142,17 +159,101 @@ def from_row(row: Iterable[float]) -> Folder | None:
     return Folder.parse(bytes(int(number) for number in row).rstrip(b"\0").decode())
 
 
-def _committed(store: Store, found: Iterable[Entry], say: Say) -> list[Candidate]:
-    whole = []
-    for entry in sorted(found, key=lambda entry: str(entry.folder), reverse=True):
+def prepare(target: Target) -> None:
+    """Finds out at the start, not hours later, whether checkpoints can be written; deletes what dead writers left.
+
+    Only while nothing is being written.
+
+    Raises:
+        StorageError: the storage refuses to list, write or delete.
+    """
+    probe = f"step-probe-{target.author.job}-{target.author.attempt}"
+    target.store.put(probe, b"")
+    target.store.delete(probe)
+    _, debris = _own(target)
+    for entry in debris:
+        _delete(target.store, entry)
+
+
+def write(target: Target, snapshot: Snapshot) -> int:
+    """Returns the bytes written once the checkpoint is committed.
+
+    Raises:
+        StorageError: it is not committed, and the files written so far count for nothing.
+    """
+    store, author = target.store, target.author
+    folder = Folder(snapshot.step, author.job, author.attempt)
+    # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
+    # first COMMIT would vouch for a mixture.
+    store.delete(f"{folder}/{COMMIT}")
+    marks: dict[str, Mark] = {}
+    try:
+        for file, data in files_of(snapshot):
+            store.put(f"{folder}/{file}", data)
+            marks[file] = Mark.of(data)
+    except StorageError:
+        # On a full disk they would block the next attempt.
+        with contextlib.suppress(StorageError):
+            for file in marks:
+                store.delete(f"{folder}/{file}")
+        raise
+    clean = bool(snapshot.document.get("clean", True))
+    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean).to_json()
+    # A request that was sent again after a lost answer finds its own COMMIT there.
+    if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
+        raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
+    return sum(mark.size for mark in marks.values()) + len(commit)
+
+
+def make_room(target: Target, step: int) -> None:
+    """After the commit of `step`: deletes this job's other checkpoints except the newest `keep`, and its debris.
+
+    Raises:
+        StorageError: not everything could be deleted.
+    """
+    author = target.author
+    whole, debris = _own(target)
+    for entry in [*surplus(whole, author, target.keep, Folder(step, author.job, author.attempt)), *debris]:
+        _delete(target.store, entry)
+
+
+def surplus(whole: Iterable[Candidate], author: Author, keep: int, written: Folder) -> Sequence[Entry]:
+    """What to delete: all but the newest `keep`, `written`, and the newest clean one, from which a run whose loss is
+    no longer finite can start again.
+
+    `written` need not be among the newest: an earlier attempt that was cut off may have come further, and its
+    checkpoints stay. Those of another task, model or seed do not count, since this run could not use them.
+    """
+    usable = [(commit, entry) for commit, entry in whole if commit.author.fingerprint == author.fingerprint]
+    newest_first = sorted(usable, key=_progress, reverse=True)
+    clean = next((entry.folder for commit, entry in newest_first if commit.clean), None)
+    return [entry for _, entry in newest_first[keep:] if entry.folder not in (written, clean)]
+
+
+def _own(target: Target) -> tuple[list[Candidate], list[Entry]]:
+    """This job's checkpoints, of this attempt and earlier ones: the whole ones, and debris without a valid COMMIT."""
+    author = target.author
+    whole, debris = [], []
+    for entry in entries(target.store):
+        if entry.folder.job != author.job or entry.folder.attempt > author.attempt:
+            continue
         try:
-            whole.append((committed(store, entry), entry))
-        except PassedOverError as why:
-            _tell(say, entry.folder, why)
-    return whole
+            commit = committed(target.store, entry)
+        except SkippedError as why:
+            if why.torn:
+                debris.append(entry)
+            continue
+        if commit.author.uid == author.uid:
+            whole.append((commit, entry))
+    return whole, debris
 
 
-def _order(candidate: Candidate) -> tuple[int, int, str]:
+def _delete(store: Store, entry: Entry) -> None:
+    for file in sorted(entry.sizes, key=lambda file: file != COMMIT):
+        store.delete(f"{entry.folder}/{file}")
+
+
+def _progress(candidate: Candidate) -> tuple[int, int, str]:
     commit, entry = candidate
     return commit.examples, entry.folder.attempt, str(entry.folder)
 
@@ -163,7 +264,7 @@ def _read(store: Store, folder: Folder, commit: Commit) -> Snapshot:
             return b""
         data = _present(store, folder, file)
         if Mark.of(data) != commit.files[file]:
-            raise PassedOverError(f"its {file} is not what was written: the checksum differs")
+            raise SkippedError(f"its {file} is not what was written: the checksum differs")
         return data
 
     return snapshot_of(checked)
@@ -173,8 +274,8 @@ def _present(store: Store, folder: Folder, file: str) -> bytes:
     try:
         return store.read(f"{folder}/{file}")
     except MissingError as error:
-        raise PassedOverError(f"its {file} went away while it was read") from error
+        raise SkippedError(f"its {file} disappeared while it was read") from error
 
 
-def _tell(say: Say, folder: Folder, why: PassedOverError) -> None:
-    say(f"checkpoint {folder} is passed over: {why}")
+def _skipped(folder: Folder, why: SkippedError) -> str:
+    return f"checkpoint {folder} is passed over: {why}"

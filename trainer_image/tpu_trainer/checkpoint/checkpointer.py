@@ -1,24 +1,26 @@
-"""Decides after every step whether a checkpoint is due, and has it written. The loop holds one of these.
+"""Decides after every step whether a checkpoint is due, and has it written beside the training.
 
-Only one replica writes: data-parallel replicas all hold the same state. The others have a `NoCheckpoints`, which writes
-nothing, but knows after which steps one is due: there all of them compare their parameters first. That minutes have
-passed, only the writer's clock decides, and it asks the others through the signals.
+Only one replica writes, since data-parallel replicas all hold the same state. The others know after which steps a
+checkpoint is due, because all of them compare their parameters first. Whether minutes have passed is the writer's
+clock's decision; it asks the others through the signals.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from threading import Thread
 
-from tpu_trainer.checkpoint import writing
-from tpu_trainer.checkpoint.background import Background, Result
+from tpu_trainer.checkpoint.catalogue import Target, make_room, write
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.data import Position
+from tpu_trainer.doctor.finite import Health
+from tpu_trainer.errors import StorageError
 
 WORTH_SAYING = 1.0
-"""Seconds of waiting for the checkpoint before that a person is told about."""
+"""Seconds of waiting for the previous checkpoint that are worth a line."""
 
 
 @dataclass(frozen=True)
@@ -33,105 +35,90 @@ class Due:
         return step == self.last_step or (self.every_steps is not None and step % self.every_steps == 0)
 
     def by_time(self, seconds_since: float) -> bool:
-        """`seconds_since`: seconds since the last snapshot, or since the start."""
+        """`seconds_since`: since the last snapshot, or since the start."""
         return self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What checkpoints have cost so far. blocked: seconds that training stood still for them, waiting and copying;
-    written: seconds of writing beside the training; size: bytes committed; commits: how many."""
+    """What checkpoints have cost. blocked: seconds in which training waited for them or was copied; size: bytes."""
 
     blocked: float = 0.0
-    written: float = 0.0
     size: int = 0
     commits: int = 0
 
 
-class Checkpoints(Protocol):
-    """What the loop calls. last_step: the newest step that this run knows to be committed.
+@dataclass(frozen=True)
+class Result:
+    """How one write ended. failure: None once it is committed; complaint: what else went wrong, such as a deletion."""
 
-    clean, where a snapshot is taken: see `doctor.finite`.
+    step: int
+    size: int = 0
+    failure: str | None = None
+    complaint: str | None = None
+
+
+class Checkpoints:
+    """What the loop calls. This one writes nothing: for replicas that do not write, and for runs without a
+    checkpoint.uri, whose `due` is None.
+
+    last_step: the newest step that this run knows to be committed.
     """
 
-    last_step: int | None
-    cost: Cost
+    def __init__(self, due: Due | None = None) -> None:
+        self._due = due
+        self.last_step: int | None = None
+        self.cost = Cost()
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step; the same in every replica."""
-
-    def overdue(self) -> bool:
-        """Called in every step: whether one is due for the time that has passed, by this replica's clock."""
-
-    def save(self, step: int, position: Position, clean: bool) -> None:
-        """Takes a snapshot, and has it written while training goes on."""
-
-    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
-        """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
-
-    def finish(self) -> bool:
-        """Waits for what is being written. Whether the newest snapshot is committed (or there was none)."""
-
-
-class NoCheckpoints:
-    """For replicas that write none, and for runs without a checkpoint.uri."""
-
-    last_step: int | None = None
-    cost = Cost()
-
-    def __init__(self, due: Due | None = None) -> None:
-        """`due`: None where no replica writes any."""
-        self._due = due
-
-    def due(self, step: int) -> bool:
         return self._due is not None and self._due.by_step(step)
 
     def overdue(self) -> bool:
+        """Asked in every step: whether one is due by this replica's clock."""
         return False
 
-    def save(self, step: int, position: Position, clean: bool) -> None: ...
+    def save(self, step: int, position: Position, health: Health) -> None:
+        """Takes a snapshot, and has it written while training goes on."""
 
-    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
+    def save_now(self, step: int, position: Position, health: Health) -> int | None:
+        """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
         return None
 
     def finish(self) -> bool:
+        """Waits for the write under way. Returns whether the newest snapshot is committed (or there was none)."""
         return True
 
 
-class Checkpointer:
-    """take: makes the snapshot of a step, in the training's thread. say: takes each message for people, in the same
-    thread. resumed: the step of the checkpoint that the run continues from."""
+class Checkpointer(Checkpoints):
+    """take: makes the snapshot of a step. say: takes each message for people. The training's thread makes both calls.
+    resumed: the step of the checkpoint that the run continues from."""
 
     def __init__(
         self,
-        target: writing.Target,
+        target: Target,
         due: Due,
-        take: Callable[[int, Position, bool], Snapshot],
+        take: Callable[[int, Position, Health], Snapshot],
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._due, self._take, self._say, self._now = due, take, say, now
-        self._background = Background(
-            lambda snapshot: writing.write(target, snapshot), lambda step: writing.make_room(target, step)
-        )
-        self.last_step = resumed
-        self.cost = Cost()
-        self._newest = resumed
+        super().__init__(due)
+        self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
+        self._writing: Future[Result] | None = None
+        self.last_step = self._newest = resumed
         self._since = now()
 
-    def due(self, step: int) -> bool:
-        return self._due.by_step(step)
-
     def overdue(self) -> bool:
-        self._learn(self._background.poll())
-        return self._due.by_time(self._now() - self._since)
+        if self._writing is not None and self._writing.done():
+            self._wait()
+        return self._when.by_time(self._now() - self._since)
 
-    def save_now(self, step: int, position: Position, clean: bool) -> int | None:
-        # It may be the very step that was due by itself; where that write failed, this is another try.
+    def save_now(self, step: int, position: Position, health: Health) -> int | None:
+        # This step may have been due by itself; if that write failed, this is a second attempt.
         self.finish()
         if self.last_step != step:
-            self.save(step, position, clean)
+            self.save(step, position, health)
             self.finish()
         return step if self.last_step == step else None
 
@@ -139,39 +126,52 @@ class Checkpointer:
         self._wait()
         return self.last_step == self._newest
 
-    def save(self, step: int, position: Position, clean: bool) -> None:
-        # First the one before: two snapshots at once would be more host memory than anybody planned for.
+    def save(self, step: int, position: Position, health: Health) -> None:
+        # First the previous one: two snapshots at once would take more host memory than anybody planned for.
         begun = self._now()
-        waited_for = self._wait()
+        previous = self._wait()
         waited = self._now() - begun
-        if waited_for is not None and waited >= WORTH_SAYING:
+        if previous is not None and waited >= WORTH_SAYING:
             self._say(
-                f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {waited_for} was "
-                "written: checkpoints are due faster than this storage takes them"
+                f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {previous.step} "
+                "was written: checkpoints are due faster than this storage takes them"
             )
-        snapshot = self._take(step, position, clean)
+        snapshot = self._take(step, position, health)
         self._newest, self._since = step, self._now()
-        self._add(blocked=self._since - begun)
-        self._background.start(snapshot)
+        self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
+        writing: Future[Result] = Future()
+        self._writing = writing
+        # A daemon: storage that never answers must not keep the process from ending once it has been told to.
+        Thread(
+            target=lambda: writing.set_result(_write(self._target, snapshot)), name="checkpoint", daemon=True
+        ).start()
 
-    def _wait(self) -> int | None:
-        """The step whose write was waited for."""
-        result = self._background.wait()
-        self._learn(result)
-        return None if result is None else result.step
-
-    def _learn(self, result: Result | None) -> None:
-        if result is None:
-            return
+    def _wait(self) -> Result | None:
+        """Waits for the write under way, if there is one, and takes its result into account."""
+        if self._writing is None:
+            return None
+        result, self._writing = self._writing.result(), None
         if result.failure is not None:
             newest = "there is none" if self.last_step is None else f"the newest is of step {self.last_step}"
             self._say(f"the checkpoint of step {result.step} was not written, {newest}: {result.failure}")
-            return
+            return result
         self.last_step = result.step
-        self._add(written=result.seconds, size=result.size, commits=1)
+        self.cost = Cost(self.cost.blocked, self.cost.size + result.size, self.cost.commits + 1)
         if result.complaint is not None:
             self._say(f"after the checkpoint of step {result.step} old ones were not deleted: {result.complaint}")
+        return result
 
-    def _add(self, blocked: float = 0.0, written: float = 0.0, size: int = 0, commits: int = 0) -> None:
-        was = self.cost
-        self.cost = Cost(was.blocked + blocked, was.written + written, was.size + size, was.commits + commits)
+
+def _write(target: Target, snapshot: Snapshot) -> Result:
+    """Runs in a thread of its own, and never raises."""
+    size = 0
+    try:
+        size = write(target, snapshot)
+        make_room(target, snapshot.step)
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, StorageError):
+            text = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
+        # It is committed if it has a size.
+        return Result(snapshot.step, size, complaint=text) if size else Result(snapshot.step, failure=text)
+    return Result(snapshot.step, size)

@@ -1,4 +1,4 @@
-"""COMMIT, the object that makes a checkpoint: it is written last and says what the others must be. Pure data."""
+"""Names and COMMIT: the object that is written last, makes a checkpoint of the others, and says what they must be."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _FOLDER = re.compile(r"step-([0-9]{8,12})-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
 
 
 class OtherFormatError(ValueError):
-    """A COMMIT that another version of the trainer has written."""
+    """Another version of the trainer wrote the COMMIT."""
 
 
 @dataclass(frozen=True)
 class Author:
-    """Who writes: one attempt of one job. `world` counts processes, `global_batch` examples per step.
+    """One attempt of one job. `world` counts processes, `global_batch` examples per step.
 
-    `name` is "namespace/name", and `recipe` what the user wrote, before it was scaled; both are empty in a COMMIT of
-    version 0.1.0.
+    `name` is "namespace/name", and `recipe` what the user wrote, before scaling; both are empty in a COMMIT of version
+    0.1.0.
     """
 
     uid: str
@@ -38,15 +38,15 @@ class Author:
 
     @property
     def job(self) -> str:
-        """The job in a folder's name: enough of its uid to tell the jobs of one directory apart."""
+        """The job in a folder's name: enough of its uid to distinguish the jobs of one directory."""
         return re.sub("[^0-9A-Za-z]", "", self.uid)[:8] or "0"
 
     def __str__(self) -> str:
         return f"{self.name or f'with uid {self.uid}'}, attempt {self.attempt}"
 
     def may_continue(self, other: Author) -> bool:
-        """Whether this job takes up `other`'s checkpoints unasked: they are its own, or those of a job of the same
-        name and recipe, which was deleted and created again."""
+        """Whether this job continues `other`'s checkpoints unasked: they are its own, or belong to a job of the same
+        name and recipe that was deleted and created again."""
         return self.uid == other.uid or (self.is_namesake(other) and self.recipe == other.recipe)
 
     def is_namesake(self, other: Author) -> bool:
@@ -55,7 +55,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Folder:
-    """The name of a checkpoint. One writer has its own, so that two never share a file."""
+    """The name of a checkpoint. Every writer has its own, so that two never share a file."""
 
     step: int
     job: str
@@ -66,7 +66,7 @@ class Folder:
 
     @classmethod
     def parse(cls, name: str) -> Folder | None:
-        """None for what is no checkpoint's name."""
+        """None if it is not the name of a checkpoint."""
         found = _FOLDER.fullmatch(name)
         return cls(int(found[1]), found[2], int(found[3])) if found else None
 
@@ -85,8 +85,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Commit:
-    """step, examples: as in the snapshot. files: by name, all there are. clean: losses and gradients were finite in all
-    the steps that made it; a COMMIT that does not say so counts as clean."""
+    """step, examples: as in the snapshot. files: all of them, by name. clean: losses and gradients were finite in all
+    steps that led to it; a COMMIT without the field counts as clean."""
 
     step: int
     examples: int
@@ -102,7 +102,7 @@ class Commit:
 
     @classmethod
     def parse(cls, data: bytes) -> Commit:
-        """Raises ValueError, OtherFormatError among them, whose text says what is wrong with it."""
+        """Raises ValueError (OtherFormatError among them), whose text says what is wrong."""
         try:
             document = json.loads(data)
             version = document["format"]
@@ -112,5 +112,5 @@ class Commit:
                 author, clean = Author(**document["author"]), bool(document.get("clean", True))
                 return cls(int(document["step"]), int(document["examples"]), author, files, clean)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError("COMMIT is cut off, or no COMMIT at all") from error
+            raise ValueError("COMMIT is cut off, or not a COMMIT") from error
         raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads format {FORMAT}")

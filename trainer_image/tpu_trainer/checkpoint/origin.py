@@ -1,8 +1,8 @@
-"""Where a job's training begins: at a checkpoint of its own, at one that it was told to take up, or at nothing.
+"""Where a job's training starts: at a checkpoint of its own, at one that it was told to continue, or at step 0.
 
-A finished training that is taken for one's own would end a job that has trained nothing as a success. So a job takes up
+A job that continued somebody else's finished training would succeed without training anything. So a job continues
 unasked only what it wrote itself, or what a job of the same name and recipe wrote before it was deleted and created
-again. Everything else is named in checkpoint.resumeFrom.
+again. Everything else must be named in checkpoint.resumeFrom.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Elsewhere:
 
     @staticmethod
     def at(uri: str) -> Elsewhere:
-        """Nothing is touched yet.
+        """Without any access to it yet.
 
         Raises:
-            BadSpecError: it is no place for checkpoints.
+            BadSpecError: it is not a place for checkpoints.
         """
         parent, _, last = uri.rstrip("/").rpartition("/")
         folder = Folder.parse(last)
@@ -40,12 +40,12 @@ class Elsewhere:
 
 
 def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: Say, warn: Say) -> Found | None:
-    """The newest checkpoint in the job's own folder that it may take up unasked; None without one.
+    """The newest checkpoint in the job's own folder that it may continue unasked; None if there is none.
 
-    `warn`: takes what a person should know who expected the job to continue.
+    `warn`: takes what matters to someone who expected the job to continue.
 
     Raises:
-        UserCodeError: an earlier job of this name left checkpoints of another recipe, and nothing says what is wanted.
+        UserCodeError: an earlier job of this name left checkpoints of another recipe, and nothing says what to do.
         StorageError: the storage refuses.
     """
     held = candidates(store, say)
@@ -71,10 +71,10 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
 
 
 def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say) -> Found:
-    """What checkpoint.resumeFrom names.
+    """The checkpoint that checkpoint.resumeFrom names.
 
     Raises:
-        UserCodeError: there is no checkpoint, or none that fits this job.
+        UserCodeError: there is none, or none that fits this job.
         StorageError: the storage refuses.
     """
     lines: list[str] = []
@@ -107,7 +107,7 @@ def _lie_above(store: Store, author: Author) -> bool:
     try:
         return bool(entries(open_store(above)))
     except (StorageError, BadSpecError):
-        # Only for the sake of a hint.
+        # It is only a hint.
         return False
 
 

@@ -1,20 +1,21 @@
-"""The state of a run at one step, copied to the host: what a checkpoint holds, and how it goes back into a run.
+"""The state of a run at one step, copied to the host: how it is taken, stored as files, and put back into a run.
 
-Written by `writing`, read by `catalogue`.
+Tensors are stored as safetensors and the rest as JSON, without pickles. Nested dicts and lists of both, such as an
+optimizer's state, are taken apart: a tensor is stored under the path that leads to it, and JSON refers to it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.tree import put_together, take_apart
 from tpu_trainer.errors import UserCodeError, user_code
 
 if TYPE_CHECKING:
@@ -29,17 +30,20 @@ STORABLE = frozenset(
 )
 """The types that safetensors holds."""
 
-
 FILES = ("model", "optimizer", "hooks", "ema")
-"""What a checkpoint's tensors belong to; "ema" are the averaged weights of a run that averages them."""
+"""What a checkpoint's tensors belong to; "ema" holds the averaged weights of a run that averages them."""
+
+STATE = "state.json"
+_TENSORS = ".safetensors"
+_REFERENCE = "$tensor"
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """step: steps of the present recipe that are done. examples: seen by the job so far, over all its slices.
 
-    document: what the run keeps beside its tensors, as JSON. trees: the optimizer's and the hooks' state as `tree`
-    leaves it. tensors: on the host and nobody else's, by the file they belong to, one of FILES.
+    document: what the run keeps beside its tensors, as JSON. trees: the optimizer's and the hooks' state without their
+    tensors. tensors: copies on the host, by the file they belong to, one of FILES.
     """
 
     step: int
@@ -58,10 +62,10 @@ def take_snapshot(
     document: Mapping[str, Any],
     average: Tensors | None = None,
 ) -> Snapshot:
-    """Copies everything, so that training can go on at once. Of the optimizer its state, not its parameter groups:
-    rates are the recipe's, and that may be a new one.
+    """Copies everything, so that training can go on at once. Of the optimizer, its state but not its parameter groups:
+    rates are the recipe's, which may be a new one.
 
-    Waits for the device, at the end of a step: what is not computed yet would be computed for this copy alone.
+    Waits for the device, so it belongs at the end of a step: pending work would be computed for this copy alone.
 
     Raises:
         UserCodeError: the state holds something that a checkpoint cannot keep.
@@ -77,7 +81,7 @@ def take_snapshot(
     for file, tensors in live.items():
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
-    # All at once: every single transfer from a device costs a round trip.
+    # All at once: every transfer from a device costs a round trip.
     copies = iter(_to_host([tensor for tensors in live.values() for tensor in tensors.values()]))
     return Snapshot(
         step,
@@ -89,8 +93,8 @@ def take_snapshot(
 
 
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
-    """Equal for runs that can continue each other: same names, types and shapes of the model's tensors, same task,
-    same seed. Neither the recipe nor the slice is in it. Taken before the model is placed."""
+    """Equal for runs that can continue each other: same names, types and shapes of the model's tensors, same task, same
+    seed. Depends on neither the recipe nor the slice. Taken before the model is placed."""
     described = {name: _described(tensor) for name, tensor in _unique_tensors(model).items()}
     text = json.dumps({"entrypoint": entrypoint, "seed": seed, "tensors": described}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -100,7 +104,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
     """Gives the model, still on the host, the snapshot's values.
 
     Raises:
-        UserCodeError: the model is not the snapshot's; the text names the first difference.
+        UserCodeError: the snapshot is of another model; the text names the first difference.
     """
     kept, here = snapshot.tensors["model"], _unique_tensors(model)
     for name in sorted({*kept, *here}):
@@ -119,7 +123,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
 def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     """Gives the optimizer the snapshot's state, each tensor on its parameter's device and in the type it had.
 
-    Step counts stay on the host, where torch keeps them.
+    Step counts stay on the host, as torch has them.
 
     Raises:
         UserCodeError: it is another optimizer, or for other parameters.
@@ -136,21 +140,90 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     groups = optimizer.param_groups
     with user_code("loading the checkpoint into the optimizer"):
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    # torch has put copies in their place, and whoever sets the rates may hold the originals.
+    # torch has replaced them with copies, and the code that sets the rates may hold the originals.
     optimizer.param_groups = groups
     _undo_casts(optimizer, state)
 
 
 def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
-    """What the task's hooks gave, lists in place of tuples, tensors on the host."""
+    """What the task's hooks returned, with lists instead of tuples, and tensors on the host."""
     state: dict[str, Any] = put_together(snapshot.trees["hooks"], snapshot.tensors["hooks"])
     return state
 
 
-def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the model's state, a weight that is used in several places under its first name only.
+def files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file, one at a time, so that only one of them is in memory beside the snapshot."""
+    for file, tensors in snapshot.tensors.items():
+        if tensors:
+            yield f"{file}{_TENSORS}", safetensors.torch.save(dict(tensors))
+    state = {
+        "step": snapshot.step,
+        "examples": snapshot.examples,
+        "document": snapshot.document,
+        "trees": snapshot.trees,
+    }
+    yield STATE, json.dumps(state, indent=1).encode()
 
-    Parameters only: a shared buffer does not stay shared on its way to a device.
+
+def snapshot_of(read: Callable[[str], bytes]) -> Snapshot:
+    """The inverse of `files_of`. `read` returns a file by name, b"" if there is none: files without tensors are not
+    written."""
+
+    def tensors(file: str) -> Tensors:
+        data = read(f"{file}{_TENSORS}")
+        return safetensors.torch.load(data) if data else {}
+
+    state = json.loads(read(STATE))
+    return Snapshot(
+        state["step"],
+        state["examples"],
+        state["document"],
+        state["trees"],
+        {file: tensors(file) for file in FILES},
+    )
+
+
+def take_apart(value: Any, what: str) -> tuple[Any, dict[str, Tensor]]:
+    """The JSON value, and the tensors by path ("/0/exp_avg"). Tuples become lists. `what`: its name in errors.
+
+    Raises:
+        UserCodeError: something in it is neither JSON nor a tensor, or a key is not text; the text names the place.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return {_REFERENCE: path}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list | tuple):
+            return [walk(item, _below(path, index)) for index, item in enumerate(value)]
+        if not isinstance(value, Mapping):
+            raise _unfit(what, path, f"JSON values and tensors can be kept, got {type(value).__name__}")
+        for key in value:
+            if not isinstance(key, str) or key == _REFERENCE:
+                raise _unfit(what, path, f'keys must be text other than "{_REFERENCE}", got {key!r}')
+        return {key: walk(item, _below(path, key)) for key, item in value.items()}
+
+    return walk(value, ""), tensors
+
+
+def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `take_apart`."""
+    if isinstance(value, list):
+        return [put_together(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _REFERENCE in value:
+        return tensors[value[_REFERENCE]]
+    return {key: put_together(item, tensors) for key, item in value.items()}
+
+
+def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model's state; a weight that is used in several places has its first name only.
+
+    Shared buffers have all their names: they do not stay shared on their way to a device.
     """
     with user_code("the model's state_dict()"):
         state = model.state_dict(keep_vars=True)
@@ -175,14 +248,14 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _optimizer_shape(optimizer: Optimizer) -> dict[str, Any]:
-    """What must be equal for the state of one optimizer to be that of another."""
+    """What must be equal for two optimizers to have each other's state."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {"class": type(optimizer).__name__, "parameters": [list(parameter.shape) for parameter in parameters]}
 
 
 def _undo_casts(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-    """torch loads floating-point state in the parameter's type; an optimizer that keeps float32 moments beside
-    bfloat16 weights would lose their low bits."""
+    """torch loads floating-point state in the parameter's type: an optimizer with float32 moments and bfloat16 weights
+    would lose their low bits."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, kept in state.items():
         loaded = optimizer.state.get(parameters[index]) if isinstance(index, int) else None
@@ -210,7 +283,7 @@ def _shortened(value: Any) -> str:
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies on the host, in order, contiguous, sharing memory with nothing."""
+    """Copies on the host, in order, contiguous, without shared memory."""
     lazy = [tensor.detach() for tensor in tensors if tensor.device.type == "xla"]
     if lazy:
         import torch_xla
@@ -223,3 +296,13 @@ def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
     return [copied(tensor) for tensor in tensors]
+
+
+def _below(path: str, key: str | int) -> str:
+    # A JSON pointer (RFC 6901), so that different places have different paths.
+    own = str(key).replace("~", "~0").replace("/", "~1")
+    return f"{path}/{own}"
+
+
+def _unfit(what: str, path: str, why: str) -> UserCodeError:
+    return UserCodeError(f"a checkpoint cannot keep {what}: at {path or 'its root'}: {why}")

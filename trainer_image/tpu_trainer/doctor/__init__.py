@@ -1,1 +1,1 @@
-"""Watches a run for what makes data-parallel training on XLA slow or wrong, and says it so that a person can act."""
+"""Watches a run for what makes data-parallel training on XLA slow or wrong, and says what to do about it."""

@@ -1,50 +1,44 @@
 """What the device's runtime counts, step by step: compilations, operations on the CPU, reads, executions.
 
-Held by `doctor`. Every finding is put down to one cause: an operation on the CPU reads from the device and cuts the
-step in two, so its reads and executions are not reported again as such.
+Every event has one cause: an operation on the CPU reads from the device and cuts the step in two, so its reads and
+executions are not reported as such.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from tpu_trainer.backends.base import Counters
-from tpu_trainer.doctor.findings import Voice
-from tpu_trainer.doctor.shapes import Shapes, difference, shapes_of
+from torch import Tensor
+
+from tpu_trainer.backends.base import Backend, Counters
+from tpu_trainer.doctor.findings import Check, Voice
 
 WARM_UP_STEPS = 3
-"""Steps of this process that may compile: the first; the second, when the optimizer has state; and one to spare."""
+"""Steps of this process that may compile: the first; the second, when the optimizer has state; and a spare one."""
 
 WINDOW_STEPS = 20
-"""Steps over which rates are taken; all that is counted costs too much to be asked for in every step."""
+"""Steps over which rates are taken; reading all counters is too expensive for every step."""
 
 MOST_PER_STEP = 0.1
-"""Events per step that are nobody's concern: a read every tenth step is how values should be read."""
+"""Events per step that are fine: a read every tenth step is how values should be read."""
 
-_NO_SHAPES: Shapes = {}
-
-
-class Counting(Protocol):
-    """What is asked of a Backend here."""
-
-    def compilations(self) -> int: ...
-
-    def counters(self) -> Counters: ...
+Shapes = Mapping[str, str]
+"""Where a tensor is in the batch ("batch[0]", "batch['tokens']") -> its shape and dtype ("[8, 64] int64")."""
 
 
 class StepCounts:
-    """`compilations`: those made by steps after the warm-up. `executions`: how many a step of the trainer's makes."""
+    """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step."""
 
-    def __init__(self, backend: Counting, voice: Voice, executions: int) -> None:
+    def __init__(self, backend: Backend, voice: Voice, executions: int) -> None:
         self.compilations = 0
         self.steps = 0
         self._backend = backend
         self._voice = voice
         self._executions = executions
-        self._first = _NO_SHAPES
+        self._first: Shapes = {}
         self._recompilations: Counter[str] = Counter()
         self._window_steps = 0
         self._window = Counters()
@@ -69,7 +63,7 @@ class StepCounts:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """What is counted while the block runs is not a step's."""
+        """Events while the block runs do not belong to a step."""
         in_steps = minus(self._read(), self._window)
         yield
         self._window = minus(self._read(), in_steps)
@@ -90,29 +84,21 @@ class StepCounts:
         number = self._recompilations[cause]
         times = "" if number == 1 else f" (the {number}th time)"
         start = f"step {step} compiled a new program, {seconds:.1f} s, on every replica{times}: "
-        self._voice.say(
-            "RecompilationAfterWarmUp",
-            step,
-            start + (_SAME_SHAPES if change is None else _NEW_SHAPES.format(change=change)),
-            cause=cause,
-            severity=number,
-        )
+        message = start + (_SAME_SHAPES if change is None else _NEW_SHAPES.format(change=change))
+        self._voice.say(Check.RECOMPILATION, step, message, cause=cause, severity=number)
 
     def _rates(self, step: int, counted: Counters) -> None:
-        def per_step(events: float) -> float:
-            return events / WINDOW_STEPS
-
         for name, count in counted.fallbacks.items():
-            if (rate := per_step(count)) > MOST_PER_STEP:
+            if (rate := count / WINDOW_STEPS) > MOST_PER_STEP:
                 message = _FALLBACK.format(name=name, rate=rate)
-                self._voice.say("CpuFallback", step, message, cause=name, severity=rate)
-        reads = per_step(counted.host_reads - sum(counted.fallbacks.values()))
+                self._voice.say(Check.CPU_FALLBACK, step, message, cause=name, severity=rate)
+        reads = (counted.host_reads - sum(counted.fallbacks.values())) / WINDOW_STEPS
         if reads > MOST_PER_STEP:
-            self._voice.say("HostSync", step, _HOST_SYNC.format(rate=reads), severity=reads)
-        cuts = per_step(counted.executions - counted.host_reads) - self._executions
+            self._voice.say(Check.HOST_SYNC, step, _HOST_SYNC.format(rate=reads), severity=reads)
+        cuts = (counted.executions - counted.host_reads) / WINDOW_STEPS - self._executions
         if cuts > MOST_PER_STEP:
             message = _MID_STEP.format(rate=cuts + self._executions, own=self._executions)
-            self._voice.say("MidStepExecution", step, message, severity=cuts)
+            self._voice.say(Check.MID_STEP_EXECUTION, step, message, severity=cuts)
 
 
 def minus(later: Counters, earlier: Counters) -> Counters:
@@ -126,9 +112,32 @@ def minus(later: Counters, earlier: Counters) -> Counters:
     )
 
 
+def shapes_of(batch: Any, at: str = "batch") -> Shapes:
+    """The shapes of all tensors in nested lists, tuples and mappings, which is how a batch looks to the compiler."""
+    if isinstance(batch, Tensor):
+        return {at: f"{list(batch.shape)} {str(batch.dtype).removeprefix('torch.')}"}
+    if isinstance(batch, Mapping):
+        parts = [(f"{at}[{key!r}]", value) for key, value in batch.items()]
+    elif isinstance(batch, tuple | list):
+        parts = [(f"{at}[{index}]", value) for index, value in enumerate(batch)]
+    else:
+        parts = []
+    return {place: shape for at_part, value in parts for place, shape in shapes_of(value, at_part).items()}
+
+
+def difference(first: Shapes, now: Shapes) -> str | None:
+    """Where `now` differs from `first`, in words; None if it does not."""
+    changes = [
+        f"{place} is {now.get(place, 'missing')}, in the first step it was {first.get(place, 'missing')}"
+        for place in dict.fromkeys([*first, *now])
+        if first.get(place) != now.get(place)
+    ]
+    return "; ".join(changes) or None
+
+
 _NEW_SHAPES = (
-    "{change}. Every shape that was not there before costs a compilation: pad all batches to one shape, or to one of a "
-    "few, and leave out incomplete ones"
+    "{change}. Every new shape costs a compilation: pad all batches to one shape, or to one of a few, and drop "
+    "incomplete ones"
 )
 _SAME_SHAPES = (
     "the batch has the shapes of the first step, so the program itself has changed. Look for an `if`, a loop or a "
@@ -141,11 +150,11 @@ _FALLBACK = (
     "instead of a boolean index"
 )
 _HOST_SYNC = (
-    "{rate:.1f} values a step are read from the device by the task, and each time the device stands still until the "
-    "host has seen the value. Leave .item(), float(), print() and comparisons of tensors out of the step, or do them "
-    "every tenth step only; losses are reported without them"
+    "{rate:.1f} values a step are read from the device by the task, and each time the device idles until the host has "
+    "seen the value. Keep .item(), float(), print() and comparisons of tensors out of the step, or use them every "
+    "tenth step only; losses are reported without them"
 )
 _MID_STEP = (
-    "{rate:.1f} programs a step are sent to the device where {own} would do: something in the task ends the traced "
-    "program half-way. Leave torch_xla.sync(), xm.mark_step() and xm.optimizer_step() to the trainer"
+    "{rate:.1f} programs a step are sent to the device instead of {own}: something in the task ends the traced program "
+    "early. Leave torch_xla.sync(), xm.mark_step() and xm.optimizer_step() to the trainer"
 )

@@ -1,32 +1,39 @@
-"""The doctor: one per replica, called by `loop` at fixed places. Tells findings; raises only where going on is wrong.
+"""The doctor of one replica. It tells findings, and raises only where going on is wrong.
 
-In the loop's order, each step:
-    before_sync   ahead of everything that sends traced work to the device: of the bucket's exchange and of the sync
+The loop calls it at fixed places. In each step:
+    before_sync   before anything sends traced work to the device: the bucket's exchange, and the sync
     after_step    after the sync
-    set_aside     around work that is no step: an evaluation, an exchange of the trainer's own
-after a reading of the signals `losses`; every hundred steps `checkup`, and before a checkpoint and at the end
-`judge_parameters`, which are collectives. So that a slow host can be told from those that wait for it,
-the loop spends exchange and sync in Phase.DEVICE.
+    set_aside     around work that is not a step: an evaluation, an exchange of the trainer's own
+Every hundred steps follows `checkup`; before a checkpoint and at the end `judge_parameters`. Both are collectives. The
+loop spends exchange and sync in Phase.DEVICE, so that a slow host can be told from hosts that wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.doctor.agreement import (
+    Programs,
+    checksums,
+    digest,
+    finite,
+    first_difference,
+    halves,
+    odd_ones,
+    replicas,
+    running_statistics,
+)
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
-from tpu_trainer.doctor.findings import Finding, Voice
-from tpu_trainer.doctor.finite import Finiteness
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.findings import Check, Finding, Voice
+from tpu_trainer.doctor.finite import AVERAGE, STATISTICS, WEIGHTS, Finiteness, Health
+from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
-from tpu_trainer.doctor.parameters import checksums, digest, finite, first_difference, halves
-from tpu_trainer.doctor.parties import odd_ones, replicas
-from tpu_trainer.doctor.programs import Programs
-from tpu_trainer.doctor.vitals import INPUT_SHARE, Vitals, input_share, long_enough, straggler
+from tpu_trainer.doctor.stragglers import Vitals, Waiting
 from tpu_trainer.errors import DivergedError
 from tpu_trainer.spec import RunSpec
 
@@ -37,11 +44,11 @@ _NO_DIGEST = (0, 0)
 
 
 class Doctor:
-    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `clean`: as in
-    `Finiteness`, of the checkpoint that the run continues from; `average`: the averaged weights by name, kept up to
-    date by their owner.
+    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `health`: what
+    the checkpoint that the run continues from says of it; `average`: the averaged weights by name, kept up to date by
+    their owner.
 
-    `seconds`: what each of the checks has cost so far, waiting for the other replicas included.
+    `seconds`: what each check has cost so far, with waiting for the other replicas.
     """
 
     def __init__(
@@ -54,82 +61,107 @@ class Doctor:
         model: nn.Module,
         host: int,
         pace: Pace,
-        clean: bool = True,
+        health: Health,
         average: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
         self._model, self._host, self._pace = model, host, pace
         self._average = {} if average is None else average
-        # What is frozen from the start may hold infinities that are meant, such as a mask.
+        # Parameters that are frozen from the start may hold infinities on purpose, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self._voice = Voice(tell)
-        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, clean)
+        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
         self._programs = Programs(backend, clock)
-        # Every pass of a step is sent off by itself; and where the bucket crosses in host memory, the device is done
-        # with the gradients before the update is traced.
+        # Every pass of a step is sent off by itself; and if the bucket crosses in host memory, the device is done with
+        # the gradients before the update is traced.
         executions = spec.batch.accumulation + (1 if backend.reads_free else 0)
         self._counts = StepCounts(backend, self._voice, executions)
+        self._waiting = Waiting(self._voice)
         self._since = clock.seconds()
         self._compare_once_more = False
         self._compilations = 0
-        self._suspect: int | None = None
 
     def before_sync(self, step: int, tensors: Sequence[Tensor]) -> None:
-        """Compares the pending programs between the replicas, in the first steps and after recompilations.
+        """Compares the pending programs of all replicas, in the first steps and after recompilations.
 
         Raises:
             DivergedError: in every replica, before any of them has sent the program to its device.
-            PeerLostError: a replica never came to the comparison.
+            PeerLostError: a replica did not arrive at the comparison.
         """
         if self._counts.steps < WARM_UP_STEPS or self._compare_once_more:
-            start = perf_counter()
-            self._programs.compare(step, tensors)
-            self.seconds["programs"] += perf_counter() - start
+            with self._timed("programs"):
+                self._programs.compare(step, tensors)
 
     def after_step(self, step: int, batch: Any) -> None:
-        """`batch`: the one of the step's last pass."""
-        start = perf_counter()
-        self._compare_once_more = False
-        self._counts.after_step(step, batch)
-        self._pace.step_done(step)
-        if self._counts.steps == 1:
-            self._padding(step, batch)
-        elif self._counts.steps == WARM_UP_STEPS:
-            # Compiling is over: from here on time tells how the run goes.
-            self._since = self._clock.seconds()
-        self.seconds["counters"] += perf_counter() - start
+        """`batch`: of the step's last pass."""
+        with self._timed("counters"):
+            self._compare_once_more = False
+            self._counts.after_step(step, batch)
+            self._pace.step_done(step)
+            if self._counts.steps == 1:
+                self._padding(step, batch)
+            elif self._counts.steps == WARM_UP_STEPS:
+                # Compilation is over: from now on, time shows how the run goes.
+                self._since = self._clock.seconds()
 
     def set_aside(self) -> AbstractContextManager[None]:
-        """What the device's runtime counts while the block runs is not laid to the steps."""
+        """What the device's runtime counts while the block runs is not blamed on a step."""
         return self._counts.set_aside()
 
     def checkup(self, step: int) -> None:
         """Exchanges with all replicas how they are doing; a collective.
 
         Raises:
-            DivergedError: in every replica, when parameters are not the same any more.
+            DivergedError: in every replica, if their parameters differ.
         """
-        start = perf_counter()
-        with self._clock.during(Phase.DEVICE), self.set_aside():
+        with self._timed("checkup"), self._clock.during(Phase.DEVICE), self.set_aside():
             self._checkup(step)
-        self.seconds["checkup"] += perf_counter() - start
 
     def judge_parameters(self, step: int) -> None:
-        """Whether the parameters are still finite, and the same in all replicas; a collective.
+        """Tests that parameters and running statistics are finite, and the parameters equal in all replicas; a
+        collective.
 
         Raises:
-            DivergedError: in every replica, when they are not the same any more.
-            NotFiniteError: in every replica, when they are not finite and the recipe does not say to go on.
+            DivergedError: in every replica, if their parameters differ.
+            NotFiniteError: in every replica, if one of them is not finite and the recipe does not say to go on.
         """
-        start = perf_counter()
-        with self._clock.during(Phase.DEVICE), self.set_aside():
+        with self._timed("checkup"), self._clock.during(Phase.DEVICE), self.set_aside():
             self._judge_parameters(step)
-        self.seconds["checkup"] += perf_counter() - start
 
     def leave(self) -> None:
-        """This replica ends with a failure; lets the others know that it comes to no further comparison."""
+        """This replica ends with a failure: tells the others that it makes no further comparison."""
         self._programs.leave()
+
+    @contextmanager
+    def _timed(self, check: str) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self.seconds[check] += perf_counter() - start
+
+    def _padding(self, step: int, batch: Any) -> None:
+        per_replica = self._spec.batch.per_replica
+        advice = padding_advice(products_of(self._model), rows_of(batch, per_replica), per_replica)
+        if advice is not None and self._spec.backend != "torch":
+            self._voice.say(Check.PADDING, step, advice)
+
+    def _checkup(self, step: int) -> None:
+        sums = None
+        if self._backend.world > 1:
+            (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
+        own = self._vitals(_NO_DIGEST if sums is None else digest(sums))
+        vitals = [Vitals.of(row) for row in self._backend.gather(own.row())]
+        if sums is not None:
+            self._equal(step, [one.digest for one in vitals], sums)
+        self._same_compilations(step, vitals)
+        if self._waiting.judge(step, vitals):
+            self._since = self._clock.seconds()
+
+    def _vitals(self, parameters: tuple[int, int]) -> Vitals:
+        spent = {phase: seconds - self._since[phase] for phase, seconds in self._clock.seconds().items()}
+        work = spent[Phase.INPUT] + spent[Phase.HOST]
+        compilations = self._counts.compilations - self._compilations
+        return Vitals(self._host, spent[Phase.INPUT], work, work + spent[Phase.DEVICE], compilations, parameters)
 
     def _judge_parameters(self, step: int) -> None:
         several = self._backend.world > 1
@@ -138,61 +170,39 @@ class Doctor:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad or name not in self._frozen
         }
-        tested = [*weights.items(), *self._average.items()]
-        values = [finite([tensor for _, tensor in tested])] if tested else []
+        tested = [
+            *((WEIGHTS, name, tensor) for name, tensor in weights.items()),
+            *((AVERAGE, name, tensor) for name, tensor in self._average.items()),
+            *((STATISTICS, name, tensor) for name, tensor in running_statistics(self._model).items()),
+        ]
+        values = [finite([tensor for _, _, tensor in tested])] if tested else []
         if several:
             values.append(checksums(list(self._model.parameters())))
         fetched = self._backend.to_host(values)
         good = fetched[0].tolist() if tested else []
-        # Counted from one, so that zero is none.
+        # Counted from one, so that zero means none.
         own = 0 if all(good) else good.index(False) + 1
         rows = self._backend.gather([own, *(digest(fetched[-1]) if several else _NO_DIGEST)])
         if several:
             self._equal(step, [(int(high), int(low)) for _, high, low in rows], fetched[-1])
         if (first := min((int(bad) for bad, *_ in rows if bad), default=0)) == 0:
             return
-        what = "the weights are" if first <= len(weights) else "the average of the weights is"
-        self.finiteness.weights(step, f"{what} not finite after step {step}, first in {tested[first - 1][0]}")
-
-    def _padding(self, step: int, batch: Any) -> None:
-        per_replica = self._spec.batch.per_replica
-        advice = padding_advice(products_of(self._model), rows_of(batch, per_replica), per_replica)
-        if advice is not None and self._spec.backend != "torch":
-            self._voice.say("Padding", step, advice)
-
-    def _vitals(self, parameters: tuple[int, int]) -> Vitals:
-        spent = {phase: seconds - self._since[phase] for phase, seconds in self._clock.seconds().items()}
-        work = spent[Phase.INPUT] + spent[Phase.HOST]
-        compilations = self._counts.compilations - self._compilations
-        return Vitals(self._host, spent[Phase.INPUT], work, work + spent[Phase.DEVICE], compilations, parameters)
-
-    def _checkup(self, step: int) -> None:
-        sums = self._checksums() if self._backend.world > 1 else None
-        own = self._vitals(_NO_DIGEST if sums is None else digest(sums))
-        vitals = [Vitals.of(row) for row in self._backend.gather(own.row())]
-        if sums is not None:
-            self._equal(step, [one.digest for one in vitals], sums)
-        self._same_compilations(step, vitals)
-        if long_enough(vitals):
-            self._who_waits(step, vitals)
-            self._since = self._clock.seconds()
-
-    def _checksums(self) -> Tensor:
-        (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
-        return sums
+        part, name, _ = tested[first - 1]
+        self.finiteness.weights(step, part, name)
 
     def _equal(self, step: int, digests: Sequence[tuple[int, int]], sums: Tensor) -> None:
         if (parties := odd_ones(digests)) is None:
             return
         odd, others = parties
-        # All replicas have seen the same rows, so all of them come here.
+        # All replicas have read the same rows, so all of them arrive at this gather.
         names = [name for name, _ in self._model.named_parameters()]
         name = names[first_difference(self._backend.gather(halves(sums)))]
         raise DivergedError(
-            f"after step {step} the parameters of {replicas(odd)} are not those of {replicas(others)}, first in {name}"
-            ". All were given the same gradients, so one of them changed the parameter in another way: look for an "
-            "optimizer or hook that depends on the rank, the host or an unseeded random number, and for code that "
-            "changes parameters outside the optimizer's step. If it is always the same machine, suspect the machine",
+            f"after step {step} the parameters of {replicas(odd)} differ from those of {replicas(others)}, first in "
+            f"{name}. All replicas were given the same gradients, so one of them changed the parameter differently: "
+            "look for an optimizer or hook that depends on the rank, the host or an unseeded random number, and for "
+            "code that changes parameters outside the optimizer's step. If it is always the same machine, suspect the "
+            "machine",
             step,
         )
 
@@ -204,34 +214,9 @@ class Doctor:
             return
         odd, others = parties
         self._voice.say(
-            "UnequalCompilations",
+            Check.UNEQUAL_COMPILATIONS,
             step,
             f"since the last checkup {replicas(odd)} compiled {max(counts[rank] for rank in odd)} new programs, "
             f"{replicas(others)} {counts[others[0]]}: their batches differ in shape, or a branch depends on their own "
             "data. On TPU all replicas must run the same program in every step, or they wait for each other for ever",
         )
-
-    def _who_waits(self, step: int, vitals: Sequence[Vitals]) -> None:
-        host, share = input_share(vitals)
-        if share > INPUT_SHARE:
-            self._voice.say("InputBound", step, _INPUT_BOUND.format(share=share, host=host), severity=share)
-        slow = straggler(vitals)
-        # Twice in a row: any host is slow once.
-        if slow is not None and slow.host == self._suspect:
-            reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
-            message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
-            self._voice.say("StragglerHost", step, message, cause=slow.host, severity=slow.factor)
-        self._suspect = None if slow is None else slow.host
-
-
-_INPUT_BOUND = (
-    "{share:.0%} of the time is spent waiting for the next batch (host {host} most). Raise the task's workers, make "
-    "reading and transforming an example cheaper or do it beforehand, use larger files, keep the data in the region of "
-    "the slice"
-)
-_STRAGGLER = (
-    "host {host} is slow: its own work takes {factor:.1f} times as long as that of the others, who wait {share:.0%} of "
-    "the time for it. "
-)
-_SLOW_INPUT = "Most of it is waiting for its input: look at that host's disk, network and share of the data"
-_SLOW_WORK = "Look at what else runs on that machine, and for work that the task does on one host only"

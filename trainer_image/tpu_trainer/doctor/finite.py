@@ -1,4 +1,4 @@
-"""What becomes of a run whose loss, gradients or weights are not finite, as recipe.onNotFinite says. Held by `doctor`.
+"""What happens to a run whose loss, gradients or weights are not finite, as recipe.onNotFinite says.
 
 Decided when the signals are read, and when the parameters are compared. All replicas do both after the same steps, so
 they all end alike.
@@ -7,15 +7,16 @@ they all end alike.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from itertools import count
 
-from tpu_trainer.doctor.findings import Voice
+from tpu_trainer.doctor.findings import Check, Voice
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import Reading
 from tpu_trainer.spec import OnNotFinite
 
 MOST_SKIPPED = 100
-"""Steps in a row that are skipped before the run ends: nothing is trained any more."""
+"""Steps skipped in a row before the run ends: it no longer learns anything."""
 
 _ADVICE = (
     "lower the learning rate or lengthen the warm-up; clip the gradients; look for a division by zero, the logarithm "
@@ -23,66 +24,95 @@ _ADVICE = (
 )
 
 
-class Finiteness:
-    """`clean`: no update behind the present parameters had a loss or gradients that were not finite, or made weights
-    that are not. A checkpoint says so, and the run that continues from it begins with it. `bad`: steps that were not
-    finite, skipped ones included."""
+@dataclass(frozen=True)
+class Health:
+    """What a checkpoint says about losses, gradients and weights that were not finite.
 
-    def __init__(self, policy: OnNotFinite, voice: Voice, steps: int, clean: bool = True) -> None:
+    clean: none of them went into its weights. skipped: steps that changed nothing because of them, over the life of the
+    job; in_a_row: how many of the last steps were skipped.
+    """
+
+    clean: bool = True
+    skipped: int = 0
+    in_a_row: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a model may turn out not to be finite although loss and gradients were; `advice`: why, and what helps."""
+
+    name: str
+    advice: str
+
+
+_OVERFLOW = (
+    "the update made it so. What helps: parameters in float32 or bfloat16 instead of float16, in which the epsilon of "
+    "Adam is zero; a lower learning rate"
+)
+WEIGHTS = Part("the weights", _OVERFLOW)
+AVERAGE = Part("the averaged weights", _OVERFLOW)
+STATISTICS = Part(
+    "the running statistics",
+    "an evaluation would be of a broken model. What helps: look for examples with values that are far too large",
+)
+
+
+class Finiteness:
+    """`health` goes into every checkpoint, and a run that continues from one starts with it. Otherwise a run that is
+    restarted often enough would skip steps without end. `bad`: steps of this attempt that were not finite."""
+
+    def __init__(self, policy: OnNotFinite, voice: Voice, steps: int, health: Health) -> None:
         """`steps`: those of the whole run."""
         self._policy, self._voice = policy, voice
         self._most = min(MOST_SKIPPED, steps)
-        self.clean = clean
+        self.health = health
         self.bad = 0
         self._first: int | None = None
-        self._bad_weights: int | None = None
-        self._in_a_row = 0
+        self._broken: str | None = None
 
     def read(self, first: int, reading: Reading, learning_rate: float) -> None:
         """`first`: the step of the reading's first loss.
 
         Raises:
-            NotFiniteError: in all replicas alike, where the run must not go on.
+            NotFiniteError: in all replicas alike, if the run must not go on.
         """
         for step, loss, finite in zip(count(first), reading.losses, reading.finite, strict=False):
             if finite:
-                self._in_a_row = 0
+                self.health = replace(self.health, in_a_row=0)
                 continue
-            self.bad, self._in_a_row = self.bad + 1, self._in_a_row + 1
+            self.bad += 1
             self._first = step if self._first is None else self._first
             self._judge(step, _what(loss), learning_rate)
 
-    def weights(self, step: int, what: str) -> None:
-        """After `step` weights are not finite, `what` says which. No step can be left out to repair them.
+    def weights(self, step: int, part: Part, first: str) -> None:
+        """A part of the model is not finite after `step`; `first`: the first such tensor. Skipping a step would not
+        repair it.
 
         Raises:
             NotFiniteError: unless the recipe says to go on.
         """
-        text = (
-            f"{what}, although loss and gradients were: the update made it so. What helps: parameters in float32 or "
-            "bfloat16 instead of float16, in which the epsilon of Adam is zero; a lower learning rate"
-        )
+        found = f"{part.name} are not finite after step {step}, first in {first}"
+        text = f"{found}, although loss and gradients were: {part.advice}"
         if self._policy is not OnNotFinite.WARN:
             raise NotFiniteError(f"{text}. No checkpoint holds that step", step)
-        self._bad_weights = step if self._bad_weights is None else self._bad_weights
+        self._broken = self._broken or f"{part.name} were not finite after step {step}"
         # Otherwise the reason has been told already.
-        if self.clean:
-            self.clean = False
+        if self.health.clean:
+            self.health = replace(self.health, clean=False)
             self._voice.say(
-                "NotFinite", step, f"{text}. recipe.onNotFinite is Warn, so the run goes on", cause="weights"
+                Check.NOT_FINITE, step, f"{text}. recipe.onNotFinite is Warn, so the run goes on", cause="weights"
             )
 
     @property
     def summary(self) -> str:
         """What the run's last line adds; nothing where all was finite."""
-        weights = "" if self._bad_weights is None else f"after step {self._bad_weights}"
+        if self._policy is OnNotFinite.SKIP and self.health.skipped:
+            return f"; {_steps(self.health.skipped)} skipped, because loss or gradients were not finite"
         if not self.bad:
-            return weights and f"; WARNING: the weights were not finite {weights}"
-        steps = "1 step" if self.bad == 1 else f"{self.bad} steps"
-        if self._policy is OnNotFinite.SKIP:
-            return f"; {steps} skipped, because loss or gradients were not finite"
-        ending = weights and f", and the weights were not {weights}"
-        return f"; WARNING: loss or gradients were not finite in {steps}, first in step {self._first}{ending}"
+            return f"; WARNING: {self._broken}" if self._broken else ""
+        ending = f", and {self._broken}" if self._broken else ""
+        bad = _steps(self.bad)
+        return f"; WARNING: loss or gradients were not finite in {bad}, first in step {self._first}{ending}"
 
     def _judge(self, step: int, what: str, learning_rate: float) -> None:
         rate = f"learning rate {learning_rate:.6g}"
@@ -93,25 +123,31 @@ class Finiteness:
                 step,
             )
         if self._policy is OnNotFinite.SKIP:
-            if self._in_a_row == self._most:
+            skipped, in_a_row = self.health.skipped + 1, self.health.in_a_row + 1
+            self.health = replace(self.health, skipped=skipped, in_a_row=in_a_row)
+            if in_a_row >= self._most:
                 raise NotFiniteError(
-                    f"the last {self._most} steps were all skipped: {what} in step {step} ({rate}). What helps: "
+                    f"the last {in_a_row} steps were all skipped: {what} in step {step} ({rate}). What helps: "
                     f"{_ADVICE}",
                     step,
                 )
-            times = "" if self.bad == 1 else f", the {self.bad}th such step"
+            times = "" if skipped == 1 else f"; steps skipped so far: {skipped}"
             self._voice.say(
-                "NotFinite", step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(self.bad)
+                Check.NOT_FINITE, step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(skipped)
             )
             return
-        self.clean = False
+        self.health = replace(self.health, clean=False)
         self._voice.say(
-            "NotFinite",
+            Check.NOT_FINITE,
             step,
             f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: the training goes on, most likely with "
             f"parameters that are not finite either. What helps: {_ADVICE}",
             severity=float(self.bad),
         )
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _what(loss: float) -> str:

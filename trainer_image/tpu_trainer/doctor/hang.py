@@ -1,7 +1,7 @@
-"""Ends a process that does not get on, with the reason, so that the job is restarted and not paid for in silence.
+"""Ends a process that makes no progress, with the reason, so that the job restarts instead of paying for idle chips.
 
-Neither a collective on TPU nor a dataset on dead storage has a time limit of its own. A thread looks at how long the
-present phase of the clock has lasted. Started by `replica` around everything it does.
+Neither a collective on TPU nor a dataset on dead storage has a time limit of its own. A thread watches how long the
+clock's present phase has lasted.
 """
 
 from __future__ import annotations
@@ -10,37 +10,67 @@ import faulthandler
 import linecache
 import sys
 import sysconfig
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from types import FrameType
 from typing import TextIO
 
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
+from tpu_trainer.contract import ENV_HANG_SECONDS, STACKS_LIMIT, ExitCode
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
-from tpu_trainer.doctor.pace import Pace
 from tpu_trainer.outcome import Outcome
 
 LEAST_SECONDS = 300.0
 MEDIAN_STEPS = 10
 LONG_SECONDS = 1800.0
-"""While programs are compiled, before and in the first steps and in an evaluation, which has programs of its own; and
+"""While programs are compiled: before and in the first steps, and in an evaluation, which has programs of its own. And
 while a checkpoint is waited for, which may be large and its storage slow."""
 
 PEER_SECONDS = 60.0
-"""Longer for a replica that waits for the others, so that the one that is stuck speaks first and is the one named."""
+"""Longer for a replica that waits for the others, so that the one that is stuck reports first and is the one named."""
 
 STOP_SECONDS = 10.0
 """In one phase after the process was told to stop; the rest of the grace period, 30 s by default, is for the log."""
 
 _LONGEST_POLL = 5.0
+_KEPT_STEPS = 64
+
+
+class Pace:
+    """How fast steps are made. The loop's thread writes it, the watchdog's and the heartbeat's read it.
+
+    `steps`: how many this process has made; `last`: the number of the last one in the run, None before it.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        self.last: int | None = None
+        self._now = now
+        self._since = now()
+        # A ring that is never resized, so that another thread may read it at any time.
+        self._seconds: list[float] = [0.0] * _KEPT_STEPS
+
+    def step_done(self, step: int) -> None:
+        moment = self._now()
+        self._seconds[self.steps % _KEPT_STEPS] = moment - self._since
+        self._since, self.last = moment, step
+        self.steps += 1
+
+    @property
+    def median_seconds(self) -> float:
+        """Of the newest steps, at most 64; 0 before the first."""
+        count = min(self.steps, _KEPT_STEPS)
+        return median(self._seconds[:count]) if count else 0.0
 
 
 def limit_seconds(phase: Phase, pace: Pace, override: float | None = None) -> float:
-    """How long a phase may last. `override` replaces the limit of a run under way, and is a lower one for the rest."""
+    """How long a phase may last. `override` replaces the limit of a run under way, and raises the others to it."""
     usual = max(MEDIAN_STEPS * pace.median_seconds, LEAST_SECONDS) if override is None else override
     long = phase in (Phase.START, Phase.EVALUATE, Phase.CHECKPOINT) or pace.steps < WARM_UP_STEPS
     limit = max(usual, LONG_SECONDS) if long else usual
@@ -58,13 +88,13 @@ def watchdog(
 ) -> Iterator[None]:
     """While the block runs, a phase that lasts too long ends in `die`, after all threads' stacks went to `dump`.
 
-    `die` is called in the watchdog's thread and must end the process without the help of the others. `seconds`: instead
-    of the usual limit. A process that is `told_to_stop` and hangs will soon be killed: it leaves its stacks before.
-    Works while the block is in native code that has let go of the interpreter, as torch's waits have. A process that
-    was stopped as a whole (SIGSTOP, a suspended laptop) starts its limit anew.
+    The watchdog's thread calls `die`, which must end the process without the help of the others. `seconds`: instead of
+    the usual limit. A process that is `told_to_stop` and hangs will soon be killed, so it leaves its stacks first.
+    Works while the block is in native code that has released the interpreter lock, as torch's waits do. A process that
+    was stopped as a whole (SIGSTOP, a suspended laptop) starts its limit again.
     """
     over = threading.Event()
-    ward = threading.get_ident()
+    watched = threading.get_ident()
     poll = _LONGEST_POLL if seconds is None else min(_LONGEST_POLL, seconds / 10)
     out = dump or sys.stderr
 
@@ -79,7 +109,7 @@ def watchdog(
             phase, lasted = clock.present()
             limit = limit_seconds(phase, pace, seconds)
             if min(lasted, now - running_since) > limit:
-                message = _message(phase, lasted, limit, pace, sys._current_frames(), ward)
+                message = _message(phase, lasted, limit, pace, sys._current_frames(), watched)
                 faulthandler.dump_traceback(out, all_threads=True)
                 die(Outcome(ExitCode.Hung, message, pace.last))
                 return
@@ -97,7 +127,7 @@ def watchdog(
 
 
 class Reluctance:
-    """Of a process that was told to stop and does not come to it. Shows once."""
+    """Whether a process was told to stop and does not. Shows once."""
 
     def __init__(self, told_to_stop: Callable[[], bool]) -> None:
         self._told_to_stop = told_to_stop
@@ -105,41 +135,33 @@ class Reluctance:
         self._shown = False
 
     def shows(self, phase: Phase, lasted: float, now: float) -> bool:
-        """`lasted`: seconds that the present phase has."""
+        """`lasted`: seconds of the present phase so far."""
         if self._told_at is None and self._told_to_stop():
             self._told_at = now
-        # The last checkpoint may take long to write, and says itself what is wrong with it.
+        # The last checkpoint may take long to write, and reports its own trouble.
         if self._told_at is None or self._shown or phase is Phase.CHECKPOINT:
             return False
         self._shown = min(lasted, now - self._told_at) > STOP_SECONDS
         return self._shown
 
 
-def _message(phase: Phase, lasted: float, limit: float, pace: Pace, frames: Mapping[int, FrameType], ward: int) -> str:
-    place = user_frame(frames, ward)
-    return (
-        f"hung for {lasted:.0f} s in phase {phase} after step {pace.last or 0}: {_REASONS[phase]}"
-        f"{f'; it is at {place}' if place else ''}. The stacks of all threads are in the log. The limit is "
-        f"{limit:.0f} s"
-        f"; {ENV_HANG_SECONDS} sets another"
-    )
+def stacks() -> str:
+    """The stacks of all threads: newest frames first, the main thread last; the last STACKS_LIMIT bytes of them.
 
-
-_REASONS = {
-    Phase.START: "the start did not come to an end: reading the task, meeting the other hosts, or the first programs",
-    Phase.INPUT: "the task's dataset did not give the next batch",
-    Phase.HOST: "the task's own code did not return",
-    Phase.DEVICE: "the device gave no result, or another replica did not come to the exchange",
-    Phase.CHECKPOINT: "a checkpoint was not written, or the one before it is still being written",
-    Phase.EVALUATE: "the evaluation did not come to an end",
-}
+    By way of a file, because faulthandler writes without Python's help; it does not read source files either, which
+    may be on the very storage that hangs.
+    """
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(max(0, file.tell() - STACKS_LIMIT))
+        return file.read().decode("utf-8", "replace")
 
 
 def user_frame(frames: Mapping[int, FrameType], first: int) -> str | None:
-    """Where the user's own code stands, as "file:line in function: source"; thread `first` before all others.
+    """Where the user's own code is, as "file:line in function: source"; thread `first` before all others.
 
-    A batch is often read by a thread of its own, while the one that waits for it is in the trainer's code. None where
-    no thread is in code outside of Python, its packages and the trainer.
+    A batch is often read by a thread of its own, while the one that waits for it is in the trainer's code. None if no
+    thread is in code outside of Python, its packages and the trainer.
     """
     for thread in sorted(frames, key=lambda thread: thread != first):
         frame: FrameType | None = frames[thread]
@@ -151,6 +173,26 @@ def user_frame(frames: Mapping[int, FrameType], first: int) -> str | None:
             frame = frame.f_back
     return None
 
+
+def _message(
+    phase: Phase, lasted: float, limit: float, pace: Pace, frames: Mapping[int, FrameType], watched: int
+) -> str:
+    place = user_frame(frames, watched)
+    return (
+        f"hung for {lasted:.0f} s in phase {phase} after step {pace.last or 0}: {_REASONS[phase]}"
+        f"{f'; it is at {place}' if place else ''}. The stacks of all threads are in the log. The limit is "
+        f"{limit:.0f} s; {ENV_HANG_SECONDS} sets another"
+    )
+
+
+_REASONS = {
+    Phase.START: "the start did not finish: loading the task, meeting the other hosts, or the first programs",
+    Phase.INPUT: "the task's dataset did not give the next batch",
+    Phase.HOST: "the task's own code did not return",
+    Phase.DEVICE: "the device returned no result, or another replica did not arrive at the exchange",
+    Phase.CHECKPOINT: "a checkpoint was not written, or the one before it is still being written",
+    Phase.EVALUATE: "the evaluation did not finish",
+}
 
 _TRAINER = str(Path(__file__).parents[1])
 _LIBRARIES = (_TRAINER, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))

@@ -1,6 +1,6 @@
-"""How much of the matrix products is filling.
+"""How much of the matrix products is padding.
 
-A TPU holds a float32 matrix in tiles of 8 x 128 and its matrix unit is 128 wide (256 from v6e on), so that sizes are
+A TPU holds a float32 matrix in tiles of 8 x 128, and its matrix unit is 128 wide (256 from v6e on), so sizes are
 rounded up: rows to 8, features to 128 (Cloud TPU performance guide: batch a multiple of 8, features of 128).
 """
 
@@ -17,7 +17,7 @@ ROWS, FEATURES = 8, 128
 
 LEAST_WASTE = 0.1
 LEAST_WEIGHTS = 1_000_000
-"""Products of fewer weights take microseconds, filling included: they are never what a step waits for."""
+"""Products of fewer weights take microseconds, padding included: no step waits for them."""
 
 _MOST_NAMED = 3
 
@@ -40,9 +40,9 @@ class Product:
 
 
 def products_of(model: nn.Module) -> list[Product]:
-    """The matrices of all modules but tables that are looked up in; a shared one once.
+    """The matrices of all modules except lookup tables; a shared one once.
 
-    Convolutions are left out: XLA lays those out as suits it, with batch or features along the wide side.
+    Convolutions are left out: XLA chooses their layout, with batch or features along the wide side.
     """
     found: dict[int, Product] = {}
     for at, module in model.named_modules():
@@ -56,8 +56,8 @@ def products_of(model: nn.Module) -> list[Product]:
 def rows_of(batch: Any, per_replica: int) -> int:
     """Rows that a replica multiplies at once: its examples, times the positions each of them has.
 
-    The largest tensor of the batch tells: [examples, features], or [examples, positions, ...] where it is more than two
-    dimensions or holds integers.
+    Taken from the largest tensor of the batch: [examples, features], or [examples, positions, ...] if it has more than
+    two dimensions or holds integers.
     """
     largest = max(_tensors(batch), key=Tensor.numel, default=None)
     if largest is None or largest.dim() < 2:
@@ -67,9 +67,9 @@ def rows_of(batch: Any, per_replica: int) -> int:
 
 
 def padding_advice(products: Sequence[Product], rows: int, per_replica: int) -> str | None:
-    """What to make larger, in words; None where less than a tenth of the matrix products' work is filling.
+    """What to make larger, in words; None if less than a tenth of the matrix products' work is padding.
 
-    All products are taken to have the same rows, so that each counts with the size of its weight.
+    All products are taken to have the same rows, so each counts with the size of its weight.
     """
     useful = sum(product.useful for product in products)
     padded = sum(product.padded for product in products)
@@ -85,13 +85,13 @@ def padding_advice(products: Sequence[Product], rows: int, per_replica: int) -> 
             f"multiple of {ROWS} (best of {FEATURES})"
         )
     worst = sorted(products, key=lambda product: product.useful - product.padded)[:_MOST_NAMED]
-    named = [_in_words(product) for product in worst if product.padded > product.useful]
+    named = [_described(product) for product in worst if product.padded > product.useful]
     if named:
         advice.append(f"{'; '.join(named)}: make features multiples of {FEATURES}")
-    return f"on TPU about {waste:.0%} of the matrix products' work is filling. {'. '.join(advice)}"
+    return f"on TPU about {waste:.0%} of the matrix products' work is padding. {'. '.join(advice)}"
 
 
-def _in_words(product: Product) -> str:
+def _described(product: Product) -> str:
     computed = [_up(product.outputs, FEATURES), _up(product.inputs, FEATURES)]
     return f"{product.name} {[product.outputs, product.inputs]} is computed as {computed}"
 

@@ -1,7 +1,4 @@
-"""LightningModules as tasks, by duck typing: Lightning itself is never imported.
-
-`module.adopt` makes a Task and Hooks of one; everything else here is a part of that.
-"""
+"""LightningModules as tasks, by duck typing: Lightning itself is never imported."""
 
 from __future__ import annotations
 

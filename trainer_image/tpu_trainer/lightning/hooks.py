@@ -1,4 +1,4 @@
-"""The loop's calls, passed on as Lightning's hooks, in Lightning's order. Made by `module`, called by `loop`."""
+"""Passes the loop's calls on as Lightning's hooks, in Lightning's order."""
 
 from __future__ import annotations
 
@@ -12,37 +12,45 @@ from torch import Tensor, nn
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import wide
 from tpu_trainer.hooks import Hooks
-from tpu_trainer.lightning.metrics import give_back, snapshots
 from tpu_trainer.lightning.optimizers import Schedules, configured
 from tpu_trainer.lightning.session import Session
-from tpu_trainer.optimizers import closure_repeated, takes_closure
+from tpu_trainer.lightning.validation import give_back, snapshots
+from tpu_trainer.optimizers import closure_late, closure_repeated, takes_closure
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _OWN_KEYS = ("state_dict", "epoch", "global_step")
-"""What `on_save_checkpoint` finds in the checkpoint; all else in it is the module's and is kept."""
+"""What `on_save_checkpoint` finds in the checkpoint; everything else in it is the module's, and is kept."""
 
 
 def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
-    """The gradients are there already: what remains of Lightning's closure is its result, for the first call.
+    """Lightning's closure without its work: the gradients exist already, so the first call only returns the loss.
 
-    A second call asks for the gradients at other weights, and would get the old ones.
+    A second call would expect gradients at other weights, and get the old ones. So would a first call after the
+    optimizer has changed the weights or the gradients.
     """
-    calls = count()
+    calls, before = count(), _versions(optimizer)
 
     def closure() -> Tensor:
         if next(calls):
             raise closure_repeated(optimizer)
+        if _versions(optimizer) != before:
+            raise closure_late(optimizer)
         return loss
 
     return closure
 
 
+def _versions(optimizer: Optimizer) -> list[tuple[int, int | None]]:
+    """How often each weight and its gradient were written to, as torch counts it; None without a gradient."""
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    return [(weight._version, None if weight.grad is None else weight.grad._version) for weight in weights]
+
+
 class LightningHooks(Hooks):
-    """What is held between two calls is let go before the step ends: a tensor alive there becomes an output of the
-    compiled graph."""
+    """Keeps nothing of a step beyond its end: a tensor that is alive there becomes an output of the compiled graph."""
 
     gives_closure = True
 
@@ -51,7 +59,7 @@ class LightningHooks(Hooks):
         self._evaluated = evaluated
         self._schedules: Schedules | None = None
         self._clips = session.has("configure_gradient_clipping")
-        # The epoch that is trained, or was at the checkpoint, and the examples taken of it then.
+        # The epoch now, or at the checkpoint, and the examples of it that were used by then.
         self._begun = (0, 0)
         self._index = -1
         self._pass = 0
@@ -65,17 +73,17 @@ class LightningHooks(Hooks):
             given = session.module.configure_optimizers()  # type: ignore[operator]
         found = configured(given)
         self._schedules = Schedules(found, self._advance)
-        # Who sets rates by hand does it in optimizer_step, and would find them set again before every step.
+        # Modules that set rates by hand do so in optimizer_step; the recipe must not overwrite them before every step.
         self.own_schedule = bool(found.schedulers) or session.has("optimizer_step")
         self._view.optimizers = [found.optimizer]
         self._view.lr_scheduler_configs = list(found.schedulers)
         return found.optimizer
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """The Task's `loss`: `step_begins` has received this batch already.
+        """The Task's `loss`. `step_begins` has received this batch already.
 
-        A dict with "loss_weight" beside "loss" says how much its mean counts. The mean stays the mean, so that
-        Lightning's own Trainer can run the module, too.
+        A dict with "loss_weight" beside "loss" gives the weight of its mean. The loss stays a mean, so that Lightning's
+        own Trainer can run the module, too.
         """
         given = self._session.step("training_step", self._batch, self._index)
         outputs = given if isinstance(given, Mapping) else {"loss": given}
@@ -173,11 +181,11 @@ class LightningHooks(Hooks):
 
     def train_ends(self, *, stopped: bool) -> None:
         if not stopped:
-            # Lightning counts an epoch as done before it says that the training is.
+            # Lightning counts the epoch before it calls on_train_end.
             self._view.current_epoch += 1
         self._session.call("on_train_end")
         self._session.trained = True
-        # Else the last evaluation ends the session, which still needs the data.
+        # Otherwise the last evaluation ends the session, because it still needs the data.
         if stopped or not self._evaluated:
             self._session.finish()
 

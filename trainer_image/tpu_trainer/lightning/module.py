@@ -1,38 +1,53 @@
-"""Makes a Task and Hooks of a LightningModule.
+"""Makes a Task and Hooks of a LightningModule, and takes its data.
 
-Everything that can be refused before the first step is refused here, or when the optimizer is built.
+Everything that can be refused before the first step is refused here, or when the optimizer is built. A dataloader says
+which dataset, how examples become a batch, and how many processes read. The order and size of batches are the
+trainer's: they follow from the recipe, and the trajectory must not depend on the slice.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from tpu_trainer.data import Share, has_length
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.lightning.data import note_batch_size, prepare, training_source, validation_source
+from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.lightning.hooks import LightningHooks
-from tpu_trainer.lightning.logging import Log
-from tpu_trainer.lightning.metrics import metrics_of, without_own_collectives
-from tpu_trainer.lightning.session import Session, overridden, takes_index
-from tpu_trainer.lightning.trainer import view_of
-from tpu_trainer.lightning.validation import Validation
+from tpu_trainer.lightning.session import Log, Session, overridden, takes_index, view_of
+from tpu_trainer.lightning.validation import Validation, metrics_of, without_own_collectives
 from tpu_trainer.task import Hyperparameters, Task
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+_REPLACED = (SequentialSampler, RandomSampler, DistributedSampler)
+
 _NOT_SERVED = {
     "backward": "the backward pass is the trainer's own",
-    "configure_callbacks": "callbacks are not served; what they do belongs into hooks of the module",
+    "configure_callbacks": "callbacks are not supported; put what they do into hooks of the module",
     "configure_sharded_model": "the model is replicated, not sharded",
 }
 
 
 def is_lightning(made: object) -> bool:
-    """A torch module that has a step and an optimizer of its own is taken for a LightningModule, whatever its class."""
+    """Any torch module with a training step and an optimizer of its own counts as a LightningModule."""
     return isinstance(made, nn.Module) and all(
         callable(getattr(made, name, None)) for name in ("training_step", "configure_optimizers")
     )
@@ -42,7 +57,7 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
     """The task that trains `module` on the data of `data`, a LightningDataModule, or on the module's own if None.
 
     Raises:
-        UserCodeError: the module wants what this trainer has not, or has no data, or raised.
+        UserCodeError: the module needs what this trainer lacks, or has no data, or raised.
     """
     _refuse(module, data)
     view = view_of(hp, share, data)
@@ -57,7 +72,7 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
     if has_length(training.dataset):
         steps = len(training.dataset) // hp.global_batch_size  # type: ignore[arg-type]
         view.num_training_batches = steps * hp.accumulation_steps
-        # A dataset shorter than one batch is refused where its batches are made.
+        # At least 1: a dataset shorter than one batch is refused later, where its batches are made.
         view.max_epochs = -(-hp.train_steps // max(steps, 1))
     hooks = LightningHooks(session, hp, evaluated=held_out is not None)
     task = Task(
@@ -78,7 +93,7 @@ def _refuse(module: nn.Module, data: Any) -> None:
     if not getattr(module, "automatic_optimization", True):
         raise UserCodeError(
             f"{type(module).__name__}: automatic_optimization is False; this trainer makes the backward pass and the "
-            "optimizer's step itself, manual optimization is not served"
+            "optimizer's step itself, manual optimization is not supported"
         )
     for name in ("training_step", "configure_optimizers"):
         if not overridden(module, name):
@@ -97,11 +112,11 @@ def _refuse(module: nn.Module, data: Any) -> None:
 
 
 def _attach(session: Session) -> None:
-    """What the module asks its Trainer for is answered by the view, by this trainer's log and by its one optimizer."""
+    """Answers what the module asks its Trainer for: from the view, this trainer's log and its one optimizer."""
     module, view = session.module, session.view
     if session.data is not None:
         session.data.trainer = view
-    # Set on the object, in front of Lightning's own methods, which speak to a real Trainer.
+    # Set on the object, so that they hide Lightning's own methods, which call a real Trainer.
     answers: dict[str, Any] = {
         "trainer": view,
         "log": session.log.log,
@@ -133,3 +148,127 @@ def _clip_gradients(
         nn.utils.clip_grad_value_(parameters, gradient_clip_val)
     else:
         raise UserCodeError(f'clip_gradients: the algorithm must be "norm" or "value", got {gradient_clip_algorithm!r}')
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is used of a dataloader. `batch_size`: examples per process and batch, as the loader had it."""
+
+    dataset: Dataset[Any]
+    collate: Callable[[list[Any]], Any]
+    workers: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Collate:
+    """`on_before_batch_transfer` after collating; a class, so that it can be sent to the processes that read data."""
+
+    collate: Callable[[list[Any]], Any]
+    before_transfer: Callable[[Any, int], Any]
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return self.before_transfer(self.collate(examples), 0)
+
+
+def prepare(session: Session) -> None:
+    """Calls `prepare_data` and `setup`. Processes of one host prepare in turn: the second finds what the first fetched.
+
+    Every host prepares, since hosts share no disk.
+    """
+    if session.of_data("prepare_data") is not None:
+        with _one_at_a_time():
+            session.call_both("prepare_data")
+    session.call_both("setup", "fit")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    # A lock on the directory itself leaves no file behind, and ends with the process that holds it.
+    directory = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def training_source(session: Session) -> Source:
+    """Raises UserCodeError if there is no such dataloader, or it cannot be replaced."""
+    loader = _loader(session, "train_dataloader")
+    if loader is None:
+        raise UserCodeError(
+            "neither the LightningModule nor a LightningDataModule has a train_dataloader(); return the pair "
+            "(LightningModule, LightningDataModule) if the data is separate"
+        )
+    return _source(session, loader, "train_dataloader")
+
+
+def validation_source(session: Session) -> Source | None:
+    """None if there is nothing to validate. Raises UserCodeError as `training_source` does."""
+    if not session.has("validation_step"):
+        return None
+    loader = _loader(session, "val_dataloader")
+    if loader is None:
+        return None
+    source = _source(session, loader, "val_dataloader")
+    if isinstance(source.dataset, IterableDataset):
+        raise UserCodeError(
+            "val_dataloader: its dataset is iterable; to evaluate every example exactly once on any number of "
+            "processes it must be map-style (len() and [i])"
+        )
+    return source
+
+
+def note_batch_size(source: Source, hp: Hyperparameters) -> str | None:
+    """What to say if the loader's batch size differs from the recipe's."""
+    if source.batch_size == hp.per_replica_batch_size:
+        return None
+    return (
+        f"train_dataloader: batch_size {source.batch_size} is not used; by the recipe a step has "
+        f"{hp.global_batch_size} examples, {hp.per_replica_batch_size} per replica"
+    )
+
+
+def _loader(session: Session, name: str) -> DataLoader[Any] | None:
+    method = session.of_data(name)
+    if method is None:
+        return None
+    with user_code(name):
+        given = method()
+    if isinstance(given, Sequence) and len(given) <= 1:
+        given = given[0] if given else None
+    if given is None or isinstance(given, DataLoader):
+        return given
+    many = f" of {len(given)}" if isinstance(given, Sequence) else ""
+    raise UserCodeError(
+        f"{name}: it returns a {type(given).__name__}{many}; it must return one torch.utils.data.DataLoader"
+    )
+
+
+def _source(session: Session, loader: DataLoader[Any], name: str) -> Source:
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise UserCodeError(
+            f"{name}: batch_size is None; the dataset must return examples, the recipe makes the batches"
+        )
+    if not isinstance(loader.dataset, IterableDataset):
+        _check_order(loader, name)
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    if (before := session.of_data("on_before_batch_transfer")) is not None:
+        collate = Collate(collate, before)
+    # A loader that was given torch's own BatchSampler has no batch size itself.
+    size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", 1)
+    return Source(loader.dataset, collate, loader.num_workers, size)
+
+
+def _check_order(loader: DataLoader[Any], name: str) -> None:
+    """Only an order that means "all examples, each once" may be replaced; any other was chosen on purpose."""
+    why = "the trainer orders the examples itself, as a permutation of the dataset for every epoch"
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise UserCodeError(f"{name}: batch_sampler {type(loader.batch_sampler).__name__} is not supported; {why}")
+    # The loader's own attribute is only a default if a BatchSampler was given.
+    sampler = loader.batch_sampler.sampler
+    if type(sampler) not in _REPLACED:
+        raise UserCodeError(f"{name}: sampler {type(sampler).__name__} is not supported; {why}")
+    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(sampler.data_source)):
+        raise UserCodeError(f"{name}: a RandomSampler with replacement or num_samples is not supported; {why}")

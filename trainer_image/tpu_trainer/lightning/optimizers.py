@@ -1,4 +1,4 @@
-"""What `configure_optimizers` gives back: one optimizer, with schedulers or without."""
+"""What `configure_optimizers` returns: one optimizer, with or without schedulers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Configured:
 
 
 def configured(given: Any) -> Configured:
-    """The optimizer and its schedulers, from any form that Lightning knows for one optimizer.
+    """The optimizer and its schedulers, from any form that Lightning accepts for one optimizer.
 
     Raises:
         UserCodeError: no optimizer or several, a form unknown to Lightning, or a scheduler that waits for a metric.
@@ -45,17 +45,17 @@ def configured(given: Any) -> Configured:
     optimizers, schedulers = _parts(given)
     if len(optimizers) != 1:
         raise UserCodeError(
-            f"configure_optimizers: it gives {len(optimizers)} optimizers, this trainer serves exactly one; parameter "
-            "groups of one optimizer can have rates of their own"
+            f"configure_optimizers: it returns {len(optimizers)} optimizers, this trainer supports exactly one; "
+            "parameter groups of one optimizer can have rates of their own"
         )
     (optimizer,) = optimizers
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is no torch optimizer")
+        raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is not a torch optimizer")
     return Configured(optimizer, tuple(_scheduled(scheduler, optimizer) for scheduler in schedulers))
 
 
 def _parts(given: Any) -> tuple[list[Any], list[Any]]:
-    """The optimizers and the schedulers of what was given."""
+    """The optimizers and the schedulers."""
     if isinstance(given, torch.optim.Optimizer):
         return [given], []
     if isinstance(given, Mapping):
@@ -68,14 +68,14 @@ def _parts(given: Any) -> tuple[list[Any], list[Any]]:
             parts = [_of_mapping(each) for each in given]
             return [one for found, _ in parts for one in found], [one for _, found in parts for one in found]
         return list(given), []
-    raise UserCodeError(f"configure_optimizers: it gives a {type(given).__name__}; it must give {_FORMS}")
+    raise UserCodeError(f"configure_optimizers: it returns a {type(given).__name__}; it must return {_FORMS}")
 
 
 def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     if "optimizer" not in given:
         raise UserCodeError(
             f'configure_optimizers: a dict without "optimizer", it has {", ".join(map(str, given)) or "nothing"}; it '
-            f"must give {_FORMS}"
+            f"must return {_FORMS}"
         )
     return [given["optimizer"]], [given["lr_scheduler"]] if given.get("lr_scheduler") is not None else []
 
@@ -85,16 +85,16 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
     scheduler = parts.get("scheduler")
     name = type(scheduler).__name__
     if unknown := sorted(set(parts) - _SCHEDULER_KEYS):
-        raise UserCodeError(f"configure_optimizers: lr_scheduler has {', '.join(unknown)}; it must give {_FORMS}")
+        raise UserCodeError(f"configure_optimizers: lr_scheduler has {', '.join(unknown)}; it must return {_FORMS}")
     if parts.get("reduce_on_plateau") or isinstance(scheduler, ReduceLROnPlateau):
         raise UserCodeError(
-            f"configure_optimizers: {name} waits for a metric; this trainer serves schedulers that depend on the step "
-            "or the epoch only, so that a resumed run has the rates of one that never stopped"
+            f"configure_optimizers: {name} waits for a metric; this trainer supports schedulers that depend on the "
+            "step or the epoch only, so that a resumed run has the rates of one that never stopped"
         )
     if not callable(getattr(scheduler, "step", None)):
         raise UserCodeError(f'configure_optimizers: lr_scheduler "scheduler" is a {name}; it must have step()')
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise UserCodeError(f"configure_optimizers: {name} belongs to an optimizer that is not the one given")
+        raise UserCodeError(f"configure_optimizers: {name} belongs to another optimizer than the one returned")
     interval, frequency = parts.get("interval", "epoch"), parts.get("frequency", 1)
     if interval not in ("step", "epoch"):
         raise UserCodeError(f'configure_optimizers: interval must be "step" or "epoch", got {interval!r}')
@@ -104,7 +104,7 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
 
 
 class Schedules:
-    """The schedulers of a run. A rate is a function of the steps and epochs done, and of nothing else.
+    """The schedulers of a run. A rate depends on the steps and epochs done, and on nothing else.
 
     `advance` makes one scheduler's step.
     """
@@ -118,7 +118,7 @@ class Schedules:
         ]
 
     def after(self, interval: str, count: int) -> None:
-        """`count` steps or epochs are done; the schedulers that are due make their step."""
+        """Advances the schedulers that are due after `count` steps or epochs."""
         for each in self._schedulers:
             if each.interval == interval and count % each.frequency == 0:
                 self._advance(each.scheduler)
@@ -126,18 +126,18 @@ class Schedules:
     def fast_forward(self, optimizer: Optimizer, steps: int, epochs: int) -> None:
         """Puts every scheduler where it is after that many steps and epochs.
 
-        Their steps are made again from the start and not loaded: on another slice a run has another number of steps,
-        and what was kept of a scheduler made for the old number would be wrong. For the same reason the groups' rates
-        are those that the schedulers began with, not those of the checkpoint. Costs some 10 microseconds a step.
+        Their steps are repeated from the start instead of loaded: on another slice a run has another number of steps,
+        and the state of a scheduler made for the old number would be wrong. For the same reason the groups start with
+        the schedulers' initial rates, not the checkpoint's. Costs some 10 microseconds a step.
         """
         if not self._schedulers or steps == 0:
             return
-        # Groups that a hook has added since have the rates of the checkpoint: how they came to them is not known.
+        # Groups that a hook has added keep the checkpoint's rates: how they got them is unknown.
         added = optimizer.param_groups[len(self._fresh) :]
         del optimizer.param_groups[len(self._fresh) :]
         for group, fresh in zip(optimizer.param_groups, self._fresh, strict=True):
             group.update(fresh)
-        # torch warns of a scheduler that steps before its optimizer. This one has stepped, in an earlier process.
+        # torch warns if a scheduler steps before its optimizer. This optimizer has stepped, in an earlier process.
         vars(optimizer)["_opt_called"] = True
         for count in range(1, steps + 1):
             self.after("step", count)

@@ -1,23 +1,186 @@
-"""One LightningModule in training: who has which hook, and how it is called. Made by `module`, used by the rest."""
+"""One LightningModule in training: which hooks it has, how they are called, and what it sees of a Trainer.
+
+`self.log` keeps values as they are, on the device: reading one would make every step wait for the device.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard, runtime_checkable
 
+from torch import Tensor
+
+from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.lightning.logging import Log
-from tpu_trainer.lightning.trainer import TrainerView
-from tpu_trainer.task import Batch
+from tpu_trainer.lightning.optimizers import Scheduled
+from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
     from torch import nn
 
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
-"""Packages whose own methods are defaults, which do nothing here or speak to a Trainer that is not there."""
+"""Packages whose own methods are defaults: they do nothing, or call a Trainer that does not exist here."""
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """The parts of torchmetrics.Metric that are used here."""
+
+    _defaults: dict[str, Any]
+    _reductions: dict[str, Any]
+    _update_count: int
+    _computed: Any
+
+    def update(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def compute(self) -> Any: ...
+
+    def reset(self) -> None: ...
+
+
+def is_metric(value: Any) -> TypeGuard[Metric]:
+    return isinstance(value, Metric)
+
+
+class Collector(Protocol):
+    """Takes the values that are logged while it is the log's collector."""
+
+    def add(self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None) -> None: ...
+
+
+class Log:
+    """`latest`: the last value of every name. `metrics`: the metric objects logged in training, to be reset at the end
+    of the epoch. `collector`: set while an evaluation runs."""
+
+    def __init__(self, latest: dict[str, Any]) -> None:
+        self.latest = latest
+        self.metrics: list[Metric] = []
+        self.collector: Collector | None = None
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *_: Any,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        **__: Any,
+    ) -> None:
+        """Lightning's `log`. Options for loggers, progress bars and synchronisation are accepted and ignored: what an
+        evaluation logs is always reduced over all processes."""
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise UserCodeError(f'self.log("{name}"): a single number is needed, got shape {list(value.shape)}')
+            value = self.latest[name] = value.detach()
+        elif isinstance(value, int | float):
+            self.latest[name] = value
+        elif not is_metric(value):
+            raise UserCodeError(
+                f'self.log("{name}"): a {type(value).__name__} is not a number, tensor or metric; several values go to '
+                "self.log_dict"
+            )
+        elif self.collector is None and not any(value is known for known in self.metrics):
+            self.metrics.append(value)
+        if self.collector is not None and on_epoch is not False:
+            self.collector.add(name, value, reduce_fx, batch_size)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **options)
+
+    def epoch_ends(self) -> None:
+        """As in Lightning, metrics logged in an epoch are reset for the next."""
+        for metric in self.metrics:
+            metric.reset()
+        self.metrics.clear()
+
+
+# Slots, so that setting an attribute that nobody reads, such as `trainer.should_stop`, is an error.
+@dataclass(slots=True)
+class TrainerView:
+    """What a LightningModule sees as `self.trainer`: names and meanings are Lightning's, other names are an error.
+
+    A rank is a process; steps are the job's, not one process's batches. max_epochs and num_training_batches are -1 and
+    infinity if the training data has no length. callback_metrics holds the last value of everything logged, on the
+    device in training, and the results of an evaluation after it.
+    """
+
+    max_steps: int
+    accumulate_grad_batches: int
+    world_size: int
+    global_rank: int
+    local_rank: int = 0
+    datamodule: Any = None
+    max_epochs: int = -1
+    num_training_batches: int | float = float("inf")
+    current_epoch: int = 0
+    global_step: int = 0
+    training: bool = True
+    validating: bool = False
+    sanity_checking: bool = False
+    optimizers: list[Any] = field(default_factory=list)
+    lr_scheduler_configs: list[Scheduled] = field(default_factory=list)
+    callback_metrics: dict[str, Any] = field(default_factory=dict)
+    logger: None = None
+    loggers: tuple[()] = ()
+    callbacks: tuple[()] = ()
+    progress_bar_callback: None = None
+    gradient_clip_val: None = None
+    gradient_clip_algorithm: None = None
+    num_nodes: int = 1
+    testing: bool = False
+    predicting: bool = False
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self.max_steps
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.global_rank == 0
+
+    @property
+    def num_devices(self) -> int:
+        """With `num_nodes` 1, so that their product is the number of processes, as modules expect."""
+        return self.world_size
+
+    @property
+    def logged_metrics(self) -> dict[str, Any]:
+        return self.callback_metrics
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).__slots__:
+            raise AttributeError(
+                f"trainer.{name} cannot be set: tpu_trainer does not read it. The training ends after the recipe's "
+                "trainSteps, on all replicas alike"
+                if name == "should_stop"
+                else f"trainer.{name} cannot be set: tpu_trainer does not read it"
+            )
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}")
+
+
+def offered() -> list[str]:
+    """The names that a module may read."""
+    properties = [name for name, value in vars(TrainerView).items() if isinstance(value, property)]
+    return sorted([*(part.name for part in fields(TrainerView)), *properties])
+
+
+def view_of(hp: Hyperparameters, share: Share, datamodule: Any) -> TrainerView:
+    return TrainerView(
+        max_steps=hp.train_steps,
+        accumulate_grad_batches=hp.accumulation_steps,
+        world_size=share.world,
+        global_rank=share.rank,
+        local_rank=share.local_rank,
+        datamodule=datamodule,
+    )
 
 
 def overridden(target: object, name: str) -> bool:
@@ -30,7 +193,7 @@ def overridden(target: object, name: str) -> bool:
 
 @dataclass
 class Session:
-    """`data` is the LightningDataModule, or None; `trained`: the last step is done."""
+    """`data`: the LightningDataModule, or None; `trained`: the last step is done."""
 
     module: nn.Module
     data: Any
@@ -41,7 +204,7 @@ class Session:
     _indexed: dict[str, bool] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether the module has a hook of its own; looked up once, since every step asks for a dozen."""
+        """Whether the module has a hook of its own; cached, since every step asks for a dozen."""
         if name not in self._known:
             self._known[name] = overridden(self.module, name)
         return self._known[name]
@@ -50,19 +213,19 @@ class Session:
         return self.data is not None and overridden(self.data, name)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """The module's hook, None where it has none of its own."""
+        """Calls the module's hook, if it has one of its own; returns None otherwise."""
         if not self.has(name):
             return None
         return _call(self.module, name, *arguments, **named)
 
     def call_both(self, name: str, *arguments: Any) -> None:
-        """The hook of the data module first, then the module's."""
+        """Calls the data module's hook, then the module's."""
         for target in (self.data, self.module):
             if target is not None and overridden(target, name):
                 _call(target, name, *arguments)
 
     def of_data(self, name: str) -> Callable[..., Any] | None:
-        """A hook that the data module has before the module, as Lightning has it; None if neither has."""
+        """A hook of the data module or else of the module, as in Lightning; None if neither has it."""
         for target in (self.data, self.module):
             if target is not None and overridden(target, name):
                 method: Callable[..., Any] = getattr(target, name)
@@ -70,7 +233,7 @@ class Session:
         return None
 
     def received(self, batch: Batch) -> Batch:
-        """The batch after the hooks that follow its way to the device."""
+        """The batch after the hooks that move it to the device."""
         if (move := self.of_data("transfer_batch_to_device")) is not None:
             with user_code("transfer_batch_to_device"):
                 batch = move(batch, next(self.module.parameters()).device, 0)
@@ -80,7 +243,7 @@ class Session:
         return batch
 
     def step(self, name: str, batch: Batch, index: int) -> Any:
-        """`training_step` or `validation_step`, which may leave out the batch's index."""
+        """Calls `training_step` or `validation_step`, which may leave out the batch's index."""
         method = getattr(self.module, name)
         if name not in self._indexed:
             self._indexed[name] = takes_index(method)
@@ -88,7 +251,7 @@ class Session:
             return method(batch, index) if self._indexed[name] else method(batch)
 
     def finish(self) -> None:
-        """Nothing will be trained or evaluated any more."""
+        """Nothing more will be trained or evaluated."""
         self.call("on_fit_end")
         self.call_both("teardown", "fit")
 
@@ -106,7 +269,7 @@ _OF_LOGGERS = (
 
 
 class _lightning_code(user_code):  # noqa: N801 - reads as a statement, as user_code does
-    """Says of an attribute of the logger that there is none: `None` alone tells nobody whose fault that is."""
+    """Explains that there is no logger: an AttributeError of None does not say whose fault it is."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
@@ -123,7 +286,7 @@ def takes_index(step: Callable[..., Any]) -> bool:
     """Whether a step takes (batch, batch_idx).
 
     Raises:
-        UserCodeError: it needs more than these.
+        UserCodeError: it needs more arguments.
     """
     parameters = list(inspect.signature(step).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):

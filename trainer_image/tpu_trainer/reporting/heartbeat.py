@@ -1,12 +1,14 @@
-"""Tells the operator every few seconds how the run is doing, also while nothing happens. Held by `telling`.
+"""Tells the operator every few seconds how the run is doing, even while nothing happens.
 
-In a thread of its own, which no step waits for: the operator is told of the run, it is not needed for it. The thread
-works while the training hangs in native code, as long as that has let go of the interpreter; when it does not, the
-operator's own clock says so.
+It runs in a thread of its own, which no step waits for: the operator is informed of the run, not needed for it. The
+thread works while the training hangs in native code, if that has released the interpreter lock; if not, the operator's
+own clock notices.
 """
 
 from __future__ import annotations
 
+import json
+import ssl
 import sys
 import threading
 import time
@@ -14,24 +16,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.client import HTTPResponse, HTTPSConnection
+from urllib.parse import urlsplit
 
 from tpu_trainer.contract import ExitCode, ReportPhase
+from tpu_trainer.doctor.hang import stacks
 from tpu_trainer.environment import ProgressService
 from tpu_trainer.outcome import Outcome
-from tpu_trainer.reporting.endpoint import Endpoint, RefusedError
 from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body
-from tpu_trainer.reporting.stacks import stacks
 
 EVERY_SECONDS = 5.0
 """Between two reports. The operator and Kubeflow Trainer's own clients agree on it."""
 
 LONGEST_SECONDS = 60.0
-"""Between two tries while the service is away, and the longest that it may ask for."""
+"""Between two attempts while the service is away, and the longest pause that it may ask for."""
 
 TIMEOUT_SECONDS = 10.0
 
 LAST_SECONDS = 3.0
-"""The last report is waited for so long: less than what a pod that is deleted has to spare."""
+"""How long the end waits for the last report: less than a pod that is deleted has to spare."""
+
+_ANSWER_LIMIT = 64 * 1024
 
 
 class Heartbeat:
@@ -51,7 +56,7 @@ class Heartbeat:
         self._thread.start()
 
     def end(self, outcome: Outcome) -> None:
-        """The last report, of a run that ended well; of a failure the termination message tells, and nothing after it.
+        """Sends the last report of a run that ended well; a failure is told by the termination message alone.
 
         Returns when it is sent, or after LAST_SECONDS.
         """
@@ -73,45 +78,39 @@ class Heartbeat:
         self._endpoint.close()
 
     def _beat(self) -> float:
-        """Sends one report; how many seconds until the next."""
+        """Sends one report; returns the seconds until the next."""
         try:
             report = replace(self._present(), stacks=self._stacks)
             answer = self._send(report, TIMEOUT_SECONDS)
-            self._worked()
-            self._stacks = None
-            if report.stacks is None and isinstance(answer, dict) and answer.get("stacks") is True:
-                self._stacks = stacks()
-                _say(f"the operator asks where this worker is:\n{self._stacks}")
-                return 0.0
-            return self._pauses.after(None)
         except Exception as error:
-            self._failed(error)
+            # Told once: a service that is away would fill the log.
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
+                _say(f"not delivered: {_reason(error)}; the training is not affected")
             return self._pauses.after(error)
+        if self._failing_since is not None:
+            _say(f"delivered again, after {time.monotonic() - self._failing_since:.0f} s")
+            self._failing_since = None
+        self._stacks = None
+        if report.stacks is None and isinstance(answer, dict) and answer.get("stacks") is True:
+            self._stacks = stacks()
+            _say(f"the operator asks where this worker is:\n{self._stacks}")
+            return 0.0
+        return self._pauses.after(None)
 
     def _send(self, report: Report, seconds: float) -> object:
         body = kubeflow_body(report, datetime.now(UTC)) if self._kubeflow else operator_body(report)
         return self._endpoint.post(body, seconds)
 
-    def _worked(self) -> None:
-        if self._failing_since is not None:
-            _say(f"delivered again, after {time.monotonic() - self._failing_since:.0f} s")
-            self._failing_since = None
-
-    def _failed(self, error: Exception) -> None:
-        """Once: a service that is away would fill the log."""
-        if self._failing_since is None:
-            self._failing_since = time.monotonic()
-            _say(f"not delivered: {_reason(error)}; the training is not affected")
-
 
 class Pauses:
-    """Between two reports: longer and longer while they fail, and what the service asks for where it says so."""
+    """Between two reports: they grow while reports fail, unless the service names one."""
 
     def __init__(self) -> None:
         self._next = EVERY_SECONDS
 
     def after(self, error: Exception | None) -> float:
-        """Seconds after a report that was taken (None) or was not."""
+        """Seconds after a report that was accepted (None) or failed."""
         if error is None:
             self._next = EVERY_SECONDS
             return EVERY_SECONDS
@@ -121,13 +120,95 @@ class Pauses:
         return min(pause, LONGEST_SECONDS)
 
 
+class RefusedError(Exception):
+    """The service answered, but did not accept the report. `retry_after`: seconds, if it named them."""
+
+    def __init__(self, message: str, retry_after: int | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Endpoint:
+    """The progress service. Keeps its connection between requests for as long as the service does.
+
+    Token and certificate are files that are replaced while the run goes on: the token is read for every report, the
+    certificate for every connection.
+    """
+
+    def __init__(self, service: ProgressService) -> None:
+        self._service = service
+        self._kept: HTTPSConnection | None = None
+
+    def post(self, body: bytes, seconds: float) -> object:
+        """The answer's JSON; None if it is not JSON. `seconds`: how long the service may be silent.
+
+        Raises:
+            RefusedError: the answer is not a success.
+            Exception: whatever else can go wrong with a file, a name, a connection or a certificate.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            try:
+                return self._exchange(kept, body, seconds)
+            except TimeoutError:
+                raise
+            except OSError:
+                # The service closed it since the last report, which only shows now. A report may arrive twice.
+                pass
+        return self._exchange(self._connection(), body, seconds)
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+
+    def _connection(self) -> HTTPSConnection:
+        where = urlsplit(self._service.url)
+        if where.hostname is None:
+            raise ValueError(f"{self._service.url} is not a URL")
+        # TLS whatever the URL's scheme: nobody else may read the token.
+        context = ssl.create_default_context(cafile=self._service.ca_file)
+        return HTTPSConnection(where.hostname, where.port, context=context)
+
+    def _exchange(self, connection: HTTPSConnection, body: bytes, seconds: float) -> object:
+        token = self._service.token_file.read_text(encoding="ascii").strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        try:
+            connection.timeout = seconds
+            if connection.sock is not None:
+                connection.sock.settimeout(seconds)
+            connection.request("POST", urlsplit(self._service.url).path, body, headers)
+            response = connection.getresponse()
+            answer = response.read(_ANSWER_LIMIT)
+        except Exception:
+            connection.close()
+            raise
+        if connection.sock is not None and response.isclosed():
+            self._kept = connection
+        else:
+            # The service ends the connection, or its answer is longer than what was read.
+            connection.close()
+        return _accepted(response, answer)
+
+
 def open_heartbeat(service: ProgressService | None, present: Callable[[], Report]) -> Heartbeat | None:
-    """None where nobody is to be told."""
+    """None without a service to report to."""
     if service is None:
         return None
     heartbeat = Heartbeat(service, present)
     heartbeat.start()
     return heartbeat
+
+
+def _accepted(response: HTTPResponse, answer: bytes) -> object:
+    try:
+        document = json.loads(answer)
+    except ValueError:
+        document = None
+    if response.status // 100 == 2:
+        return document
+    message = document.get("message") if isinstance(document, dict) else None
+    seconds = response.headers.get("Retry-After", "")
+    raise RefusedError(f"{response.status} {message or response.reason}", int(seconds) if seconds.isdecimal() else None)
 
 
 def _reason(error: Exception) -> str:

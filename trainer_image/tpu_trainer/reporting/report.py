@@ -1,6 +1,7 @@
-"""One report: what is said, and its two written forms. Made by the heartbeat's thread from what the run keeps anyway.
+"""One report: what it says, and its two written forms.
 
-So the loop does nothing for it, and only the newest state is ever told: there is no queue that could grow.
+The heartbeat's thread makes it from what the run keeps anyway. So the loop does nothing for it, and only the newest
+state is ever reported: there is no queue that could grow.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
-from tpu_trainer.doctor.pace import Pace
+from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.progress import Progress
 from tpu_trainer.spec import RunSpec
 
 
 @dataclass(frozen=True)
 class Report:
-    """step: steps that have been made; the device may still be working on the newest of them. loss and
-    examples_per_second: of the last steps that were read; metrics: of the last evaluation. checkpoint_step: the newest
-    step that is safe. remaining_seconds: without evaluations and checkpoints. None where a number is not to be had."""
+    """step: steps made so far; the device may still be working on the newest. loss and examples_per_second: of the
+    last steps that were read; metrics: of the last evaluation. checkpoint_step: the newest step that is safe.
+    remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
 
     phase: ReportPhase
     step: int
@@ -39,7 +40,7 @@ class Report:
 
 
 def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) -> Report:
-    """How the run is doing now; may be called from any thread."""
+    """How the run is doing now, from any thread."""
     phase, _ = clock.present()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)
     rate = last.examples_per_second if last else None
@@ -57,7 +58,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) 
 
 
 def phase_of(phase: Phase, steps: int) -> ReportPhase:
-    """`steps`: made by this process. Until WARM_UP_STEPS they may be compiling, as the watchdog sees it, too."""
+    """`steps`: made by this process. The first WARM_UP_STEPS may be compiling, for the watchdog, too."""
     match phase:
         case Phase.EVALUATE:
             return ReportPhase.EVALUATING
@@ -70,7 +71,7 @@ def phase_of(phase: Phase, steps: int) -> ReportPhase:
 
 
 def operator_body(report: Report) -> bytes:
-    """At most REPORT_LIMIT bytes of JSON, with Python's NaN and Infinity: that a loss is none must be seen."""
+    """At most REPORT_LIMIT bytes of JSON, with Python's NaN and Infinity: a loss that is not finite must be seen."""
     document: dict[str, Any] = {
         "phase": report.phase,
         "step": report.step,
@@ -86,12 +87,12 @@ def operator_body(report: Report) -> bytes:
         "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],
     }
     whole = _encode(document | more)
-    # Only names and texts of the user's own can be so long; the rest says where the run is.
+    # Only the user's own names and texts can be that long; the rest says where the run is.
     return whole if len(whole) <= REPORT_LIMIT else _encode(document)
 
 
 def kubeflow_body(report: Report, now: datetime) -> bytes:
-    """The payload of KEP-2779. The percentage is 100 only at the end, however close a long run may be to it."""
+    """The payload of KEP-2779. The percentage is 100 only at the end, however close a long run may be."""
     done = report.phase is ReportPhase.DONE
     numbers = dict(_metrics(report))
     if report.loss is not None:
@@ -99,7 +100,7 @@ def kubeflow_body(report: Report, now: datetime) -> bytes:
     if report.examples_per_second is not None:
         numbers["examples_per_second"] = report.examples_per_second
     texts = {name: f"{value:.6g}" for name, value in numbers.items()}
-    # Last: a metric of that name must not take their place.
+    # Last: a metric of that name must not replace them.
     texts |= {"current_step": str(report.step), "total_steps": str(report.total_steps)}
     status: dict[str, Any] = {
         "progressPercentage": 100 if done else min(99, 100 * report.step // report.total_steps),

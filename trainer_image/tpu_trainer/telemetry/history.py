@@ -26,7 +26,9 @@ LIMIT = 2000
 KINDS_OF_FINDINGS = 100
 """Checks whose findings are kept; of each check the number, the first step and the last message."""
 
-T = TypeVar("T")
+_RATES = ("examples_per_second", "mfu", "noise_scale")
+
+P = TypeVar("P", bound="Loss | Stretch | Evaluation")
 
 
 @dataclass(frozen=True)
@@ -135,41 +137,14 @@ class Attempt:
     outcome: str | None = None
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A History at one moment. Every sequence is in the order of steps.
-
-    `strides`: how many additions a point of losses, stretches and evaluations stands for, see `Series`.
-    """
-
-    losses: Sequence[Loss] = ()
-    stretches: Sequence[Stretch] = ()
-    evaluations: Sequence[Evaluation] = ()
-    warnings: Sequence[Warned] = ()
-    attempts: Sequence[Attempt] = ()
-    examples_per_second: float | None = None
-    mfu: float | None = None
-    noise_scale: float | None = None
-    strides: tuple[int, int, int] = (1, 1, 1)
-
-    def until(self, step: int) -> Recorded:
-        """Without the steps after `step`, which a resumed run makes again. A merged point across it goes, too."""
-        return replace(
-            self,
-            losses=[point for point in self.losses if point.step <= step],
-            stretches=[point for point in self.stretches if point.step <= step],
-            evaluations=[point for point in self.evaluations if point.step <= step],
-        )
-
-
-class Series(Generic[T]):
+class Series(Generic[P]):
     """A curve of any length in at most LIMIT points: neighbours are merged as it grows.
 
     Each point stands for `stride` additions, the last one for up to that many, so that early and late parts of a run
     are equally fine.
     """
 
-    def __init__(self, merge: Callable[[T, T], T], points: Sequence[T] = (), stride: int = 1) -> None:
+    def __init__(self, merge: Callable[[P, P], P], points: Sequence[P] = (), stride: int = 1) -> None:
         """`merge` makes one point of an earlier and a later one. `points`, `stride`: a series to continue."""
         self._merge = merge
         self._points = list(points)
@@ -177,10 +152,15 @@ class Series(Generic[T]):
         self._room = 0
 
     @property
-    def points(self) -> tuple[T, ...]:
+    def points(self) -> tuple[P, ...]:
         return tuple(self._points)
 
-    def add(self, point: T) -> None:
+    def forget_after(self, step: int) -> None:
+        """A merged point across `step` goes, too."""
+        self._points = [point for point in self._points if point.step <= step]
+        self._room = 0
+
+    def add(self, point: P) -> None:
         if self._room:
             self._points[-1] = self._merge(self._points[-1], point)
             self._room -= 1
@@ -194,17 +174,28 @@ class Series(Generic[T]):
 
 
 class History:
-    """Collects what happens; `before` is what earlier attempts of the same run recorded."""
+    """Collects what happens; `before` is what earlier attempts of the same run recorded, as `recorded` returns it."""
 
-    def __init__(self, before: Recorded | None = None) -> None:
-        before = before or Recorded()
-        losses, stretches, evaluations = before.strides
-        self._losses = Series(Loss.then, before.losses, losses)
-        self._stretches = Series(Stretch.then, before.stretches, stretches)
-        self._evaluations = Series(Evaluation.then, before.evaluations, evaluations)
-        self._warnings = {warned.check: warned for warned in before.warnings}
-        self._attempts = before.attempts
-        self._rates = (before.examples_per_second, before.mfu, before.noise_scale)
+    def __init__(self, before: Mapping[str, Any] | None = None) -> None:
+        before = before or {"strides": (1, 1, 1)}
+        losses, stretches, evaluations = (int(stride) for stride in before["strides"])
+        self._losses = Series(Loss.then, [Loss(**row) for row in before.get("losses", ())], losses)
+        self._stretches = Series(Stretch.then, [Stretch(**row) for row in before.get("stretches", ())], stretches)
+        earlier = [Evaluation(**row) for row in before.get("evaluations", ())]
+        self._evaluations = Series(Evaluation.then, earlier, evaluations)
+        self._warnings = {row["check"]: Warned(**row) for row in before.get("warnings", ())}
+        self._attempts = [Attempt(**row) for row in before.get("attempts", ())]
+        self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
+
+    @property
+    def last_step(self) -> int:
+        """Of the attempts before this one; 0 if there are none."""
+        return self._attempts[-1].last if self._attempts else 0
+
+    def forget_after(self, step: int) -> None:
+        """Drops the steps after `step`, which a resumed run makes again; warnings and attempts stay."""
+        for series in (self._losses, self._stretches, self._evaluations):
+            series.forget_after(step)
 
     def sample(self, sample: Sample) -> None:
         first = sample.step - len(sample.losses) + 1
@@ -212,9 +203,8 @@ class History:
             self._losses.add(Loss.of(step, loss))
         split = {phase: sample.split.get(phase, 0.0) for phase in Phase}
         self._stretches.add(Stretch(sample.step, len(sample.losses), sample.seconds, split, sample.learning_rate))
-        newest = (sample.examples_per_second, sample.mfu, sample.noise_scale)
-        rate, mfu, noise = (old if new is None else new for old, new in zip(self._rates, newest, strict=True))
-        self._rates = (rate, mfu, noise)
+        newest = {name: getattr(sample, name) for name in _RATES}
+        self._rates |= {name: value for name, value in newest.items() if value is not None}
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         if metrics:
@@ -228,29 +218,28 @@ class History:
         warned = Warned(finding.check, first, finding.step, times + 1, finding.message)
         self._warnings[finding.check] = warned
 
-    @property
-    def warnings(self) -> tuple[Warned, ...]:
-        """One per check that found something, in the order of their first findings."""
-        return tuple(self._warnings.values())
+    def recorded(self, attempt: Attempt) -> dict[str, Any]:
+        """Everything up to now, with the present attempt as it stands: `recorded` of the file's schema, in dataclasses.
 
-    def recorded(self, attempt: Attempt) -> Recorded:
-        """Everything up to now, with the present attempt as it stands."""
-        rate, mfu, noise = self._rates
-        return Recorded(
-            losses=self._losses.points,
-            stretches=self._stretches.points,
-            evaluations=self._evaluations.points,
-            warnings=self.warnings,
-            attempts=(*self._attempts, attempt),
-            examples_per_second=rate,
-            mfu=mfu,
-            noise_scale=noise,
-            strides=(self._losses.stride, self._stretches.stride, self._evaluations.stride),
-        )
+        `strides`: how many additions a point of losses, stretches and evaluations stands for.
+        """
+        return {
+            "losses": self._losses.points,
+            "stretches": self._stretches.points,
+            "evaluations": self._evaluations.points,
+            "warnings": tuple(self._warnings.values()),
+            "attempts": (*self._attempts, attempt),
+            "strides": (self._losses.stride, self._stretches.stride, self._evaluations.stride),
+            **self._rates,
+        }
 
 
 def dump_history(
-    recorded: Recorded, spec: RunSpec, outcome: Outcome | None, environment: Mapping[str, str], written: datetime
+    recorded: Mapping[str, Any],
+    spec: RunSpec,
+    outcome: Outcome | None,
+    environment: Mapping[str, str],
+    written: datetime,
 ) -> bytes:
     """The history file. `outcome`: None while the run goes on; `environment`: what the run stood on, by name.
 
@@ -263,35 +252,17 @@ def dump_history(
         "written": written.isoformat(),
         "outcome": {"code": outcome.code.name, "message": outcome.message} if outcome else None,
         "environment": environment,
-        # Rates that are unknown are left out.
-        "recorded": {name: value for name, value in asdict(recorded).items() if value is not None},
+        "recorded": recorded,
     }
-    return json.dumps(document).encode()
+    return json.dumps(document, default=asdict).encode()
 
 
-def load_history(document: bytes, uid: str) -> Recorded | None:
-    """What `dump_history` wrote for the job with this uid; None for anything else."""
+def load_history(document: bytes, uid: str) -> History | None:
+    """Continues what `dump_history` wrote for the job with this uid; None for anything else."""
     try:
         found = json.loads(document)
-        if (found["schema"], found["uid"]) != (SCHEMA, uid):
-            return None
-        return _recorded(found["recorded"])
+        if (found["schema"], found["uid"]) == (SCHEMA, uid):
+            return History(found["recorded"])
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _recorded(found: dict[str, Any]) -> Recorded:
-    losses, stretches, evaluations = (int(stride) for stride in found.pop("strides"))
-    return Recorded(
-        losses=[Loss(**row) for row in found.pop("losses")],
-        stretches=[Stretch(**_with_phases(row)) for row in found.pop("stretches")],
-        evaluations=[Evaluation(**row) for row in found.pop("evaluations")],
-        warnings=[Warned(**row) for row in found.pop("warnings")],
-        attempts=[Attempt(**_with_phases(row)) for row in found.pop("attempts")],
-        strides=(losses, stretches, evaluations),
-        **found,
-    )
-
-
-def _with_phases(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "split": {Phase(phase): seconds for phase, seconds in row["split"].items()}}
+        pass
+    return None

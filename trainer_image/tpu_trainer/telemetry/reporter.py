@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from tpu_trainer.checkpoint.store import MissingError, Store, open_store
 from tpu_trainer.clock import Clock
@@ -22,7 +22,7 @@ from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import TrainerError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.telemetry.history import Attempt, History, Recorded, Sample, dump_history, load_history
+from tpu_trainer.telemetry.history import Attempt, History, Sample, dump_history, load_history
 from tpu_trainer.telemetry.tensorboard import Events
 
 HISTORY = "history.json"
@@ -52,15 +52,13 @@ class Reporter:
         self._silenced = False
         self._written = now()
         self._writing: threading.Thread | None = None
-        self._before = self._read_before() if store else Recorded()
-        self._history = History(self._before)
-        self._first = self._step = self._before.attempts[-1].last if self._before.attempts else 0
+        self._history = self._read_before() if store else History()
+        self._first = self._step = self._history.last_step
         self._events = Events(spec.job.attempt) if store and spec.report.tensor_board else None
 
     def began(self, step: int) -> None:
         """The training starts, or continues, after `step` steps. Later steps of earlier attempts are forgotten."""
-        # Findings from before the first step stay.
-        self._history = History(replace(self._before.until(step), warnings=self._history.warnings))
+        self._history.forget_after(step)
         self._first = self._step = step
 
     def sample(self, sample: Sample) -> None:
@@ -112,7 +110,7 @@ class Reporter:
         if self._writing:
             self._writing.join(max(0.0, until - time.monotonic()))
 
-    def _write(self, recorded: Recorded, events: Mapping[str, bytes], outcome: Outcome | None) -> None:
+    def _write(self, recorded: Mapping[str, Any], events: Mapping[str, bytes], outcome: Outcome | None) -> None:
         assert self._store
         try:
             document = dump_history(recorded, self._spec, outcome, self._environment, datetime.now(UTC))
@@ -122,15 +120,15 @@ class Reporter:
         except Exception as error:
             self._say(f"not written: {_reason(error)}")
 
-    def _read_before(self) -> Recorded:
+    def _read_before(self) -> History:
         assert self._store
         try:
-            return load_history(self._store.read(HISTORY), self._spec.job.uid) or Recorded()
+            return load_history(self._store.read(HISTORY), self._spec.job.uid) or History()
         except MissingError:
-            return Recorded()
+            return History()
         except Exception as error:
             self._say(f"earlier attempts are missing from it: {_reason(error)}")
-            return Recorded()
+            return History()
 
     def _say(self, trouble: str) -> None:
         """Once: a bucket that refuses writes would fill the log."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import math
 import struct
 import time
 from collections.abc import Mapping
+from ctypes import c_float
 
 import google_crc32c
 
@@ -55,18 +55,10 @@ class Events:
 
         event = Event(wall_time=time.time(), step=step, **more)
         if values:
-            tagged = [Summary.Value(tag=name, simple_value=_float32(value)) for name, value in values.items()]
+            # As a C float, which the message holds: a number that is too large becomes infinite, not an error.
+            tagged = [Summary.Value(tag=name, simple_value=c_float(value).value) for name, value in values.items()]
             event.summary.CopyFrom(Summary(value=tagged))
         self._bytes.write(_record(event.SerializeToString()))
-
-
-def _float32(value: float) -> float:
-    """What the message can hold: a larger number becomes infinite."""
-    try:
-        struct.pack("f", value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return value
 
 
 def _record(data: bytes) -> bytes:

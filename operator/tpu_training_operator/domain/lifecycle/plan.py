@@ -43,7 +43,7 @@ from tpu_training_operator.domain.lifecycle.start_deadline import (
     partly_placed,
     starts_late,
 )
-from tpu_training_operator.domain.lifecycle.waiting import tell_why
+from tpu_training_operator.domain.lifecycle.waiting import event_lines, tell_why
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.objects.shared import check_config_map, config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
@@ -287,7 +287,8 @@ def _watch_start(ctx: Context) -> Plan:
         again = part.deadline - ctx.now
     elif late := starts_late(ctx.pods, ctx.job.spec.run_policy):
         if ctx.now >= late.deadline:
-            return fail_or_restart(ctx, not_started(late, ctx.attempt, ctx.now))
+            event = event_lines(ctx).get(late.pod.name, "")
+            return fail_or_restart(ctx, not_started(late, event, ctx.attempt, ctx.now))
         again = late.deadline - ctx.now
     # The status shows a starting gang already, unless a refusal has replaced it.
     unblocked = ctx.present(ctx.status, _starting(ctx, ctx.attempt)) if ctx.is_refused else None

@@ -40,8 +40,10 @@ def starts_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
     return Late(waiting[0], limit, max(placed) + limit)
 
 
-def not_started(late: Late, attempt: int, now: datetime) -> Failure:
+def not_started(late: Late, event: str, attempt: int, now: datetime) -> Failure:
+    """`event`: the newest event that tells why the pod waits; empty if none is known."""
     pod = late.pod
+    waits = f"{waits_for(pod)} ({event})" if event else waits_for(pod)
     what = f"the container has not started within {late.limit.total_seconds():.0f} s on its node"
     return Failure(
         attempt=attempt,
@@ -51,7 +53,7 @@ def not_started(late: Late, attempt: int, now: datetime) -> Failure:
         host=pod.worker.host,
         failure_class=FailureClass.INFRASTRUCTURE,
         reason=FailureReason.NOT_STARTED,
-        message=with_ending(what, waits_for(pod)),
+        message=with_ending(what, waits),
         time=format_time(now),
     )
 

@@ -63,12 +63,18 @@ def sentence(ctx: Context) -> str:
     layout = ctx.resolution.layout
     hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
     found = summary(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
-    lines = ctx.observed.notes.events.lines if ctx.observed.notes and ctx.observed.notes.events else {}
+    lines = event_lines(ctx)
     parts = [f"attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"]
     parts += [_with_event(group, ctx, lines) for group in found.others[:_MOST_GROUPS]]
     if left := sum(len(group.workers) for group in found.others[_MOST_GROUPS:]):
         parts.append(f"{left} more for other reasons")
     return _cut("; ".join(parts), _LONGEST_MESSAGE)
+
+
+def event_lines(ctx: Context) -> Mapping[str, str]:
+    """By pod name, the event that tells why the pod waits, as of the last look at its events."""
+    notes = ctx.observed.notes
+    return notes.events.lines if notes and notes.events else {}
 
 
 def _with_event(group: Group, ctx: Context, lines: Mapping[str, str]) -> str:

@@ -59,7 +59,7 @@ def became_ready(before: Status, after: Status) -> Readiness | None:
     if ready is None or not ready.is_true or is_true(before.conditions, ConditionType.GANG_READY):
         return None
     now = parse_time(ready.last_transition_time)
-    started = _latest(_starts(after)) or now
+    started = max(_starts(after), default=now)
     unready = find(before.conditions, ConditionType.GANG_READY)
     since = parse_time(unready.last_transition_time) if unready else started
     if since <= started:
@@ -98,10 +98,6 @@ def _starts(status: Status) -> Iterable[datetime]:
     suspended = find(status.conditions, ConditionType.SUSPENDED)
     if suspended and not suspended.is_true:
         yield parse_time(suspended.last_transition_time)
-
-
-def _latest(moments: Iterable[datetime]) -> datetime | None:
-    return max(moments, default=None)
 
 
 def _seconds(start: datetime, end: datetime) -> float:

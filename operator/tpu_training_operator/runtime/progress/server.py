@@ -16,9 +16,9 @@ import logging
 import math
 import socket
 import ssl
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -55,6 +55,7 @@ _SECONDS_OF_SILENCE = 5.0
 _SECONDS_TO_STOP = 2.0
 _SECONDS_TO_DRAIN = 1.0
 _RETRY_SECONDS = 5.0
+_ACCEPT_PAUSE_SECONDS = 1.0
 # No name in Kubernetes is longer.
 _LONGEST_NAME = 253
 # Jobs or addresses whose limits are remembered: as many as a large cluster has jobs, and some more.
@@ -119,9 +120,14 @@ class ProgressService:
                 raise web.HTTPNotFound
             sender = await self._sender(request, key, refusals)
             reports.take(key, f"job {key} may report {REPORTS_PER_SECOND:g} times a second")
-            with self._noting_own_errors(key):
+            try:
                 self.inboxes.put(key, read(await _body(request), sender, self.clock()))
                 self.enqueue(key, self.inboxes.between_writes.total_seconds())
+            except (Refused, web.HTTPException):
+                raise
+            except Exception:
+                self.inboxes.could_not_listen(key)
+                raise
             return key
 
         async def progress(request: web.Request) -> web.Response:
@@ -155,16 +161,6 @@ class ProgressService:
         if not is_trusted:
             refusals.give_back(address)
         return sender
-
-    @contextmanager
-    def _noting_own_errors(self, key: JobKey) -> Iterator[None]:
-        try:
-            yield
-        except (Refused, web.HTTPException):
-            raise
-        except Exception:
-            self.inboxes.could_not_listen(key)
-            raise
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -232,13 +228,12 @@ def _listening_socket(host: str | None, port: int) -> socket.socket:
 
 
 class _Connections:
-    """All connections, by address, the oldest first. A task serves each until it is gone; cancelling the task closes
-    the connection at once."""
+    """Handshakes under way, and the connections that aiohttp's `server` has after them."""
 
-    def __init__(self, tls: ssl.SSLContext, handlers: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, tls: ssl.SSLContext, server: web.Server) -> None:
         self._tls = tls
-        self._handlers = handlers
-        self._by_address: dict[str, dict[asyncio.Task[None], None]] = {}
+        self._server = server
+        self._handshakes: dict[asyncio.Task[None], str] = {}
 
     async def accept(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -246,87 +241,56 @@ class _Connections:
         while True:
             try:
                 accepted, (address, *_) = await loop.sock_accept(listener)
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
                 # This process has no file descriptor left, for example.
                 log.warning("a connection could not be accepted: %s", error)
-                await asyncio.sleep(1)
+                await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
                 continue
-            if sum(map(len, self._by_address.values())) >= MOST_CONNECTIONS:
-                self._close_one()
-            task = asyncio.create_task(self._serve(accepted))
-            self._by_address.setdefault(address, {})[task] = None
-            task.add_done_callback(partial(self._forget, address))
+            self._make_room()
+            task = asyncio.create_task(self._shake_hands(accepted))
+            self._handshakes[task] = address
+            task.add_done_callback(self._forget)
+            # A flood of connections must not keep everything else from its turn.
+            await asyncio.sleep(0)
 
-    def _close_one(self) -> None:
-        address, own = max(self._by_address.items(), key=lambda item: len(item[1]))
-        oldest = next(iter(own))
-        self._forget(address, oldest)
-        oldest.cancel()
+    def _make_room(self) -> None:
+        """When all places are taken, close the oldest connection of the address that has the most; handshakes go
+        first."""
+        transports = [handler.transport for handler in self._server.connections]
+        closers: list[tuple[str, Callable[[], object]]] = [
+            *((address, partial(self._forget, task)) for task, address in self._handshakes.items()),
+            *((_address_of(t), t.abort) for t in transports if t and not t.is_closing()),
+        ]
+        if len(closers) >= MOST_CONNECTIONS:
+            [(greediest, _)] = Counter(address for address, _ in closers).most_common(1)
+            next(close for address, close in closers if address == greediest)()
 
-    def _forget(self, address: str, task: "asyncio.Task[None]") -> None:
-        own = self._by_address.get(address, {})
-        own.pop(task, None)
-        if not own:
-            self._by_address.pop(address, None)
+    def _forget(self, handshake: "asyncio.Task[None]") -> None:
+        self._handshakes.pop(handshake, None)
+        handshake.cancel()
 
-    async def _serve(self, accepted: socket.socket) -> None:
-        connection = _Connection(self._handlers())
-        try:
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        # OSError: this is not TLS, the client does not trust us, or the handshake took too long.
+        with suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
+                self._server,
                 accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=_SECONDS_TO_SHAKE_HANDS,
                 ssl_shutdown_timeout=_SECONDS_TO_PART,
             )
-            await connection.closed.wait()
-        except OSError:
-            # Not TLS, a client that does not trust us, or a handshake that took too long.
-            pass
-        finally:
-            connection.abort()
 
     async def close(self) -> None:
-        tasks = [task for own in self._by_address.values() for task in own]
-        for task in tasks:
+        handshakes = list(self._handshakes)
+        for task in handshakes:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*handshakes, return_exceptions=True)
 
 
-class _Connection(asyncio.Protocol):
-    """Hands everything on to aiohttp's protocol, and says when the connection is closed."""
-
-    def __init__(self, handler: asyncio.Protocol) -> None:
-        self._handler = handler
-        self._transport: asyncio.Transport | None = None
-        self.closed = asyncio.Event()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._handler.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._handler.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._handler.eof_received()
-
-    def pause_writing(self) -> None:
-        self._handler.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._handler.resume_writing()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._handler.connection_lost(error)
-        self.closed.set()
+def _address_of(transport: asyncio.Transport) -> str:
+    """Empty if the client had gone before it could be asked for its address."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
 
 
 def _token(request: web.Request) -> str:

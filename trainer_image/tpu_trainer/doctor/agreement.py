@@ -1,0 +1,221 @@
+"""Whether all replicas run the same programs and hold the same parameters, and which of them do not.
+
+On TPU, replicas whose programs differ wait for each other's collectives for ever, and XLA has no time limit. So the
+hashes of the traced graphs are compared before a program is sent to the device, through the gang's key-value store,
+which needs no device. Parameters are never sent between replicas: they stay equal because equal updates are made to
+equal values. A difference of one bit means that some update was not equal, and it only grows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.errors import DivergedError, PeerLostError
+
+AGREE_SECONDS = 1200.0
+"""Until a replica that does not arrive counts as lost. Hosts compile at different speeds, some for many minutes."""
+
+_VERDICT_READ_SECONDS = 10.0
+
+_SAME, _DIVERGED, _LEFT = "same", "diverged", "left"
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+
+
+def odd_ones(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | None:
+    """The ranks that differ, and the largest group that agrees; of equally large groups, the one with rank 0.
+
+    None if all agree. `values` are in the order of ranks, never empty.
+    """
+    parties: dict[Hashable, list[int]] = {}
+    for rank, value in enumerate(values):
+        parties.setdefault(value, []).append(rank)
+    if len(parties) == 1:
+        return None
+    # max takes the first of equals, and rank 0's party is the first.
+    majority = max(parties.values(), key=len)
+    return [rank for rank in range(len(values)) if rank not in set(majority)], majority
+
+
+def replicas(ranks: Sequence[int]) -> str:
+    """ "replica 3", "replicas 0-2, 5"."""
+    return f"replica{'s' if len(ranks) != 1 else ''} {ranges(ranks)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """ "3", "0-2, 5": neighbours are joined, so that 256 of them fit on a line."""
+    runs: list[str] = []
+    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(runs)
+
+
+class Programs:
+    """Compares programs. Comparisons are numbered; every replica makes all of them, in order.
+
+    Each replica stores its hash and is counted; the last one reads them all and stores the verdict that the others
+    wait for. So messages grow with the number of replicas, not with its square.
+    """
+
+    def __init__(self, backend: Backend, clock: Clock, seconds: float = AGREE_SECONDS) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._limit = timedelta(seconds=seconds)
+        self._next = 0
+
+    def compare(self, step: int, tensors: Sequence[Tensor]) -> None:
+        """All replicas make this call at the same point of the same step, with what is pending for that step.
+
+        Raises:
+            DivergedError: in every replica, if at least one runs another program.
+            PeerLostError: a replica did not arrive in time, or had ended.
+        """
+        if self._backend.store is None or (program := self._backend.graph_hash(tensors)) is None:
+            return
+        at = f"program/{self._next}"
+        self._next += 1
+        # Waiting for the others is not work of this host's.
+        with self._clock.during(Phase.DEVICE):
+            verdict, _, text = self._exchange(at, program, step).partition(":")
+        if verdict == _DIVERGED:
+            self._wait_for_readers(at)
+            raise DivergedError(text, step)
+        if verdict == _LEFT:
+            raise PeerLostError(f"step {step}: {text}")
+
+    def leave(self) -> None:
+        """This replica fails: nobody needs to wait for it any longer. Never raises."""
+        if (store := self._backend.store) is not None:
+            with suppress(RuntimeError):
+                text = f"{replicas([self._backend.rank])} failed before its program could be compared"
+                store.set(f"program/{self._next}/verdict", f"{_LEFT}:{text}")
+
+    def _exchange(self, at: str, program: str, step: int) -> str:
+        store, rank, world = self._backend.store, self._backend.rank, self._backend.world
+        assert store is not None
+        try:
+            store.set(f"{at}/{rank}", program)
+            if store.add(f"{at}/present", 1) == world:
+                programs = [store.get(f"{at}/{peer}") for peer in range(world)]
+                store.set(f"{at}/verdict", _verdict(programs, step))
+            store.wait([f"{at}/verdict"], self._limit)
+            verdict = store.get(f"{at}/verdict").decode()
+            # Nobody reads it after the verdict; a long run must not fill the store.
+            store.delete_key(f"{at}/{rank}")
+        except RuntimeError as error:
+            raise PeerLostError(f"step {step}, comparing programs: {self._absent(at, error)}") from error
+        return verdict
+
+    def _absent(self, at: str, error: RuntimeError) -> str:
+        """Why a comparison failed: who did not arrive, or that the store cannot be asked."""
+        store, world = self._backend.store, self._backend.world
+        assert store is not None
+        with suppress(RuntimeError):
+            absent = [rank for rank in range(world) if not store.check([f"{at}/{rank}"])]
+            if absent:
+                late = f"did not arrive within {self._limit.total_seconds():g} s"
+                return f"{replicas(absent)} {late}; whether their program differs is unknown"
+        return str(error).partition("\n")[0]
+
+    def _wait_for_readers(self, at: str) -> None:
+        """Until all have read the verdict: the store ends with the process that serves it."""
+        store, world = self._backend.store, self._backend.world
+        assert store is not None
+        with suppress(RuntimeError):
+            if store.add(f"{at}/read", 1) == world:
+                store.set(f"{at}/all-read", "")
+            store.wait([f"{at}/all-read"], timedelta(seconds=_VERDICT_READ_SECONDS))
+
+
+def _verdict(programs: Sequence[bytes], step: int) -> str:
+    """What the others read: "same", or "diverged:" and the message."""
+    if (parties := odd_ones(programs)) is None:
+        return _SAME
+    odd, others = parties
+    return (
+        f"{_DIVERGED}:in step {step} {replicas(odd)} would run another program than {replicas(others)}; on TPU they "
+        "would wait for each other for ever. Look for a branch on the rank or host in the task, for batches whose "
+        "shapes differ between hosts, and for Python numbers (not tensors) that differ between them"
+    )
+
+
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of the model's norms, by name. One example can make them infinite with a finite loss,
+    since a norm in training divides by what it sees, and they never recover."""
+    return {
+        f"{name}.{kind}": statistic
+        for name, module in model.named_modules()
+        for kind in ("running_mean", "running_var")
+        if isinstance(statistic := getattr(module, kind, None), Tensor)
+    }
+
+
+def checksums(tensors: Sequence[Tensor]) -> Tensor:
+    """int32, shape [len(tensors)]: per tensor the sum of its elements' bits modulo 2**32, on the tensors' device.
+
+    Integer sums do not depend on the order of the terms, so equal bits give equal sums on every machine; a change of
+    one element always changes the sum.
+    """
+    with torch.no_grad():
+        return torch.stack([_bits(tensor.detach()).sum(dtype=torch.int32) for tensor in tensors])
+
+
+def finite(tensors: Sequence[Tensor]) -> Tensor:
+    """bool, shape [len(tensors)]: per tensor whether all of its elements are finite, on the tensors' device."""
+    with torch.no_grad():
+        return torch.stack([torch.isfinite(_testable(tensor.detach())).all() for tensor in tensors])
+
+
+def digest(sums: Tensor) -> tuple[int, int]:
+    """A checksum of the tensors' checksums (in host memory), as two 16-bit halves: float32 holds those exactly."""
+    whole = zlib.crc32(sums.numpy().tobytes())
+    return whole >> 16, whole & 0xFFFF
+
+
+def halves(sums: Tensor) -> list[int]:
+    """The checksums themselves in 16-bit halves, two per tensor."""
+    return [half for value in sums.tolist() for half in (value >> 16 & 0xFFFF, value & 0xFFFF)]
+
+
+def first_difference(rows: Sequence[Sequence[float]]) -> int:
+    """The index of the first tensor whose halves are not equal in all rows."""
+    columns = list(zip(*rows, strict=True))
+    return next(index for index, column in enumerate(columns) if len(set(column)) > 1) // 2
+
+
+def _testable(tensor: Tensor) -> Tensor:
+    # torch.isfinite does not take float8.
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The elements' bits as integers, two per element of 64 bits, four per complex element of 128."""
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    size = values.element_size()
+    if size == 1 and not values.is_floating_point():
+        return values.to(torch.int32)
+    flat = values.reshape(-1)
+    bits = _xla_bitcast(size)(flat) if flat.device.type == "xla" else flat.view(_INTEGERS[size])
+    return bits.to(torch.int32)
+
+
+@cache
+def _xla_bitcast(size: int) -> Callable[[Tensor], Tensor]:
+    """XLA's own bitcast. torch_xla runs `Tensor.view(dtype)` on the CPU, after a transfer of all parameters."""
+    from torch_xla.core import xla_builder, xla_op_registry
+
+    types = xla_builder.Type
+    kind = {1: types.U8, 2: types.S16, 4: types.S32, 8: types.S32}[size]
+    bitcast: Callable[[Tensor], Tensor] = xla_op_registry.register(f"bits{8 * size}", lambda x: x.bitcast(kind))
+    return bitcast

@@ -1,0 +1,113 @@
+"""Who keeps the others waiting, decided from one row of numbers per process.
+
+A synchronous step lasts as long as its slowest host's work, and the others wait for the difference. So step times are
+alike on all replicas, and only their own work tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from statistics import median_low
+
+from tpu_trainer.doctor.findings import Check, Voice
+
+SHORTEST_SECONDS = 2.0
+"""A shorter interval says more about the operating system's scheduling than about the host."""
+
+SLOW_FACTOR, SLOW_SHARE = 1.5, 0.05
+"""A straggler's work takes this many times as long as the others', and costs at least this part of the time."""
+
+INPUT_SHARE = 0.1
+"""A run that waits longer than this part of its time for data is bound by its input."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """One process since the last checkup that was long enough. Seconds: `work` is the host's own, with waiting for
+    `input`; `total` is work and waiting for the device or the peers.
+
+    compilations: in its steps, after the warm-up. digest: of its parameters, in two halves.
+    """
+
+    host: int
+    input: float
+    work: float
+    total: float
+    compilations: int
+    digest: tuple[int, int] = (0, 0)
+
+    def row(self) -> list[float]:
+        """For the gather; integers are below 2**24, so float32 holds them exactly."""
+        *numbers, digest = astuple(self)
+        return [*numbers, *digest]
+
+    @staticmethod
+    def of(row: Sequence[float]) -> Vitals:
+        host, waited, work, total, compilations, high, low = row
+        return Vitals(int(host), waited, work, total, int(compilations), (int(high), int(low)))
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """`factor`: its work over the median of the others'; `share`: the part of the time that the others lose."""
+
+    host: int
+    factor: float
+    share: float
+    input_bound: bool
+
+
+class Waiting:
+    """Remembers the slow host of the last interval: any host is slow once."""
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+        self._suspect: int | None = None
+
+    def judge(self, step: int, vitals: Sequence[Vitals]) -> bool:
+        """False if the interval was too short: it goes on until the next checkup."""
+        if max(one.total for one in vitals) < SHORTEST_SECONDS:
+            return False
+        host, share = input_share(vitals)
+        if share > INPUT_SHARE:
+            self._voice.say(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
+        slow = straggler(vitals)
+        if slow is not None and slow.host == self._suspect:
+            reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
+            message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
+            self._voice.say(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
+        self._suspect = None if slow is None else slow.host
+        return True
+
+
+def straggler(vitals: Sequence[Vitals]) -> Straggler | None:
+    """The host of the slowest process, if it is slow enough to matter."""
+    if len({one.host for one in vitals}) < 2:
+        return None
+    slowest = max(vitals, key=lambda one: one.work)
+    others = median_low(one.work for one in vitals if one.host != slowest.host)
+    lost = slowest.work - others
+    if slowest.work <= SLOW_FACTOR * others or lost <= SLOW_SHARE * slowest.total:
+        return None
+    factor = slowest.work / max(others, 1e-9)
+    return Straggler(slowest.host, factor, lost / slowest.total, slowest.input > 0.5 * slowest.work)
+
+
+def input_share(vitals: Sequence[Vitals]) -> tuple[int, float]:
+    """The host that waits longest for its input, and the part of its time: the others wait for that host."""
+    worst = max(vitals, key=lambda one: one.input / max(one.total, 1e-9))
+    return worst.host, worst.input / max(worst.total, 1e-9)
+
+
+_INPUT_BOUND = (
+    "{share:.0%} of the time is spent waiting for the next batch (host {host} most). Raise the task's workers, make "
+    "reading and transforming an example cheaper or do it beforehand, use larger files, keep the data in the region of "
+    "the slice"
+)
+_STRAGGLER = (
+    "host {host} is slow: its own work takes {factor:.1f} times as long as the others', who wait {share:.0%} of the "
+    "time for it. "
+)
+_SLOW_INPUT = "Most of it is waiting for its input: look at that host's disk, network and share of the data"
+_SLOW_WORK = "Look at what else runs on that machine, and for work that the task does on one host only"
