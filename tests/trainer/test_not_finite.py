@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from tests.trainer import plain
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
-from tpu_trainer.checkpoint.background import Background
+from tpu_trainer.checkpoint.checkpointer import Checkpointer
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.entrypoint import Loaded
 
@@ -81,8 +81,8 @@ def kept_in(directory: Path) -> dict[int, bool]:
 def test_a_run_that_ends_reports_a_checkpoint_that_was_committed_after_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As with slow storage: a write has never ended yet when the loop looks.
-    monkeypatch.setattr(Background, "poll", lambda self: None)
+    # As with slow storage: no write has ended yet when the loop looks.
+    monkeypatch.setattr(Checkpointer, "overdue", lambda self: False)
     checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
     ran = run(bad_at([33]), checkpoint=checkpoint, trainSteps=100)
     assert ran.outcome.code is ExitCode.NotFinite
