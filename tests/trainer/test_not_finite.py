@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils.data import TensorDataset
 from tests.trainer import plain
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
+from tpu_trainer.checkpoint.checkpointer import Checkpointer
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.entrypoint import Loaded
 
@@ -82,7 +82,7 @@ def test_a_run_that_ends_reports_a_checkpoint_that_was_committed_after_its_last_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with slow storage: no write has ended yet when the loop looks.
-    monkeypatch.setattr(Future, "done", lambda self: False)
+    monkeypatch.setattr(Checkpointer, "overdue", lambda self: False)
     checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
     ran = run(bad_at([33]), checkpoint=checkpoint, trainSteps=100)
     assert ran.outcome.code is ExitCode.NotFinite
