@@ -62,3 +62,13 @@ def test_no_field_is_updated_by_a_name_in_a_string() -> None:
     """`model_copy(update={"atempt": 3})` takes misspelt names and wrong types; `dataclasses.replace` does neither."""
     files = (ROOT / "operator").rglob("*.py")
     assert [str(path) for path in files if "model_copy(" in path.read_text(encoding="utf-8")] == []
+
+
+def test_contributing_answers_its_questions_with_names_that_exist() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = guide.partition("### Fourteen questions")[2].partition("\n## ")[0]
+    answers = re.findall(r"`([a-z_/]+\.py)`(?:: `(\w+)`)?", rows)
+    assert len(answers) >= 14
+    for path, name in answers:
+        source = (ROOT / "operator" / "tpu_training_operator" / path).read_text(encoding="utf-8")
+        assert re.search(rf"^ *((async )?def |class )?{name}\b", source, re.MULTILINE), f"{path} has no {name}"

@@ -13,6 +13,7 @@ from tpu_training_operator.kube.errors import ApiError, Conflict
 from tpu_training_operator.runtime.health import Pulse, pulse
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.reconciler import Reconciler
+from tpu_training_operator.runtime.resync import RESYNC_SECONDS
 from tpu_training_operator.runtime.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Controller:
         list_jobs: Callable[[], Awaitable[list[JobKey]]],
         *,
         settle_seconds: float = 0.1,
-        resync_seconds: float = 300.0,
+        resync_seconds: float = RESYNC_SECONDS,
         workers: int = 16,
         metrics: Metrics | None = None,
     ) -> None:

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
+from tpu_training_operator.runtime.resync import RESYNC_SECONDS
+
 # One request takes up to 30 s, and is tried five times with pauses of up to 30 s while the API server is overloaded.
 _LONGEST_STANDSTILL_SECONDS = 300.0
-# The resync reads the API every 300 s. Three in a row without an answer are no hiccup.
-_LONGEST_SILENCE_SECONDS = 900.0
+# Three resyncs in a row without an answer are more than a short outage.
+_LONGEST_SILENCE_SECONDS = 3 * RESYNC_SECONDS
 
 
 class Pulse:

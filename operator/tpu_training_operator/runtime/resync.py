@@ -14,6 +14,9 @@ from tpu_training_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+RESYNC_SECONDS = 300.0
+"""Between two resyncs. They only make up for lost events, so this is a constant and not an option."""
+
 _POLICY = ("ttlSecondsAfterFinished",)
 _STATUS = ("state", "attempt", "completionTime")
 
