@@ -1,6 +1,6 @@
 """Orders the tests by layer, spreads them over the workers of pytest-xdist, and reports what each layer took.
 
-A layer that this machine cannot run is left out and named at the end. Under CI it is an error: a green build means that
+A layer that this machine cannot run is left out and named at the end. In CI that is an error: a green build means that
 everything ran.
 """
 
@@ -16,11 +16,11 @@ from tests.layers import LAYERS, Layer
 _ROOT = Path(__file__).parent
 _BY_NAME = {layer.name: layer for layer in LAYERS}
 _CHEAPEST_FIRST = {layer.name: index for index, layer in enumerate(LAYERS)}
-# With workers side by side, the layers that wait for a cluster start first: nothing computes while they wait alone.
+# The layers that wait for a cluster start first, so that other workers compute while they wait.
 _LONGEST_FIRST = {name: index for index, name in enumerate(["e2e", "controlplane", "trainer", "chart", "local"])}
 
 MEASURED = "measured"
-"""The user property of a test whose text is shown at the end of the run."""
+"""The user property whose text is shown at the end of the run."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("; ".join(f"layer {name} cannot run: {why}" for name, why in left_out.items()))
 
 
-# Before pytest-xdist reads the groups.
+# This must run before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = _left_out()
@@ -72,7 +72,7 @@ def _left_out() -> dict[str, str]:
 
 
 def _reports(terminalreporter: pytest.TerminalReporter) -> Iterator[pytest.TestReport]:
-    """Of setup, call and teardown; modules that could not be imported have no duration and are left out."""
+    """Reports of setup, call and teardown; modules that failed to import have no duration and are left out."""
     for reports in terminalreporter.stats.values():
         yield from (report for report in reports if isinstance(report, pytest.TestReport))
 
@@ -88,6 +88,6 @@ def _layer(path: Path) -> str:
 
 
 def _group(path: Path) -> str:
-    """The tests that must share a worker: those of one cluster, and elsewhere those of one module."""
+    """The group of tests that must share a worker: a cluster's tests, and elsewhere a module's."""
     layer: Layer = _BY_NAME[_layer(path)]
     return layer.name if layer.has_cluster else str(path.relative_to(_ROOT))

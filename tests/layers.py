@@ -33,7 +33,7 @@ def _real_nodes() -> str | None:
 
 @dataclass(frozen=True)
 class Layer:
-    """`tests/<name>/`. `missing` says what this machine lacks for it, or None. `has_cluster`: its tests share one."""
+    """`tests/<name>/`. `missing` says what this machine lacks, or None. `has_cluster`: its tests share a cluster."""
 
     name: str
     proves: str

@@ -1,4 +1,4 @@
-"""helm, and a real control plane for what only an API server can say: one of each for the session."""
+"""helm, and a real control plane for what only an API server can decide: one of each for the session."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,6 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
-    """Without nodes: what is accepted and granted is asked here, not what runs."""
+    """Has no nodes: these tests ask what is accepted and granted, not what runs."""
     with ControlPlane() as cluster:
         yield cluster

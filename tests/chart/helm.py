@@ -1,4 +1,4 @@
-"""The chart through the real helm, as a user runs it, and shorthands for what it renders. Used by the tests here."""
+"""Runs the chart through the real helm, like a user, with shorthands for what it renders."""
 
 import os
 import subprocess
@@ -15,16 +15,16 @@ CHART = REPOSITORY / "charts" / "tpu-training-operator"
 RELEASE = "tpu"
 NAMESPACE = "tpu-system"
 FULL_NAME = "tpu-tpu-training-operator"
-# What a cluster has for whom Prometheus works, besides Kubernetes' own.
+# The APIs of a cluster with a Prometheus operator, besides Kubernetes' own.
 MONITORING = ("monitoring.coreos.com/v1", "monitoring.googleapis.com/v1")
 
 
 class Refused(Exception):
-    """helm ended with an error; the message is what it said."""
+    """helm ended with an error; the message is its output."""
 
 
 class Helm:
-    """helm with a home of its own, so that no plugin or repository of the machine has a part in a test."""
+    """helm with its own home, so that no plugin or repository of the machine affects a test."""
 
     def __init__(self, program: Path, home: Path) -> None:
         self._program = program
@@ -55,7 +55,7 @@ class Helm:
 
 
 def nested(path: str, value: Any) -> Object:
-    """Values that set one of them: nested("image.tag", "1") is {"image": {"tag": "1"}}."""
+    """Values that set a single one: nested("image.tag", "1") is {"image": {"tag": "1"}}."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)

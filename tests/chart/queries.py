@@ -1,7 +1,6 @@
-"""What is wrong with a PromQL query on the operator's metrics, as far as can be told without data. Used by the tests of
-the alerts and the dashboard.
+"""Finds mistakes in a PromQL query on the operator's metrics, as far as possible without data.
 
-A name or a label's value that does not exist is no error in Prometheus: the alert never fires, the panel stays empty.
+Prometheus does not report a name or label value that does not exist: the alert never fires, the panel stays empty.
 """
 
 import re
@@ -16,13 +15,13 @@ from tpu_training_operator.runtime.metrics import Metrics
 
 Node = TypeVar("Node")
 
-# Given to every series by Prometheus, whoever has it scrape.
+# Prometheus adds these to every series, however it is configured to scrape.
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod"})
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The metrics there are: by name, the values of each label."""
+    """The existing metrics: by name, the values of each label."""
 
     labels: dict[str, dict[str, frozenset[str]]]
 

@@ -1,4 +1,4 @@
-"""Every value of the chart with something other than its default, and where it must show. Used by the tests here."""
+"""Every value of the chart with something other than its default, and where it must show."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ NAMESPACES = ["team-a", "team-b"]
 
 @dataclass(frozen=True)
 class Switch:
-    """`shows` reads from the rendered objects what `value` at `path` must turn into: `expected`.
+    """With `value` at `path`, `shows` must read `expected` from the rendered objects.
 
-    beside: further values without which the one at `path` has nothing to act on.
+    beside: additional values without which the one at `path` has nothing to act on.
     """
 
     path: str
@@ -68,7 +68,7 @@ _POLICY = {"enabled": True}
 
 
 def _metrics(path: str, value: Any, **shown: Any) -> Switch:
-    """A value below `metrics`, with that which it is a value of switched on."""
+    """A value below `metrics`, with the feature that it configures switched on."""
     part, _, _ = path.partition(".")
     beside = {"metrics": nested(path, value)}
     beside["metrics"][part] |= {"enabled": True}
@@ -76,7 +76,7 @@ def _metrics(path: str, value: Any, **shown: Any) -> Switch:
 
 
 def _found(kind: str, *path: str | int) -> Callable[[list[Object]], Any]:
-    """What stands at `path` in the only object of the kind."""
+    """The value at `path` in the only object of the kind."""
 
     def shows(objects: list[Object]) -> Any:
         found: Any = of_kind(objects, kind)[0]
@@ -118,7 +118,7 @@ SWITCHES = (
     Switch("logLevel", "DEBUG", lambda o: "--log-level=DEBUG" in _arguments(o), True),
     Switch("qps", 12.5, lambda o: "--qps=12.5" in _arguments(o), True),
     Switch("maxHosts", 64, lambda o: "--max-hosts=64" in _arguments(o), True),
-    # Seven digits: helm reads numbers as floats, and prints larger ones as 2e+06 where a template lets it.
+    # Seven digits: helm reads numbers as floats and prints large ones as 2e+06 unless the template prevents it.
     Switch("burst", 2_000_000, lambda o: "--burst=2000000" in _arguments(o), True),
     Switch(
         "serviceAccount.create",

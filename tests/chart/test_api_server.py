@@ -1,4 +1,4 @@
-"""What only a real API server can say: it takes every object, the rights suffice, jobs outlive the chart."""
+"""What only a real API server can show: it accepts every object, the rights suffice, jobs outlive the chart."""
 
 import json
 import socket
@@ -40,7 +40,7 @@ JOB = "tputrainingjob.tpu-operator.dev/digits"
 
 
 class Cluster:
-    """The control plane as a person with helm and kubectl has it."""
+    """The control plane as a user with helm and kubectl sees it."""
 
     def __init__(self, plane: ControlPlane, helm: Helm) -> None:
         self.plane = plane
@@ -76,7 +76,7 @@ def namespaces(control_plane: ControlPlane) -> None:
 
 @pytest.fixture(scope="session")
 def monitoring(control_plane: ControlPlane) -> None:
-    """The kinds of the Prometheus Operator and of Google's, in name only: their own rules are not known here."""
+    """The kinds of the Prometheus Operator and Google's, by name only: their own validation is not available here."""
     group, version = MONITORING[0].split("/")
     kinds = [(group, version, kind) for kind in ("ServiceMonitor", "PrometheusRule")]
     kinds += [(*MONITORING[1].split("/"), "PodMonitoring")]
@@ -108,7 +108,7 @@ def test_every_object_is_accepted(
     assert accepted.stderr == ""
 
 
-def test_installing_says_what_to_do_next(cluster: Cluster) -> None:
+def test_the_notes_say_what_to_do_next(cluster: Cluster) -> None:
     notes = cluster.helm("install", str(CHART), values={"watchNamespaces": NAMESPACES})
     assert "serves the namespaces team-a, team-b" in notes
     assert f"kubectl -n {NAMESPACE} rollout status deployment/{FULL_NAME}" in notes
@@ -124,22 +124,22 @@ def test_installing_says_what_to_do_next(cluster: Cluster) -> None:
     ],
     ids=["no image", "no operator", "no definition"],
 )
-def test_installing_warns_of_what_will_not_work(cluster: Cluster, values: Object, warning: str) -> None:
+def test_the_notes_warn_of_what_will_not_work(cluster: Cluster, values: Object, warning: str) -> None:
     assert warning in cluster.helm("install", str(CHART), values=values)
 
 
-def test_a_usable_installation_warns_of_nothing(cluster: Cluster) -> None:
+def test_the_notes_of_a_usable_installation_have_no_warnings(cluster: Cluster) -> None:
     notes = cluster.helm("install", str(CHART), values={"image": {"repository": "registry.example/operator"}})
     assert not [word for word in ("NOT YET", "PAUSED", "false") if word in notes]
 
 
-def test_an_upgrade_changes_what_was_asked_for(cluster: Cluster) -> None:
+def test_an_upgrade_changes_the_given_values(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     cluster.helm("upgrade", str(CHART), values={"logLevel": "DEBUG"})
     assert "--log-level=DEBUG" in cluster.deployed_arguments()
 
 
-def test_an_upgrade_renews_the_definition(cluster: Cluster) -> None:
+def test_an_upgrade_updates_the_definition(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     cluster.kubectl("patch", DEFINITION, "--type=json", "--patch", '[{"op":"remove","path":"/spec/names/shortNames"}]')
     cluster.helm("upgrade", str(CHART), "--force-conflicts")
@@ -164,7 +164,7 @@ def test_the_authority_of_the_progress_service_outlives_the_release(cluster: Clu
     cluster.kubectl("delete", *AUTHORITY)
 
 
-def test_a_secret_that_an_operator_has_made_by_itself_is_left_alone(cluster: Cluster) -> None:
+def test_a_secret_that_an_operator_created_is_left_alone(cluster: Cluster) -> None:
     cluster.kubectl("create", "secret", "generic", AUTHORITY[1], AUTHORITY[2], "--from-literal=ca.crt=cert")
     cluster.helm("install", str(CHART))
     found = json.loads(cluster.kubectl("get", *AUTHORITY, "--output=json"))
@@ -172,7 +172,7 @@ def test_a_secret_that_an_operator_has_made_by_itself_is_left_alone(cluster: Clu
     cluster.kubectl("delete", *AUTHORITY)
 
 
-def test_where_labels_are_reserved_nobody_else_makes_a_worker(cluster: Cluster) -> None:
+def test_with_reserved_labels_only_the_operator_can_create_workers(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART), values={"reservedLabels": {"enabled": True}})
 
     def refusal(user: str, labels: Object) -> str:
@@ -203,14 +203,14 @@ def test_jobs_outlive_the_chart(cluster: Cluster) -> None:
     assert cluster.kubectl("get", "tpujob", "--namespace", OTHER, "--output=name") == JOB
 
 
-def test_the_definition_that_was_kept_is_taken_over_again(cluster: Cluster) -> None:
+def test_a_new_installation_adopts_the_definition_that_was_kept(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     cluster.helm("uninstall")
     cluster.helm("install", str(CHART))
     assert cluster.has_definition()
 
 
-def test_a_definition_left_by_another_release_can_be_taken_over(cluster: Cluster) -> None:
+def test_a_definition_left_by_another_release_can_be_adopted(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     apply_job(cluster, OTHER)
     cluster.helm("uninstall")
@@ -218,7 +218,7 @@ def test_a_definition_left_by_another_release_can_be_taken_over(cluster: Cluster
     assert cluster.kubectl("get", "tpujob", "--namespace", OTHER, "--output=name") == JOB
 
 
-def test_the_definition_goes_with_the_chart_where_asked_for(cluster: Cluster) -> None:
+def test_the_definition_is_deleted_with_the_chart_on_request(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART), values={"crds": {"keep": False}})
     cluster.helm("uninstall", "--wait")
     assert not cluster.has_definition()
@@ -233,7 +233,7 @@ def test_a_second_operator_can_serve_other_namespaces(cluster: Cluster) -> None:
     assert len(deployments) == 2
 
 
-def test_two_installations_do_not_share_a_definition_unasked(cluster: Cluster) -> None:
+def test_a_second_installation_does_not_adopt_the_definition_of_the_first(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     with pytest.raises(Refused, match="invalid ownership metadata"):
         cluster.helm("install", str(CHART), release=SECOND)
@@ -269,7 +269,7 @@ def test_the_operator_works_with_the_arguments_and_rights_of_the_chart(
 
 
 def test_workers_can_verify_the_operator_that_the_chart_installs(cluster: Cluster) -> None:
-    """By the authority that it has put into its Secret, under the name of the Service that workers are told."""
+    """With the CA in its Secret, and the name of the Service that workers use."""
     cluster.helm("install", str(CHART))
     operator = start_operator(cluster)
     try:
@@ -284,7 +284,7 @@ def test_workers_can_verify_the_operator_that_the_chart_installs(cluster: Cluste
         cluster.plane.children.stop(operator.name, grace=30)
 
 
-def test_the_metrics_of_the_installed_operator_tell_of_its_jobs(cluster: Cluster) -> None:
+def test_the_metrics_of_the_installed_operator_describe_its_jobs(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     operator = start_operator(cluster)
     try:
@@ -307,12 +307,12 @@ def test_in_namespaces_the_operator_has_no_rights_elsewhere(cluster: Cluster) ->
     ]
 
 
-def test_the_cluster_s_own_roles_gain_the_jobs(cluster: Cluster) -> None:
+def test_the_clusters_own_roles_gain_rights_on_jobs(cluster: Cluster) -> None:
     cluster.helm("install", str(CHART))
     for role in ("view", "edit", "admin"):
         binding = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}", f"--namespace={OTHER}")
         cluster.kubectl(*binding)
-    # The controller manager aggregates; what is added last is there when admin has it.
+    # The controller manager aggregates the roles, admin last.
     wait_until(
         lambda: cluster.may("admin", "create", "tputrainingjobs", OTHER),
         timeout=30,
@@ -378,7 +378,7 @@ def start_operator(cluster: Cluster) -> Operator:
         Path("/usr/bin/env"),
         f"KUBECONFIG={kubeconfig}",
         *(sys.executable, "-m", "tpu_training_operator", *cluster.deployed_arguments()),
-        # The last one counts: the pod's ports may be taken here.
+        # The last flag wins; the pod's ports may be in use on this machine.
         f"--health-port={operator.health_port}",
         f"--progress-port={operator.progress_port}",
         f"--metrics-port={operator.metrics_port}",

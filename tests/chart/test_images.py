@@ -15,7 +15,7 @@ DOCKERFILES = {folder: (REPOSITORY / folder / "Dockerfile").read_text() for fold
 
 
 def requirements(path: Path) -> dict[str, str]:
-    """name -> its whole entry: pin, marker, hashes."""
+    """Name -> its whole entry: pin, marker, hashes."""
     entries = re.split(r"\n(?=[a-z0-9])", path.read_text().strip())
     return {entry.partition("==")[0]: entry for entry in entries}
 
@@ -60,7 +60,7 @@ def test_an_image_runs_as_a_user_that_kubernetes_can_tell_is_not_root(folder: st
 
 
 @pytest.mark.parametrize("folder", DOCKERFILES)
-def test_an_image_is_made_from_any_base(folder: str) -> None:
+def test_an_image_can_be_built_on_any_base(folder: str) -> None:
     assert instructions(DOCKERFILES[folder], "ARG")[0] == "BASE_IMAGE=python:3.11-slim"
     bases = {base.partition(" ")[0] for base in instructions(DOCKERFILES[folder], "FROM")}
     assert bases == {"${BASE_IMAGE}"}

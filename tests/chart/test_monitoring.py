@@ -45,7 +45,7 @@ def exported() -> Exported:
         ("sum by (class) (tpujob_jobs)", "grouped by class, which nothing there has"),
     ],
 )
-def test_a_query_that_would_find_nothing_is_a_mistake(exported: Exported, query: str, mistake: str) -> None:
+def test_a_query_that_can_never_match_is_found(exported: Exported, query: str, mistake: str) -> None:
     assert mistake in " ".join(exported.mistakes(query))
 
 
@@ -53,19 +53,19 @@ def test_a_query_that_would_find_nothing_is_a_mistake(exported: Exported, query:
 
 
 @each_alert
-def test_an_alert_asks_for_what_there_is(exported: Exported, alert: Object) -> None:
+def test_an_alert_queries_existing_metrics(exported: Exported, alert: Object) -> None:
     assert exported.mistakes(alert["expr"]) == []
 
 
 @each_alert
-def test_an_alert_says_how_bad_it_is(alert: Object) -> None:
+def test_an_alert_has_a_severity(alert: Object) -> None:
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in ("warning", "critical")
 
 
 @each_alert
 def test_an_alert_says_what_has_happened(exported: Exported, alert: Object) -> None:
-    """The summary is the same for all of its alerts; the description may use labels, if the result has them."""
+    """The summary is the same for every instance; the description may use labels that the result has."""
     assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert "{{" not in alert["annotations"]["summary"]
     used = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["description"]))
@@ -73,27 +73,27 @@ def test_an_alert_says_what_has_happened(exported: Exported, alert: Object) -> N
 
 
 @each_alert
-def test_an_alert_leads_to_what_to_do(alert: Object) -> None:
+def test_an_alert_links_to_what_to_do(alert: Object) -> None:
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
     assert page == "docs/metrics.md"
     assert anchor in {heading.lower() for heading in re.findall(r"^### (\w+)$", GUIDE, re.MULTILINE)}
 
 
-def test_every_alert_in_the_guide_is_one_that_exists() -> None:
+def test_every_alert_in_the_guide_exists() -> None:
     assert re.findall(r"^### (\w+)$", GUIDE, re.MULTILINE) == [alert["alert"] for alert in ALERTS]
 
 
 @each_alert
-def test_an_alert_tells_this_operator_from_others(alert: Object) -> None:
-    """Names of controller-runtime and client-go are other programs', too."""
+def test_an_alert_selects_this_operator_only(alert: Object) -> None:
+    """Other programs use the metric names of controller-runtime and client-go, too."""
     shared = re.findall(r"(controller_runtime_\w+|workqueue_\w+)\{([^}]*)\}", alert["expr"])
     assert [name for name, matchers in shared if '"tputrainingjob"' not in matchers] == []
     if "rest_client_" in alert["expr"]:
         assert "and on (job, instance) tpujob_build_info" in alert["expr"]
 
 
-def test_the_alerts_reach_the_cluster_as_they_are(helm: Helm) -> None:
-    """Prometheus' own templates are left alone by helm's."""
+def test_the_alerts_reach_the_cluster_unchanged(helm: Helm) -> None:
+    """helm leaves Prometheus' own templates alone."""
     rendered = named(helm.template(nested("metrics.prometheusRule.enabled", True)), "PrometheusRule")
     assert rendered["spec"] == {"groups": GROUPS}
 
@@ -110,13 +110,13 @@ def on(panel: Object) -> set[tuple[int, int]]:
 
 
 @each_target
-def test_a_panel_asks_for_what_there_is(exported: Exported, target: Object) -> None:
+def test_a_panel_queries_existing_metrics(exported: Exported, target: Object) -> None:
     assert exported.mistakes(without_variables(target["expr"])) == []
 
 
 @each_target
-def test_a_panel_asks_this_operator_only(target: Object) -> None:
-    """Every selector is one of the chosen scrape jobs."""
+def test_a_panel_selects_this_operator_only(target: Object) -> None:
+    """Every selector is limited to the chosen scrape jobs."""
     selectors = re.findall(
         r"\b(?:tpujob|controller_runtime|workqueue|rest_client|process)_\w+(\{[^}]*\})?", target["expr"]
     )
@@ -138,13 +138,13 @@ def test_a_panel_says_what_it_shows(panel: Object) -> None:
 
 
 @each_panel
-def test_a_panel_asks_the_data_source_that_is_chosen(panel: Object) -> None:
+def test_a_panel_uses_the_chosen_data_source(panel: Object) -> None:
     assert [part["datasource"] for part in (panel, *panel["targets"])] == [DATASOURCE] * (1 + len(panel["targets"]))
     references = [target["refId"] for target in panel["targets"]]
     assert len(set(references)) == len(references) > 0
 
 
-def test_panels_have_an_id_and_a_place_each() -> None:
+def test_each_panel_has_its_own_id_and_place() -> None:
     everything = PANELS + ROWS
     assert len({panel["id"] for panel in everything}) == len(everything)
     cells = [cell for panel in everything for cell in on(panel)]
@@ -152,7 +152,7 @@ def test_panels_have_an_id_and_a_place_each() -> None:
     assert {x for x, _ in cells} == set(range(24))
 
 
-def test_the_variables_are_those_that_the_queries_use() -> None:
+def test_the_variables_match_what_the_queries_use() -> None:
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert variables.keys() == {"datasource", "job"}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
@@ -166,7 +166,7 @@ def test_every_metric_about_jobs_is_on_the_dashboard(exported: Exported) -> None
     assert [family for family in sorted(families) if family not in shown] == []
 
 
-def test_the_dashboard_reaches_the_cluster_as_it_is(helm: Helm) -> None:
+def test_the_dashboard_reaches_the_cluster_unchanged(helm: Helm) -> None:
     rendered = helm.template(nested("metrics.dashboard.enabled", True))
     found = named(rendered, "ConfigMap", f"{FULL_NAME}-dashboard")
     assert json.loads(found["data"]["tpu-training-operator.json"]) == DASHBOARD
@@ -184,7 +184,7 @@ def test_the_dashboard_reaches_the_cluster_as_it_is(helm: Helm) -> None:
         ("metrics.podMonitoring.enabled", "monitoring.googleapis.com/v1"),
     ],
 )
-def test_what_the_cluster_does_not_know_is_refused_in_words(helm: Helm, value: str, api: str) -> None:
+def test_a_kind_that_the_cluster_lacks_is_refused_with_an_explanation(helm: Helm, value: str, api: str) -> None:
     with pytest.raises(Refused, match=f"{re.escape(value)}: the cluster has no {re.escape(api)}"):
         helm.template(nested(value, True), apis=())
 
@@ -203,7 +203,7 @@ def test_monitors_find_the_metrics_port(helm: Helm) -> None:
     assert monitoring["spec"]["selector"]["matchLabels"].items() <= pod.items()
 
 
-def test_without_metrics_nothing_of_them_is_made(helm: Helm) -> None:
+def test_without_metrics_no_monitoring_objects_are_created(helm: Helm) -> None:
     everything = {
         part: {"enabled": True} for part in ("serviceMonitor", "podMonitoring", "prometheusRule", "dashboard")
     }
@@ -218,7 +218,7 @@ def without_variables(query: str) -> str:
     return query
 
 
-def test_labels_of_the_scrape_are_no_labels_of_ours(exported: Exported) -> None:
-    """Prometheus would rename them to exported_..., and the queries would find something else."""
+def test_labels_that_the_scrape_adds_do_not_clash_with_ours(exported: Exported) -> None:
+    """Prometheus would rename ours to exported_..., and the queries would match something else."""
     ours = {label for labels in exported.labels.values() for label in labels}
     assert not ours & TARGET_LABELS

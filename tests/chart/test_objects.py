@@ -1,4 +1,4 @@
-"""What the chart renders, whatever its values: restricted pods, minimal rights, one definition of the job."""
+"""What the chart renders with any values: restricted pods, minimal rights, one definition of the job."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ from tests.chart.helm import (
 from tests.chart.switches import NAMESPACES, VARIANTS
 from tpu_training_operator.main import main
 
-# The rights under which tests/controlplane runs the operator: fewer would fail there, more would be unused.
+# tests/controlplane runs the operator with these rights: fewer would fail there, more would be unused.
 NEEDED = [
     role
     for file in ("rbac.yaml", "progress_rbac.yaml")
@@ -45,7 +45,7 @@ def renderings(helm: Helm) -> dict[str, list[Object]]:
 
 @pytest.fixture(params=VARIANTS)
 def variant(renderings: dict[str, list[Object]], request: pytest.FixtureRequest) -> list[Object]:
-    """Every value switched, one after another. Rendered once: not to be changed."""
+    """The chart with each value switched in turn. It is rendered once: do not change it."""
     return renderings[request.param]
 
 
@@ -65,13 +65,13 @@ def test_pods_are_restricted(variant: list[Object]) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC", "volumes"} & spec.keys()
 
 
-def test_no_right_is_a_wildcard(variant: list[Object]) -> None:
+def test_rights_have_no_wildcards(variant: list[Object]) -> None:
     roles = of_kind(variant, "Role", "ClusterRole")
     granted = {word for role in roles for rule in role["rules"] for words in rule.values() for word in words}
     assert not {word for word in granted if "*" in word}
 
 
-def test_the_only_secret_is_the_one_of_the_progress_service(variant: list[Object]) -> None:
+def test_the_only_secret_belongs_to_the_progress_service(variant: list[Object]) -> None:
     roles = of_kind(variant, "Role", "ClusterRole")
     touching = [role for role in roles if any(resource == "secrets" for _, resource, _, _ in grants([role]))]
     places = {(role["kind"], role["metadata"].get("namespace")) for role in touching}
@@ -94,7 +94,7 @@ def test_namespaced_objects_are_in_the_namespace_of_the_release(defaults: list[O
     assert {item["metadata"].get("namespace", NAMESPACE) for item in defaults} == {NAMESPACE}
 
 
-def test_labels_of_the_user_do_not_take_the_pod_from_its_deployment(helm: Helm) -> None:
+def test_labels_of_the_user_do_not_detach_the_pod_from_its_deployment(helm: Helm) -> None:
     objects = helm.template({"podLabels": {"app.kubernetes.io/name": "mine", "team": "ml"}})
     selector = named(objects, "Deployment")["spec"]["selector"]["matchLabels"]
     assert pod(objects)["metadata"]["labels"] == selector | {"team": "ml"}
@@ -105,7 +105,7 @@ def test_an_upgrade_never_runs_two_operators(defaults: list[Object]) -> None:
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
 
 
-def test_the_probes_ask_the_port_that_the_operator_is_told(defaults: list[Object]) -> None:
+def test_the_probes_use_the_operators_health_port(defaults: list[Object]) -> None:
     operator = container(defaults)
     port = operator["ports"][0]
     probes = [operator[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
@@ -144,18 +144,18 @@ def test_without_progress_and_metrics_nothing_is_served(helm: Helm) -> None:
     assert [port["name"] for port in container(objects)["ports"]] == ["health"]
 
 
-def test_a_name_that_no_service_may_have_is_refused_in_words(helm: Helm) -> None:
+def test_an_invalid_service_name_is_refused_with_an_explanation(helm: Helm) -> None:
     with pytest.raises(Refused, match="fullnameOverride: 1st begins with a digit"):
         helm.template({"fullnameOverride": "1st"})
 
 
-def test_the_operator_may_do_what_it_needs_and_no_more(helm: Helm) -> None:
+def test_the_operator_has_exactly_the_rights_it_needs(helm: Helm) -> None:
     roles = of_kind(helm.template({"rbac": {"userRoles": False}}), "Role", "ClusterRole")
     assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED)}
 
 
 def documented_rights() -> set[Grant]:
-    """Those in the tables of SECURITY.md; a name in the text stands for the release's own."""
+    """The rights in the tables of SECURITY.md; names there stand for the release's names."""
     page = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
     lines = page.partition("## Rights of the operator")[2].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
@@ -170,7 +170,7 @@ def documented_rights() -> set[Grant]:
     return found
 
 
-def test_its_rights_are_those_that_the_security_page_lists(helm: Helm) -> None:
+def test_its_rights_match_the_security_page(helm: Helm) -> None:
     roles = of_kind(helm.template({"rbac": {"userRoles": False}}), "Role", "ClusterRole")
     assert grants(roles) == documented_rights()
 
@@ -190,8 +190,8 @@ def test_in_namespaces_it_has_the_same_rights_there_only(helm: Helm, defaults: l
         assert_bound(objects, "Role", namespace)
 
 
-def test_who_a_worker_is_can_be_asked_in_an_installation_for_some_namespaces(helm: Helm) -> None:
-    """Tokens belong to no namespace: the progress service needs a ClusterRole all the same, of this one right."""
+def test_an_installation_for_some_namespaces_may_review_tokens(helm: Helm) -> None:
+    """Tokens belong to no namespace, so the progress service still needs a ClusterRole with this one right."""
     objects = helm.template({"watchNamespaces": NAMESPACES, "rbac": {"userRoles": False}})
     (role,) = of_kind(objects, "ClusterRole")
     assert grants([role]) == {("authentication.k8s.io", "tokenreviews", "create", "")}
@@ -202,7 +202,7 @@ def test_an_installation_without_cluster_rights_is_possible(helm: Helm) -> None:
     assert [item["kind"] for item in helm.template(NAMESPACED_ONLY) if "namespace" not in item["metadata"]] == []
 
 
-def test_an_account_of_ones_own_is_the_one_that_is_bound(helm: Helm) -> None:
+def test_the_roles_are_bound_to_an_account_that_the_user_brings(helm: Helm) -> None:
     objects = helm.template({"serviceAccount": {"create": False, "name": "mine"}})
     bindings = of_kind(objects, "RoleBinding", "ClusterRoleBinding")
     subjects = [subject for binding in bindings for subject in binding["subjects"]]
@@ -218,7 +218,7 @@ def test_the_definition_is_the_one_in_crds(defaults: list[Object]) -> None:
     assert rendered == yaml.safe_load(source)
 
 
-def test_the_network_policy_lets_nothing_out_but_to_the_api_server(helm: Helm) -> None:
+def test_the_network_policy_lets_only_requests_to_the_api_server_out(helm: Helm) -> None:
     objects = helm.template({"networkPolicy": {"enabled": True}})
     policy = named(objects, "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -248,7 +248,7 @@ def test_the_network_policy_lets_workers_report_and_metrics_be_read(helm: Helm) 
     }
 
 
-def test_workers_of_namespaces_that_are_not_served_are_not_let_in(helm: Helm) -> None:
+def test_the_network_policy_keeps_workers_of_other_namespaces_out(helm: Helm) -> None:
     served = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": NAMESPACES}
     assert ingress(helm, watchNamespaces=NAMESPACES)["progress"] == [
         {"namespaceSelector": {"matchExpressions": [served]}, "podSelector": WORKERS}
@@ -260,7 +260,7 @@ def test_the_network_policy_lets_nothing_in_where_nothing_is_served(helm: Helm) 
 
 
 def grants(roles: list[Object]) -> set[Grant]:
-    """(API group, resource, verb, name) of all that the roles allow; without a name: whatever it is called."""
+    """(API group, resource, verb, name) of everything that the roles allow; an empty name means any name."""
     return {
         (group, resource, verb, name)
         for role in roles
@@ -273,7 +273,7 @@ def grants(roles: list[Object]) -> set[Grant]:
 
 
 def unnamed(grant: Grant) -> tuple[str, str, str, bool]:
-    """Names differ from one installation to the other; that there is one does not."""
+    """Installations differ in the name, not in whether there is one."""
     return (*grant[:3], grant[3] != "")
 
 

@@ -1,4 +1,4 @@
-"""The chart's values: each does one thing, all are described, and wrong ones are refused in words."""
+"""The chart's values: each does one thing, all are described, and wrong ones are refused with an explanation."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def schema_nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]
 VALUES = {path for path, schema in schema_nodes(SCHEMA) if "properties" not in schema}
 
 
-def test_the_chart_has_no_lint(helm: Helm) -> None:
+def test_helm_lint_finds_nothing(helm: Helm) -> None:
     helm.run("lint", "--strict", str(CHART))
 
 
@@ -50,7 +50,7 @@ def test_every_value_is_described() -> None:
     assert [path for path, schema in schema_nodes(SCHEMA) if not schema.get("description")] == []
 
 
-def test_no_value_passes_unknown() -> None:
+def test_unknown_values_are_refused() -> None:
     open_objects = [
         p for p, s in schema_nodes(SCHEMA) if "properties" in s and s.get("additionalProperties") is not False
     ]
@@ -86,7 +86,7 @@ def test_the_installation_guide_names_every_value() -> None:
         ("podLabels", {"team": 1}, "at '/podLabels/team': got number, want string"),
     ],
 )
-def test_a_wrong_value_is_refused_in_words(helm: Helm, path: str, value: object, message: str) -> None:
+def test_a_wrong_value_is_refused_with_an_explanation(helm: Helm, path: str, value: object, message: str) -> None:
     with pytest.raises(Refused) as refused:
         helm.template(nested(path, value))
     assert message in str(refused.value)

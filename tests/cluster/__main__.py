@@ -1,7 +1,7 @@
-"""A real cluster for a person: `python -m tests.cluster up [--nodes N]` and `down`. Called by `make cluster-up`.
+"""A real cluster for interactive use: `python -m tests.cluster up [--nodes N]` and `down` (`make cluster-up`).
 
-In tests the cluster ends with the test run. Here a process in the background takes the test run's place and keeps it
-until `down`. There is one such cluster at a time; test runs have their own beside it.
+A cluster in a test run ends with the run. Here a background process takes the run's place and keeps the cluster until
+`down`. There is one such cluster at a time; test runs start their own beside it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.cluster.processes import ProcessError, ProcessRecord, wait_until
 START_SECONDS = 300.0
 LOG_LINES = 30
 
-# What keeps a cluster from starting and is for a person to put right.
+# Errors that keep a cluster from starting and that the user has to fix.
 REFUSALS = (
     packages.MachineUnfit,
     toolchain.ToolchainMissing,
@@ -31,7 +31,7 @@ REFUSALS = (
 
 
 def folder() -> Path:
-    """Holds `keeper`, the record of the background process, `kubeconfig`, a link that says it is up, and `log`."""
+    """Holds `keeper` (the background process's record), `log`, and `kubeconfig`, a link that exists while it is up."""
     return directories.cache_root() / "detached"
 
 
@@ -67,7 +67,7 @@ def up(nodes: int) -> int:
 
 
 def down() -> int:
-    """Also removes what killed test runs left."""
+    """Also removes what killed test runs left behind."""
     record = ProcessRecord.read(folder() / "keeper")
     if record is not None:
         record.end(signal.SIGTERM)
@@ -78,7 +78,7 @@ def down() -> int:
 
 def keep(nodes: int) -> NoReturn:
     """The background process: holds the cluster until SIGTERM."""
-    # As an exception, so that it stops a cluster that still starts, too.
+    # Raised as an exception, so that it also stops a cluster that is still starting.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ProcessRecord.own().write(folder() / "keeper")
     with RealCluster(nodes) as cluster:

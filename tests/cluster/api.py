@@ -1,7 +1,7 @@
 """A few raw calls to an API server over HTTPS, for the test cluster's own needs.
 
-Called by `control_plane`, `kwok` and the fixtures, for what is polled or done many times, where kubectl would
-cost a process a call. The product's adapter is not used: a test cluster must not depend on the code under test.
+For calls that are polled or repeated, where kubectl would cost a process each time. The product's client is not
+used: a test cluster must not depend on the code under test.
 """
 
 import http.client
@@ -33,19 +33,19 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a call is made as, by impersonation (the admin may impersonate anyone)."""
+    """The user that a call impersonates (the admin may impersonate anyone)."""
 
     user: str
     group: str
 
     @classmethod
     def kubelet(cls, node: str) -> "Identity":
-        """What the node authorizer and NodeRestriction take for the kubelet of `node`."""
+        """The identity that the node authorizer and NodeRestriction accept as the kubelet of `node`."""
         return cls(f"system:node:{node}", "system:nodes")
 
 
 class ApiClient:
-    """Calls as the bearer of `token`. One connection a call, so none goes stale over a restarted server."""
+    """Calls with bearer token `token`. Each call opens a connection, so none goes stale when the server restarts."""
 
     def __init__(self, server: str, ca_file: Path, token: str) -> None:
         self._address = urlsplit(server).netloc
@@ -73,9 +73,9 @@ class ApiClient:
 
     @contextmanager
     def watch(self, path: str) -> Iterator[Iterator[Object]]:
-        """The watch events of a collection, beginning with one for each object that there is. Raises ApiError.
+        """The watch events of a collection, beginning with one for each existing object. Raises ApiError.
 
-        Leaving the block ends the iteration in the thread that does it, which must have one that does.
+        Leaving the block ends the iteration in the thread that reads; some thread must be reading.
         """
         connection = self._connect(timeout=None)
         try:

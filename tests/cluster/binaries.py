@@ -1,9 +1,9 @@
 """Builds the programs of the test cluster from pinned, checksummed Go modules, once per machine and version.
 
-Called by `control_plane`, `kwok` and `nodes` through `ensure`, and as `python -m tests.cluster.binaries [NAME...]`,
-which builds these, or all that this machine can use, and prints their versions, so that the minutes a first build
-takes are seen and are not a test's. The versions stand in go/MODULE/go.mod only. Binaries are kept under
-`directories.cache_root()`, outside the checkout, in a folder named after everything that decides what is built.
+`python -m tests.cluster.binaries [NAME...]` builds the named programs, or all that this machine can use, and prints
+their versions; run first, it keeps the minutes of a first build out of the tests. go/MODULE/go.mod alone sets the
+versions. Binaries are kept under `directories.cache_root()`, outside the checkout, in a folder named after everything
+that decides what is built.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ GO_MODULES = Path(__file__).with_name("go")
 
 
 class BuildError(Exception):
-    """`go` refused; the message holds what it said."""
+    """`go` failed; the message holds its output."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Binary:
     """One program: `package` is built in the module go/`folder`, which pins it through `requirement`.
 
     `requirement`: empty for a program of this repository itself, which has no version.
-    `first_build`: what to tell a person who waits, measured on 2 cores with an empty cache.
-    `version_command`: its arguments to say its version; empty for a program that has none.
+    `first_build`: how long the first build takes, shown to the user; measured on 2 cores with an empty cache.
+    `version_command`: the arguments that print its version; empty for a program without one.
     """
 
     name: str
@@ -82,7 +82,7 @@ BINARIES = {
 
 
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-# Of use only where real nodes can run.
+# Only useful where real nodes can run.
 NODE_PROGRAMS = ("pause", "kubelet", "kube-proxy", "coredns")
 
 
@@ -109,7 +109,7 @@ def _ensure_one(go: str, binary: Binary) -> Path:
 
 def _build(go: str, binary: Binary, target: Path, label: str) -> None:
     print(f"building {label} (about {binary.first_build}, once)", file=sys.stderr, flush=True)
-    # A killed build leaves its unfinished file behind; under the lock nobody else can be writing one.
+    # A killed build leaves its unfinished file behind; while we hold the lock, nobody else is writing one.
     for unfinished in target.parent.glob(f"{target.name}.unfinished-*"):
         unfinished.unlink()
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
@@ -126,7 +126,7 @@ def _build_flags(binary: Binary) -> tuple[str, ...]:
 
 
 def _stamps(binary: Binary) -> list[tuple[str, str]]:
-    """Version variables for the linker. Without them Kubernetes calls itself v0.0.0; others know theirs."""
+    """Version variables for the linker. Kubernetes reports v0.0.0 without them; the others know their version."""
     if binary.folder != "kubernetes":
         return []
     major, minor, _ = binary.version.removeprefix("v").split(".")
@@ -146,7 +146,7 @@ def _key(go: str, binary: Binary) -> str:
 
 def _go(go: str, binary: Binary, *arguments: str) -> str:
     """Runs `go` in the binary's module and returns its output. Raises BuildError."""
-    # The machine's own GOFLAGS or workspace must not change what is built; the rest of its setup is wanted.
+    # The machine's GOFLAGS or workspace must not change what is built; the rest of its Go setup applies.
     environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
     done = subprocess.run(
         processes.launched((go, *arguments)),

@@ -1,7 +1,7 @@
-"""The control groups of a cluster's nodes: one folder for the cluster, in it one for each node's kubelet.
+"""The control groups of a cluster's nodes: one folder for the cluster with one for each node's kubelet in it.
 
-Called by `nodes`, and by `directories` to remove those of a killed run. Kubelets that share a root delete each
-other's pods, so each gets a root of its own. cgroup v1 (a hierarchy for each controller) and v2 (one for all).
+Kubelets that share a root delete each other's pods, so each gets its own root. Works with cgroup v1 (a hierarchy for
+each controller) and v2 (one for all).
 """
 
 import time
@@ -18,7 +18,7 @@ class CgroupsInUse(Exception):
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """One mounted cgroup file system; `v2`: type cgroup2, where a parent hands controllers to its children."""
+    """One mounted cgroup file system. `v2`: its type is cgroup2, where a parent hands controllers to its children."""
 
     root: Path
     v2: bool
@@ -40,7 +40,7 @@ def cluster_group(cluster_directory: Path) -> str:
 
 
 def create(group: str) -> None:
-    """Makes the group, for example "cluster/node-0", in every hierarchy, with all that its parent may use."""
+    """Makes the group, for example "cluster/node-0", in every hierarchy, with everything that its parent may use."""
     for hierarchy in _mounted():
         folder = hierarchy.root
         for name in Path(group).parts:
@@ -53,7 +53,7 @@ def create(group: str) -> None:
 
 
 def remove(group: str) -> None:
-    """Removes the group and those below it, waiting for killed processes to leave them. Raises CgroupsInUse."""
+    """Removes the group and its subgroups once killed processes have left them. Raises CgroupsInUse."""
     deadline = time.monotonic() + REMOVE_SECONDS
     for hierarchy in _mounted():
         while not _removed(hierarchy.root / group):
@@ -82,7 +82,7 @@ def _inherit_cpuset(folder: Path) -> None:
 
 
 def _removed(folder: Path) -> bool:
-    """Tries to remove the folder and those below it, deepest first; whether that succeeded."""
+    """Tries to remove the folder and its subfolders, deepest first; returns whether it succeeded."""
     if not folder.exists():
         return True
     for path in sorted((folder, *(path for path in folder.rglob("*") if path.is_dir())), reverse=True):

@@ -1,6 +1,6 @@
-"""containerd inside a node's machine, and the way images get into it.
+"""containerd inside a node's machine, and how images get into it.
 
-Called by `nodes`. Its data is in the node's directory; its state is in the machine's own /run and goes with it.
+Its data is in the node's directory. Its state is in the machine's own /run and disappears with the machine.
 """
 
 import json
@@ -14,15 +14,15 @@ from tests.cluster.processes import Child, launched
 
 START_SECONDS = 30.0
 
-# containerd opens a second socket beside its first, with this at the end of its name.
+# containerd opens a second socket beside its first, whose name ends like this.
 TTRPC = ".ttrpc"
-SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, without its end mark
+SOCKET_PATH_LIMIT = 107  # unix(7): sun_path, without the terminating NUL
 
-# The namespace of containerd that the CRI plugin, and so kubelet, sees.
+# The containerd namespace that the CRI plugin, and so kubelet, sees.
 KUBERNETES_NAMESPACE = "k8s.io"
 
-# Version 2 is read by containerd 1.x and, migrated, by 2.x. restrict_oom_score_adj: a container that itself may not
-# lower its score below its own still starts pods.
+# containerd 1.x reads version 2, and 2.x migrates it. restrict_oom_score_adj lets pods start where this process, itself
+# in a container, may not lower an OOM score below its own.
 CONFIG = """\
 version = 2
 root = "{data}"
@@ -41,7 +41,7 @@ root = "{data}"
 
 
 class ImportRefused(Exception):
-    """containerd would not take an image archive; the message holds what it said."""
+    """containerd refused an image archive; the message holds its output."""
 
 
 class Containerd:
@@ -54,8 +54,8 @@ class Containerd:
         self.socket = directory / "containerd.sock"
 
     def configure(self, nodes: Network, index: int, sandbox_image: str, shared: tuple[Path, ...]) -> None:
-        """`shared`: folders of this machine that every container sees at the same path, read-only, as a node's own
-        files would be: what is too large to be copied into an image."""
+        """`shared`: folders of this machine that every container sees read-only at the same path, because they are too
+        large to copy into an image."""
         """Raises MachineUnfit when the directory's path is too long for a socket."""
         if len(f"{self.socket}{TTRPC}") > SOCKET_PATH_LIMIT:
             raise packages.MachineUnfit(
@@ -97,7 +97,7 @@ class Containerd:
         return self._ctr("version").returncode == 0
 
     def load(self, archive: Path) -> None:
-        """Imports an OCI archive under the name that it says. Raises ImportRefused."""
+        """Imports an OCI archive under the name that it contains. Raises ImportRefused."""
         done = self._ctr("images", "import", str(archive))
         if done.returncode != 0:
             raise ImportRefused(f"{archive}: {done.stderr.strip()}")

@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on this machine: etcd, API server, controller manager, scheduler.
 
-Called by the tests' fixtures, and by anyone at a prompt: `with ControlPlane() as cluster: ...`. It has no
-nodes; `kwok` adds simulated ones, and `nodes` builds a cluster with real ones around it.
+Use it from a fixture or a Python prompt: `with ControlPlane() as cluster: ...`. It has no nodes; `kwok` adds
+simulated ones, and `nodes` builds a cluster of real ones around it.
 """
 
 import json
@@ -34,7 +34,7 @@ CONTROLLER_MANAGER, SCHEDULER = "kube-controller-manager", "kube-scheduler"
 
 API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
-# user name -> groups; each gets a token of its own in the API server's token file.
+# user name -> groups; each user gets a token in the API server's token file.
 USERS = {
     "admin": "system:masters",
     "system:kube-controller-manager": "",
@@ -50,10 +50,10 @@ class KubectlError(Exception):
 class ControlPlane:
     """start() returns when the API server is ready and the default service account exists.
 
-    directory: from `directories.create_cluster_directory`; by default one of its own. stop() removes it.
-    address: where the API server listens, of this machine. Pods reach it there if it is not loopback.
-    users: further users with a token each: name -> groups.
-    controller_manager_flags: further flags of the controller manager.
+    directory: from `directories.create_cluster_directory`; a new one by default. stop() removes it.
+    address: the address of this machine where the API server listens. Pods can reach it unless it is loopback.
+    users: additional users, each with a token: name -> groups.
+    controller_manager_flags: additional flags of the controller manager.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class ControlPlane:
         self.stop()
 
     def start(self) -> None:
-        """Raises ToolchainMissing or BuildError before anything runs, then ProcessError with a log's tail."""
+        """Raises ToolchainMissing or BuildError before anything runs, then ProcessError with the tail of a log."""
         self._programs = binaries.ensure(*binaries.CONTROL_PLANE_PROGRAMS)
         self.directory = self._own_directory or directories.create_cluster_directory()
-        # Settings of the machine (ETCD_*, KUBECONFIG, ~/.kwok) must not reach the cluster.
+        # The machine's settings (ETCD_*, KUBECONFIG, ~/.kwok) must not reach the cluster.
         environment = {"PATH": packages.PATH, "HOME": str(self.directory)}
         self.children = Children(self.directory, environment)
         try:
@@ -108,7 +108,7 @@ class ControlPlane:
         """Stops the API server and starts it again on the same port; returns when it is ready."""
         self.children.stop("kube-apiserver", grace=STOP_GRACE_SECONDS)
         self._start_apiserver()
-        # Each has its own backoff, which grows over restarts; one after the other they took two minutes to come back.
+        # Each backs off on its own, for longer after each restart; one after the other they took two minutes.
         for client in (CONTROLLER_MANAGER, SCHEDULER):
             self.children.start_again(client, grace=STOP_GRACE_SECONDS)
 
@@ -127,7 +127,7 @@ class ControlPlane:
         return done
 
     def wait_established(self, *definitions: str) -> None:
-        """Until the API server serves these custom resources, named like jobs.example.org.
+        """Waits until the API server serves these custom resources, named like jobs.example.org.
 
         `kubectl wait` fails on a definition that is too new to have conditions.
         """
@@ -153,7 +153,7 @@ class ControlPlane:
         return self._write_kubeconfig(f"{namespace}.{name}", answer["status"]["token"])
 
     def user_kubeconfig(self, user: str) -> Path:
-        """The kubeconfig of one of USERS or of the further ones."""
+        """The kubeconfig of one of USERS or of the additional users."""
         return self._write_kubeconfig(user, self._tokens[user])
 
     def _write_credentials(self) -> None:
@@ -233,10 +233,10 @@ class ControlPlane:
             f"--bind-address={self._address}",
             f"--secure-port={port}",
             f"--advertise-address={self._address}",
-            # The endpoint of the Service `kubernetes`. It cannot be 127.0.0.1; then there are no real pods either.
+            # The endpoint of the Service `kubernetes` cannot be 127.0.0.1; a loopback cluster has no real pods.
             f"--endpoint-reconciler-type={'none' if self._address == LOOPBACK else 'lease'}",
             "--kubelet-preferred-address-types=InternalIP",
-            # What a pod may do is for its namespace's Pod Security level to say.
+            # Each namespace's Pod Security level decides what its pods may do.
             "--allow-privileged=true",
             f"--service-cluster-ip-range={SERVICE_CIDR}",
             f"--tls-cert-file={self._keys.serving_certificate}",
@@ -251,7 +251,7 @@ class ControlPlane:
         apiserver.wait_ready(lambda: answers_ok(f"{self.server}/readyz", self.ca_file), timeout=START_SECONDS)
 
     def _start_client(self, name: str, *flags: str) -> tuple[Child, str]:
-        """Starts the controller manager or the scheduler; returns it with the URL that tells its health."""
+        """Starts the controller manager or the scheduler; returns it with its health URL."""
         port = free_port()
         kubeconfig = self.user_kubeconfig(f"system:{name}")
         child = self.children.start(
@@ -264,7 +264,7 @@ class ControlPlane:
             f"--secure-port={port}",
             f"--tls-cert-file={self._keys.serving_certificate}",
             f"--tls-private-key-file={self._keys.serving_key}",
-            # There is one of each, and a lost lease would end it while the API server restarts.
+            # There is one of each, and losing its lease while the API server restarts would end it.
             "--leader-elect=false",
             # The defaults are 20 and 50 a second: the first slows the start down by seconds, and at the second
             # the scheduler could not bind 1024 pods in less than 20 s.

@@ -1,9 +1,8 @@
-"""Where a test cluster keeps its files, and what becomes of the directory of a run that was killed.
+"""Where a test cluster keeps its files, and how the next run cleans up after one that was killed.
 
-Called by `control_plane`, `nodes`, `images`, `binaries` and `__main__`. Each cluster has a directory of its own under
-`clusters_root()`, with the record of the process that owns it. The next run removes directories whose owner is
-gone, and stops what still runs from them. A process is stopped only if its pid file describes it exactly: a foreign
-process with a recycled pid is left alone.
+Each cluster has its own directory under `clusters_root()`, with the record of the process that owns it. The next run
+removes directories whose owner is gone, and stops what still runs from them. It stops a process only if the pid file
+describes it exactly: a foreign process with a recycled pid is left alone.
 """
 
 import fcntl
@@ -35,7 +34,7 @@ def clusters_root() -> Path:
 def locked(path: Path, *, waiting: str = "") -> Iterator[None]:
     """Holds an exclusive lock on the file `path`; a killed holder's lock is released by the kernel.
 
-    `waiting`: what to say on stderr when another process holds the lock.
+    `waiting`: the message for stderr when another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
@@ -51,7 +50,7 @@ def locked(path: Path, *, waiting: str = "") -> Iterator[None]:
 def create_cluster_directory() -> Path:
     """A new directory owned by this process, after sweeping old ones; mode 0700, it will hold credentials."""
     root = clusters_root()
-    # Under one lock, so that no other run sees a directory whose owner is not written yet and sweeps it.
+    # Holding the lock keeps another run from sweeping a directory whose owner is not written yet.
     with locked(root / "lock"):
         _sweep(root)
         directory = Path(tempfile.mkdtemp(dir=root))
@@ -60,14 +59,14 @@ def create_cluster_directory() -> Path:
 
 
 def remove_cluster_directory(directory: Path) -> None:
-    """With what the cluster's nodes have on the machine outside of it; its processes have been stopped before."""
+    """Also removes what the cluster's nodes left elsewhere on the machine. Stop its processes first."""
     cgroups.remove(cgroups.cluster_group(directory))
     network.remove(network.bridge_name(directory))
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def sweep() -> None:
-    """Removes what killed runs left."""
+    """Removes what killed runs left behind."""
     root = clusters_root()
     with locked(root / "lock"):
         _sweep(root)
@@ -78,7 +77,7 @@ def _sweep(root: Path) -> None:
         if not directory.is_dir():
             continue
         owner = ProcessRecord.read(directory / OWNER_FILE)
-        # Looser than is_running(): a test runner may rewrite its command line; in doubt its cluster stays.
+        # Looser than is_running(), because a test runner may rewrite its command line; when in doubt, keep its cluster.
         if owner is None or start_ticks(owner.pid) != owner.start_ticks:
             _stop_left_over(directory)
             remove_cluster_directory(directory)

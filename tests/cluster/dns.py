@@ -1,6 +1,6 @@
-"""CoreDNS for the pods of a cluster: a process of this machine that answers on the nodes' bridge.
+"""CoreDNS for the pods of a cluster: a process on this machine that answers on the nodes' bridge.
 
-Called by `nodes`. It knows the names of the cluster and no others: nothing in a test reaches for another network.
+It knows only the names of the cluster: no test uses another network.
 """
 
 from tests.cluster import binaries
@@ -28,12 +28,12 @@ USER = "coredns"
 
 
 def start_dns(cluster: ControlPlane, address: str) -> Child:
-    """Starts CoreDNS as a child of `cluster`; `address` is where pods look for it. Does not wait: see `answers`."""
+    """Starts CoreDNS as a child of `cluster`, listening on `address`. Does not wait: see `answers`."""
     config = cluster.directory / "Corefile"
     config.write_text(CONFIG.format(address=address, ready_port=READY_PORT, kubeconfig=cluster.user_kubeconfig(USER)))
     return cluster.children.start("coredns", binaries.ensure("coredns")["coredns"], f"-conf={config}")
 
 
 def answers(address: str) -> bool:
-    """Whether CoreDNS has read all Services once."""
+    """Whether CoreDNS has read all Services at least once."""
     return answers_ok(f"http://{address}:{READY_PORT}/ready")

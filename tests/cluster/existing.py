@@ -1,7 +1,7 @@
-"""A cluster that is there already, kind's for example, for the end-to-end tests: `TEST_KUBECONFIG=path make test`.
+"""An existing cluster, from kind for example, for the end-to-end tests: `TEST_KUBECONFIG=path make test`.
 
-Not KUBECONFIG itself: the tests install, label and delete, and must not do so to whatever cluster a shell happens to
-point at. It offers what `nodes.RealCluster` does, apart from what only the owner of the nodes can do.
+The variable is not KUBECONFIG, because the tests install, label and delete, and must not do so in whatever cluster a
+shell happens to point at. It offers what `nodes.RealCluster` does, except what only the owner of the nodes can do.
 """
 
 import json
@@ -23,7 +23,7 @@ _ACCOUNT = "tpu-training-operator-tests"
 
 
 class ExistingCluster:
-    """start() makes an account with all rights for the tests' own calls, stop() removes it."""
+    """start() makes an account with all rights for the tests' own calls; stop() removes it."""
 
     owns_nodes = False
 

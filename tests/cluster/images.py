@@ -1,8 +1,8 @@
-"""Images for real nodes, from this machine alone: a base image by debootstrap, and Dockerfiles built on it.
+"""Images for real nodes, made on this machine alone: a base image by debootstrap, and Dockerfiles built on it.
 
-Called by the end-to-end tests, and as `python -m tests.cluster.images`, which makes the base image, so that its minute
-is seen and is not a test's. No daemon and no image registry: the base comes from Debian's package archive once and is
-cached; buildah works in a storage of its own that is removed again.
+`python -m tests.cluster.images` makes the base image; run first, it keeps that minute out of the tests. This needs no
+daemon and no image registry: the base comes from Debian's package archive once and is cached; buildah works in its own
+storage, which is removed afterwards.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from tests.cluster import directories, oci, packages
 from tests.cluster.processes import launched
 
 SUITE = "bookworm"
-# What the project's Dockerfiles take for granted of python:3.11-slim.
+# What the project's Dockerfiles expect of python:3.11-slim.
 CONTENTS = ("python3", "python3-venv", "ca-certificates")
-# What only apt needs, and the devices that the container runtime makes.
+# Files that only apt needs, and devices that the container runtime makes.
 LEFT_OUT = ("./var/cache/apt/*", "./var/lib/apt/lists/*", "./dev/*", "./proc/*", "./sys/*")
 
-# The first of these that is set names the certificates that this machine trusts, where they are not the usual ones.
+# The first of these that is set names the certificates that this machine trusts instead of the usual ones.
 CERTIFICATE_SETTINGS = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -32,7 +32,7 @@ ISOLATED = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "-
 
 
 class ImageBuildError(Exception):
-    """debootstrap or buildah refused; the message ends with what it said last."""
+    """debootstrap or buildah failed; the message ends with its last output."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Image:
 
 
 def base_image() -> Image:
-    """Debian with Python, made if the cache does not hold it. Raises MachineUnfit, ImageBuildError."""
-    # debootstrap sets packages up in the new root, so what it makes follows from these alone.
+    """Debian with Python, from the cache or newly made. Raises MachineUnfit, ImageBuildError."""
+    # debootstrap sets packages up in the new root, so these alone decide what it makes.
     key = hashlib.sha256("\0".join((SUITE, *CONTENTS, *LEFT_OUT)).encode()).hexdigest()[:12]
     folder = directories.cache_root() / "images"
     image = Image(f"tpu-operator.dev/python:{key}", folder / f"python-{key}.tar")
@@ -102,7 +102,7 @@ def _bootstrap(image: Image) -> None:
 
 
 def _trusted_certificates() -> list[str]:
-    """The flags that let a build step trust what this machine trusts, where its environment says what that is."""
+    """The flags that let a build step trust the certificates that this machine's environment names."""
     named = [os.environ[name] for name in CERTIFICATE_SETTINGS if os.environ.get(name)]
     return [f"--volume={named[0]}:{CERTIFICATES}:ro"] if named else []
 

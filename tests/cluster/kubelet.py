@@ -1,6 +1,6 @@
-"""kubelet and kube-proxy inside a node's machine. Called by `nodes`.
+"""kubelet and kube-proxy inside a node's machine.
 
-Each node has an address and a network of its own, so both run on their usual ports.
+Each node has its own address and network, so both use their usual ports.
 """
 
 import json
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-# The node's lease is renewed after a quarter of this; the controller manager's patience must be longer.
+# kubelet renews the node's lease after a quarter of this; the controller manager's patience must be longer.
 LEASE_SECONDS = 8
 
-# The longest wait before a container that died is started again. Kubernetes makes it minutes; the tests that kill the
-# operator again and again need not wait for that.
+# The longest wait before a container that died is restarted. Kubernetes allows minutes; the tests that keep killing the
+# operator need not wait that long.
 CRASH_LOOP_SECONDS = 1
 
 # kube-proxy's own default.
@@ -21,7 +21,7 @@ PROXY_HEALTH_PORT = 10256
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the two programs need to know of their node; `directory` is the node's own, `cgroup` its root."""
+    """What the two programs need to know about their node. `directory`: the node's own. `cgroup`: the node's root."""
 
     name: str
     address: IPv4Address
@@ -41,7 +41,7 @@ def kubelet_flags(node: NodeSettings) -> list[str]:
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "address": str(node.address),
-        # Nobody but this machine and the pods of the cluster reaches the port.
+        # Only this machine and the cluster's pods can reach the port.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
@@ -57,8 +57,7 @@ def kubelet_flags(node: NodeSettings) -> list[str]:
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "nodeStatusUpdateFrequency": "2s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": f"{CRASH_LOOP_SECONDS}s"},
-        # The machine's disk is shared by all nodes and by much else: how full it is must not decide over pods
-        # and images.
+        # All nodes share the machine's disk with much else: how full it is must not affect pods and images.
         "localStorageCapacityIsolation": False,
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi"},
@@ -85,10 +84,9 @@ def proxy_flags(node: NodeSettings) -> list[str]:
         "bindAddress": str(node.address),
         "clusterCIDR": str(node.pods),
         "clientConnection": {"kubeconfig": str(node.proxy_credentials)},
-        # A pod's answer to a pod of the same node would not come back through the node, where its address has to be
-        # translated, unless the question came from the node.
+        # A pod's answer to a pod on the same node would otherwise bypass the node, which has to translate its address.
         "iptables": {"masqueradeAll": True},
-        # Settings of the whole machine, which is not the nodes' to change.
+        # These belong to the whole machine; the nodes must not change them.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
     file = node.directory / "kube-proxy.json"

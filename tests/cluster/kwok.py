@@ -1,7 +1,7 @@
-"""Simulated nodes: kwok plays the kubelets of a control plane, so pods run without a machine under them.
+"""Simulated nodes: kwok plays the kubelets of a control plane, so pods run without machines.
 
-Called by the tests' fixtures (`start_kwok`) and by tests. A pod on such a node becomes Ready at once and stays so;
-only a test ends it, through `finish_pod`. What kwok does to nodes and pods is in kwok_stages.yaml.
+A pod on such a node becomes Ready at once and stays so; only a test ends it, through `finish_pod`. kwok_stages.yaml
+defines what kwok does to nodes and pods.
 """
 
 import secrets
@@ -22,12 +22,12 @@ TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"
 
 # Only nodes with this annotation are kwok's; a real kubelet's node in the same cluster is left alone.
 SIMULATED = {"kwok.x-k8s.io/node": "fake"}
-# kwok renews a Lease after a quarter of its duration. The controller manager gives a node up after 50 s, so 120 s
-# keeps a node alive at a third of the writes that the default of 40 s costs; thousands of nodes share 2 cores.
+# kwok renews a Lease after a quarter of its duration. The controller manager gives a node up after 50 s, so 120 s keeps
+# a node alive with a third of the writes that the default of 40 s needs; thousands of nodes share 2 cores.
 LEASE_SECONDS = 120
 POD_CIDR = "10.244.0.0/16"
 
-# More than any worker asks for: what fits on a host is decided by its chips.
+# More than any worker requests, so that only the chips decide what fits on a host.
 ROOMY = {"cpu": "256", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": "110"}
 WAIT_SECONDS = 60.0
 
@@ -71,7 +71,7 @@ def start_kwok(cluster: ControlPlane) -> None:
 
 
 def add_tpu_nodes(cluster: ControlPlane, tpu_slice: SimulatedSlice) -> NodePool:
-    """A new node pool that is one slice; returns when pods can be scheduled on all its hosts."""
+    """Adds a node pool that is one slice; returns when pods can be scheduled on all its hosts."""
     labels = {
         "cloud.google.com/gke-tpu-accelerator": tpu_slice.accelerator,
         "cloud.google.com/gke-tpu-topology": tpu_slice.topology,
@@ -88,7 +88,7 @@ def add_tpu_nodes(cluster: ControlPlane, tpu_slice: SimulatedSlice) -> NodePool:
 
 
 def add_cpu_nodes(cluster: ControlPlane, count: int) -> NodePool:
-    """A new pool of plain nodes; returns when pods can be scheduled on all of them."""
+    """Adds a pool of plain nodes; returns when pods can be scheduled on all of them."""
     return _add_nodes(cluster, "cpu", count, labels={}, taints=[], capacity=ROOMY)
 
 
@@ -108,8 +108,8 @@ def finish_pod(
     """Ends every container of a running pod with `exit_code`, as its node's kubelet would report it.
 
     message: the termination message. reason: the containers' reason, for example "OOMKilled"; by default
-    "Completed" for exit code 0 and "Error" otherwise. Waits for a pod that does not run yet. Raises ValueError for
-    a pod whose restartPolicy is not Never: a kubelet would start its containers again.
+    "Completed" for exit code 0 and "Error" otherwise. Waits for a pod that is not running yet. Raises ValueError
+    unless the pod's restartPolicy is Never: a kubelet would restart its containers.
     """
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     wait_until(
@@ -131,7 +131,7 @@ def finish_pod(
 
 
 def _ended(pod: Object, exit_code: int, message: str, reason: str | None) -> Object:
-    """The strategic merge patch of status; the uid makes it fail on a later pod of the same name.
+    """The strategic merge patch for status; the uid makes it fail on a later pod of the same name.
 
     kwok does not undo it: its pod-ready stage takes Pending pods only.
     """

@@ -1,4 +1,4 @@
-"""Becomes another program that dies when the process which started it dies, however that happens.
+"""Becomes another program, which dies when the process that started it dies, for whatever reason.
 
 Run as a script, by path, by `processes` and `binaries`: `python -I -S launch.py PARENT_PID PROGRAM ARG...`.
 A program of its own and not a `preexec_fn`, because running Python between fork and exec can deadlock in a
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), "prctl(PR_SET_PDEATHSIG)")
-    # A parent that died before prctl sends no signal any more; only the changed parent pid tells.
+    # A parent that died before prctl sends no signal; only the changed parent pid tells.
     if os.getppid() != parent:
         sys.exit(f"the process {parent} that asked for {program[0]} is gone")
     os.execv(program[0], program)

@@ -1,8 +1,8 @@
 """One simulated machine: processes with their own pids, mounts and network, all of which end with its first process.
 
-Called by `nodes`, one for each node. Killing the first process is pulling the plug: the kernel then kills every
-process inside, containers included, and drops the mounts and the network interfaces. The first process dies with the
-process that started it, so a killed test run leaves nothing running and nothing mounted.
+Each node has one. Killing the first process is pulling the plug: the kernel then kills every process inside,
+containers included, and drops the mounts and the network interfaces. The first process dies with the process that
+started it, so a killed test run leaves nothing running and nothing mounted.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cluster.processes import Child, Children, ProcessRecord, start_ticks
 
 START_SECONDS = 20.0
-# What is stopped has lost its other half inside and ends by itself.
+# The programs to stop have lost their other half inside and end by themselves.
 STOP_SECONDS = 10.0
 
 _FIRST_PROCESS = str(Path(__file__).with_name("machine_init.py"))
@@ -20,7 +20,7 @@ _UNSHARE = Path("/usr/bin/unshare")
 
 
 class Machine:
-    """start() makes it; its network namespace is still empty (see `network.connect`)."""
+    """start() makes it, with an empty network namespace (see `network.connect`)."""
 
     def __init__(self, children: Children, directory: Path, name: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def pid(self) -> int:
-        """The first process, as this machine's other processes see it."""
+        """The pid of the first process, as seen from outside."""
         assert self._first is not None, f"{self.name} is not running"
         return self._first.pid
 
@@ -61,7 +61,7 @@ class Machine:
         self._first.write(self._directory.parent / f"{self.name}-first-process.pid")
 
     def run(self, name: str, program: Path, *flags: str) -> Child:
-        """Starts a program inside, as a child that can be stopped by its name like any other."""
+        """Starts a program inside, as a child that can be stopped by name like any other."""
         enter = ("-I", "-S", _ENTER, str(self.pid), str(program))
         child = self._children.start(name, Path(sys.executable), *enter, *flags)
         self._programs.append(name)
@@ -73,7 +73,7 @@ class Machine:
         self._children.stop(name, grace=grace)
 
     def kill(self) -> None:
-        """Returns when no process of the machine is left. Nothing to do for one that did not start."""
+        """Returns when no process of the machine is left. Does nothing if it never started."""
         if self._first is None:
             return
         self._first.kill()

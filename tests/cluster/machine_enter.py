@@ -1,4 +1,4 @@
-"""Runs a program inside a simulated machine, and stands for it outside: signals go in, the exit code comes out.
+"""Runs a program inside a simulated machine and represents it outside: signals go in, the exit code comes out.
 
 Run as a script, by path, by `machine`: `python -I -S machine_enter.py PID PROGRAM ARG...`, PID being the machine's
 first process. The program is a child and not this process itself, because a pid namespace is entered by children only.
@@ -11,7 +11,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# The mount namespace last: the others are opened by paths of the namespace that is left.
+# The mount namespace comes last: the paths of the others exist only in the namespace that is left.
 NAMESPACES = ("pid", "net", "mnt")
 
 
@@ -20,7 +20,7 @@ def main(machine: int, program: list[str]) -> int:
     for handle in [os.open(f"/proc/{machine}/ns/{name}", os.O_RDONLY) for name in NAMESPACES]:
         _checked(libc.setns(handle, 0), "setns")
         os.close(handle)
-    # Held back until the child's pid is known; a pending signal is then passed on.
+    # Blocked until the child's pid is known; a pending signal is then passed on.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child = os.fork()
     if child == 0:

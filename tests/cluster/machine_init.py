@@ -1,7 +1,7 @@
-"""The first process of a simulated machine. Started by `machine` in fresh pid, mount and network namespaces.
+"""The first process of a simulated machine. `machine` starts it in new pid, mount and network namespaces.
 
-Run as a script, by path: `python -I -S machine_init.py FOLDER`. It hides what the programs of a node would write to
-this machine at fixed paths, says so in FOLDER/ready, and then collects the processes that others leave behind.
+Run as a script, by path: `python -I -S machine_init.py FOLDER`. It mounts over the fixed paths where a node's programs
+would write to this machine, creates FOLDER/ready, and then reaps orphaned processes.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 PRIVATE_FOLDERS = ("/var/lib/kubelet", "/var/log/containers", "/var/lib/cni")
 FRESH_AT_EVERY_START = "/run"
 
-# kubelet sets these where they differ, and they are of the whole machine. It finds what it wants to see instead.
+# kubelet changes these where they differ, but they belong to the whole machine, so it is shown the values it wants.
 KUBELET_SETTINGS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         own = folder / name.replace("/", ".")
         own.write_text(f"{value}\n")
         _mount("--bind", str(own), f"/proc/sys/{name}")
-    # A setting of the network namespace, which is this machine's own.
+    # This setting belongs to the network namespace, which is the simulated machine's own.
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
     (folder / "ready").touch()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

@@ -1,4 +1,4 @@
-"""A namespace for one test. Used by the fixtures of the layers that have an API server."""
+"""A namespace for one test, for the layers that have an API server."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ READY_SECONDS = 30
 
 @contextmanager
 def fresh_namespace(api: ApiClient, labels: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A namespace that pods can be created in. Its deletion is not waited for; its name is not reused."""
+    """A namespace that is ready for pods. Its deletion is not awaited; its name is not reused."""
     metadata = {"generateName": "test-", "labels": dict(labels or {})}
     created = api.call("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     name: str = created["metadata"]["name"]

@@ -1,13 +1,13 @@
 """The network of a cluster's nodes: one bridge on this machine, a cable to each node, routes to each node's pods.
 
-Called by `nodes`, and by `directories` to remove the bridge of a killed run. A cluster takes one free /16 of
-10.0.0.0/8, so that two clusters, or another one that the machine has already, do not meet:
+A cluster takes one free /16 of 10.0.0.0/8, so that it collides neither with another test cluster nor with a network
+that the machine already has:
 
     10.S.255.1        this machine: API server and DNS
     10.S.255.10 + i   node i
     10.S.i.0/24       the pods of node i, reached through it from this machine and from the other nodes
 
-All else (the pods' bridge, kube-proxy's rules) is inside the nodes' own network namespaces and ends with them.
+Everything else (the pods' bridge, kube-proxy's rules) is inside the nodes' network namespaces and ends with them.
 """
 
 import ipaddress
@@ -19,14 +19,14 @@ from pathlib import Path
 
 from tests.cluster import packages
 
-# Kubernetes tools like 10.244 best, so people look for pods there; 10.96 is SERVICE_CIDR.
+# Many Kubernetes tools use 10.244 for pods; 10.96 is SERVICE_CIDR.
 CANDIDATES = tuple(IPv4Network(f"10.{second}.0.0/16") for second in (*range(244, 255), *range(128, 244)))
 MAX_NODES = 100
 FIRST_NODE = 10
 
 
 class NetworkError(Exception):
-    """`ip` refused, or no subnet is free; the message says which."""
+    """`ip` failed, or no subnet is free; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Network:
 
 
 def bridge_name(cluster_directory: Path) -> str:
-    """At most 12 characters, which leaves three for a node's end of the cable (IFNAMSIZ: 15)."""
+    """At most 12 characters, which leaves three for the name of a node's cable (IFNAMSIZ: 15)."""
     return f"tpu-{cluster_directory.name[-8:]}"
 
 
 def create(bridge: str) -> Network:
-    """Makes the bridge with this machine's address. Two runs must not choose at once: hold a lock.
+    """Makes the bridge with this machine's address. Hold a lock: two runs must not choose at the same time.
 
     Raises NetworkError when no subnet is free.
     """
@@ -95,7 +95,7 @@ def connect(network: Network, index: int, count: int, pid: int) -> None:
 
 
 def remove(bridge: str) -> None:
-    """Deletes the bridge with its routes, and cables of killed nodes that the kernel has not got round to yet."""
+    """Deletes the bridge with its routes, and any cables of killed nodes that the kernel has not removed yet."""
     interfaces = Path("/sys/class/net")
     for name in sorted(path.name for path in (*interfaces.glob(bridge), *interfaces.glob(f"{bridge}-*"))):
         try:
@@ -106,7 +106,7 @@ def remove(bridge: str) -> None:
 
 
 def pod_network(network: Network, index: int) -> dict[str, object]:
-    """The CNI configuration list of node `index`: a bridge inside the node, addresses out of its /24."""
+    """The CNI configuration list of node `index`: a bridge inside the node, addresses from its /24."""
     return {
         "cniVersion": "0.4.0",
         "name": "pods",
@@ -136,7 +136,7 @@ def _routed() -> list[IPv4Network]:
 
 
 def _ip(*commands: str, pid: int | None = None) -> None:
-    """Runs `ip` commands, in the network namespace of `pid` if given. Raises NetworkError at the first refusal."""
+    """Runs `ip` commands, in the network namespace of `pid` if given. Raises NetworkError at the first failure."""
     inside = ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid is not None else []
     done = subprocess.run(
         [*inside, str(packages.find("ip")), "-batch", "-"],

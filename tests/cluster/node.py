@@ -1,7 +1,4 @@
-"""One real node: a machine with containerd, kubelet and kube-proxy, started, killed and started again.
-
-Called by `nodes`.
-"""
+"""One real node: a machine with containerd, kubelet and kube-proxy that can be started, killed and started again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +38,7 @@ class RealNode:
         self.containerd.configure(self._network, self._index, sandbox_image, shared)
 
     def start_machine(self) -> Child:
-        """The machine with its network and containerd, which is not waited for."""
+        """Starts the machine with its network, and containerd without waiting for it."""
         self.machine.start()
         network.connect(self._network, self._index, self._count, self.machine.pid)
         return self.containerd.start()
@@ -51,7 +48,7 @@ class RealNode:
         child.wait_ready(self.containerd.answers, timeout=START_SECONDS)
 
     def start_kubernetes(self) -> None:
-        """kubelet and kube-proxy; see `wait_ready`."""
+        """Starts kubelet and kube-proxy; see `wait_ready`."""
         self.start_kubelet()
         self._proxy = self.machine.run(
             f"kube-proxy-{self.name}", self._programs["kube-proxy"], *proxy_flags(self._settings)
@@ -67,7 +64,7 @@ class RealNode:
         self.machine.stop(f"kubelet-{self.name}", grace=STOP_SECONDS)
 
     def wait_ready(self, is_ready: Callable[[], bool]) -> None:
-        """Returns when the node `is_ready`, by the API server's word, and knows the Services. Raises ProcessError."""
+        """Returns when the node `is_ready` according to the API server and knows the Services. Raises ProcessError."""
         self._kubelet.wait_ready(is_ready, timeout=READY_SECONDS)
         health = f"http://{self._settings.address}:{PROXY_HEALTH_PORT}/healthz"
         self._proxy.wait_ready(lambda: answers_ok(health), timeout=READY_SECONDS)

@@ -1,7 +1,6 @@
 """A real Kubernetes cluster on this machine without Docker: control plane, real nodes, DNS.
 
-Called by the end-to-end tests' fixtures and by `python -m tests.cluster`: `with RealCluster(nodes=2) as cluster: ...`.
-Needs root and Linux (see `packages`).
+`with RealCluster(nodes=2) as cluster: ...` needs root and Linux (see `packages`).
 """
 
 import os
@@ -21,7 +20,7 @@ from tests.cluster.tpu_node import TpuHost, mark_tpu_host, unmark_tpu_host
 SANDBOX_IMAGE = "tpu-operator.dev/pause:1"
 PROXY_USER = "system:kube-proxy"
 
-# A node whose lease is this old is lost. Kubernetes waits 50 s; the tests of lost hosts need not.
+# A node whose lease is this old is lost. Kubernetes waits 50 s; the tests of lost hosts need not wait that long.
 NODE_GRACE_SECONDS = 10
 CONTROLLER_MANAGER_FLAGS = ("--node-monitor-period=1s", f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s")
 
@@ -33,8 +32,8 @@ class HelmError(Exception):
 class RealCluster:
     """start() returns when all nodes are Ready and pods have DNS and Services.
 
-    nodes: the names, "node-0" and so on. shared: folders of this machine that every container sees, read-only.
-    address: this machine, as nodes and pods see it.
+    nodes: the names, "node-0" and so on. shared: folders of this machine that every container sees read-only.
+    address: this machine's address for nodes and pods.
     """
 
     owns_nodes = True
@@ -58,17 +57,17 @@ class RealCluster:
 
     @property
     def api(self) -> ApiClient:
-        """Calls as admin, for what is polled."""
+        """Raw API calls as admin, for polling."""
         return self.control_plane.api
 
     @property
     def directory(self) -> Path:
-        """The cluster's files, the logs of its programs among them; stop() removes it."""
+        """The cluster's files, including the logs of its programs; stop() removes it."""
         return self.control_plane.directory
 
     @property
     def kubeconfig(self) -> Path:
-        """The admin's."""
+        """The admin's kubeconfig."""
         return self.control_plane.kubeconfig
 
     def kubectl(
@@ -81,7 +80,7 @@ class RealCluster:
         return self.control_plane.kubectl(*args, input=input, check=check)
 
     def helm(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """Runs helm as admin, with settings and caches of this cluster's own. Raises HelmError."""
+        """Runs helm as admin, with this cluster's own settings and caches. Raises HelmError."""
         return run_helm(self.kubeconfig, self.directory / "helm", *args)
 
     def start(self) -> None:
@@ -108,12 +107,12 @@ class RealCluster:
         self.control_plane.stop()
 
     def load_image(self, archive: Path) -> None:
-        """Imports an OCI archive into every node. Pods that use it say imagePullPolicy: Never."""
+        """Imports an OCI archive into every node. Pods that use it need imagePullPolicy: Never."""
         for node in self._by_name.values():
             node.containerd.load(archive)
 
     def make_tpu_node(self, name: str, accelerator: str, topology: str, chips: int, pool: str) -> None:
-        """Labels, taints and equips a node as GKE does a TPU host; it stays so when its kubelet starts again.
+        """Labels, taints and equips a node like a TPU host on GKE; this survives a restart of its kubelet.
 
         accelerator, topology: the values of the labels gke-tpu-accelerator and gke-tpu-topology. chips:
         google.com/tpu. pool: the node pool's name; the hosts of one slice share it.
@@ -122,12 +121,12 @@ class RealCluster:
         mark_tpu_host(self.api, self._tpu_hosts[name])
 
     def make_plain_node(self, name: str) -> None:
-        """Takes back what `make_tpu_node` gave."""
+        """Undoes `make_tpu_node`."""
         del self._tpu_hosts[name]
         unmark_tpu_host(self.api, name)
 
     def running_containers(self, name: str) -> set[str]:
-        """The ids of the containers that run on the node, those that hold pods' namespaces included."""
+        """The ids of the containers that run on the node, including pods' sandboxes."""
         return self._by_name[name].containerd.running()
 
     def stop_kubelet(self, name: str) -> None:
@@ -141,11 +140,11 @@ class RealCluster:
         self._wait_until_back(name, last)
 
     def kill_host(self, name: str) -> None:
-        """Pulls the node's plug: kubelet, containerd and all its containers end at once, without a word."""
+        """Pulls the node's plug: kubelet, containerd and all its containers end at once and report nothing."""
         self._by_name[name].machine.kill()
 
     def start_host(self, name: str) -> None:
-        """Starts a killed host: its images are there still, its pods are not running. Returns when it is Ready."""
+        """Starts a killed host, which still has its images but no running pods. Returns when it is Ready."""
         last = self._heartbeat(name)
         node = self._by_name[name]
         node.wait_for_containerd(node.start_machine())
@@ -199,13 +198,13 @@ class RealCluster:
         return RealNode(cluster.children, programs, settings, place, SANDBOX_IMAGE, self._shared)
 
     def _wait_until_back(self, name: str, last: str) -> None:
-        """`last`: the heartbeat that the old kubelet left, which may still say Ready."""
+        """`last`: the old kubelet's last heartbeat, which may still say Ready."""
         self._by_name[name].wait_ready(lambda: self._is_ready(name) and self._heartbeat(name) != last)
         if name in self._tpu_hosts:
             mark_tpu_host(self.api, self._tpu_hosts[name])
 
     def _is_ready(self, name: str) -> bool:
-        """Ready, and the controller manager has taken its own taints for a lost or new node away."""
+        """Ready, and the controller manager has removed its taints for a lost or new node."""
         try:
             node = self.api.call("GET", f"/api/v1/nodes/{name}")
         except ApiError:
@@ -235,7 +234,7 @@ def run_helm(kubeconfig: Path, home: Path, *args: str) -> subprocess.CompletedPr
 
 
 def _user(node: str) -> str:
-    """What the node authorizer takes for the kubelet of `node`."""
+    """The identity that the node authorizer accepts as the kubelet of `node`."""
     return f"system:node:{node}"
 
 

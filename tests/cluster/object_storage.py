@@ -1,7 +1,6 @@
-"""A server with the interface of Google Cloud Storage, as a process of this machine that keeps objects in memory.
+"""A server with the interface of Google Cloud Storage: a process on this machine that keeps objects in memory.
 
-Called by the trainer's tests and the end-to-end tests. Clients find it through STORAGE_EMULATOR_HOST, see
-`ObjectStorage.environment`.
+Clients find it through STORAGE_EMULATOR_HOST, see `ObjectStorage.environment`.
 """
 
 import json
@@ -23,7 +22,7 @@ STOP_GRACE_SECONDS = 5.0
 class ObjectStorage:
     """A context: the server runs inside it. `directory` gets its log and its pid file.
 
-    address: where it listens, of this machine; pods of a RealCluster reach it at the cluster's `address`.
+    address: the address of this machine where it listens; pods of a RealCluster reach the cluster's `address`.
     """
 
     def __init__(self, directory: Path, address: str = LOOPBACK) -> None:
@@ -34,7 +33,7 @@ class ObjectStorage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process must be given to use this server instead of Google's."""
+        """The environment variables that make a process use this server instead of Google's."""
         return {"STORAGE_EMULATOR_HOST": self.url}
 
     def __enter__(self) -> Self:
@@ -49,7 +48,7 @@ class ObjectStorage:
             "-scheme=http",
             f"-host={self._address}",
             f"-port={port}",
-            # Else uploads in several requests would be continued at Google's.
+            # Otherwise uploads of several requests would continue at Google's server.
             f"-external-url={self.url}",
             f"-public-host={address}",
             "-log-level=warn",
@@ -71,7 +70,7 @@ class ObjectStorage:
             assert answer.status == 200
 
     def names(self, bucket: str, prefix: str = "") -> list[str]:
-        """The names of the bucket's objects that begin with `prefix`; a thousand at most."""
+        """The names of the bucket's objects that begin with `prefix`, at most a thousand."""
         query = urllib.parse.urlencode({"prefix": prefix})
         with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o?{query}") as answer:
             return [item["name"] for item in json.load(answer).get("items", [])]

@@ -1,6 +1,5 @@
-"""Images written as OCI archives without any tool or registry: one layer, one configuration.
+"""Writes images as OCI archives without any tool or registry: one layer, one configuration.
 
-Called by `nodes` for the sandbox image, and by `images` for the base image.
 https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md
 """
 
@@ -15,12 +14,12 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 
-# uname -m -> Go's word for it, which is the image format's too.
+# uname -m -> the name that Go and the image format use.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_image(archive: Path, name: str, layer: Path, command: tuple[str, ...]) -> None:
-    """Writes the archive of an image with one layer, a tar file that is not compressed.
+    """Writes the archive of an image with one layer, an uncompressed tar file.
 
     name: with registry and tag; containerd imports the image under it. command: its entrypoint.
     """

@@ -1,8 +1,7 @@
 """The programs of this machine that real nodes and image builds run, and the Debian packages that hold them.
 
-Called by `nodes` and `images` before they start, by the test layer that needs them (`missing`), and as
-`python -m tests.cluster.packages`, which prints the packages for apt-get. Standard library only: it runs before the
-project's environment exists.
+`python -m tests.cluster.packages` prints the packages for apt-get. This module uses the standard library only, because
+it runs before the project's environment exists.
 """
 
 import os
@@ -25,10 +24,10 @@ PROGRAMS = {
     "openssl": "openssl",
 }
 CNI_PACKAGE = "containernetworking-plugins"
-# Debian's package, and where the project itself installs.
+# Where Debian's package and the project's own releases install the plugins.
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 
-# What Debian leaves off an ordinary user's PATH, and a service's.
+# Folders that Debian leaves out of the PATH of ordinary users and services.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -53,7 +52,7 @@ def cni_folder() -> Path:
 
 
 def missing() -> str | None:
-    """What keeps this machine from running real nodes, in words, or None."""
+    """A message that says what keeps this machine from running real nodes, or None."""
     if sys.platform != "linux":
         return "real nodes need Linux"
     if os.geteuid() != 0:

@@ -1,6 +1,6 @@
 """The keys of a test cluster: a CA, one serving certificate for all of 127.0.0.1, a service account key pair.
 
-Called by `control_plane`. Made with the `openssl` program: no dependency of the project issues certificates.
+The `openssl` program makes them, since no dependency of the project issues certificates.
 """
 
 import subprocess
@@ -12,7 +12,7 @@ from tests.cluster import toolchain
 # Nothing here outlives a test run; a day leaves room for a debugger.
 DAYS = "1"
 
-# RFC 5280 4.2.1: what a strict verifier (ssl.VERIFY_X509_STRICT, Python 3.13's default) wants to see.
+# RFC 5280 4.2.1: what a strict verifier (ssl.VERIFY_X509_STRICT, Python 3.13's default) requires.
 _EXTENSIONS = """\
 [ca]
 basicConstraints = critical, CA:TRUE

@@ -1,4 +1,4 @@
-"""Free ports for the servers of a test cluster. Called by `control_plane` and `kwok`."""
+"""Free ports for the servers of a test cluster."""
 
 import random
 import socket
@@ -11,7 +11,7 @@ LOWEST = 10_000
 def free_port() -> int:
     """A TCP port that nothing listens on at 127.0.0.1, below the range that outgoing connections use.
 
-    A port of the kernel's choice (bind to 0) lies inside that range (net.ipv4.ip_local_port_range). While the
+    A port that the kernel chooses (bind to 0) lies inside that range (net.ipv4.ip_local_port_range). While the
     API server restarts, a client that keeps connecting to it can then be given the server's port as its own,
     connect to itself, and keep the server from binding.
     """

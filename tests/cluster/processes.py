@@ -1,7 +1,7 @@
 """Child processes of a test cluster: started with a log and a pid file, awaited, and stopped by pid.
 
-Called by `control_plane` and `kwok`. A child never outlives the process that started it (see `launch`), and
-its pid file says enough for `directories` to recognise it for certain later.
+A child never outlives the process that started it (see `launch`), and its pid file holds enough for `directories` to
+recognise it later without doubt.
 """
 
 import json
@@ -21,8 +21,8 @@ POLL_SECONDS = 0.05
 
 _LAUNCHER = str(Path(__file__).with_name("launch.py"))
 
-# PR_SET_PDEATHSIG fires when the *thread* that forked ends. One thread, which lives as long as the process
-# does, therefore forks all children; a test may then start or restart one from a short-lived thread.
+# PR_SET_PDEATHSIG fires when the *thread* that forked ends. One thread that lives as long as the process therefore
+# forks all children, so a test may start or restart one from a short-lived thread.
 _FORKING_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cluster-children")
 
 
@@ -35,7 +35,7 @@ class ProcessRecord:
     """What a pid file holds: enough to tell a process from a later one with the same pid.
 
     `start_ticks`: field 22 of /proc/PID/stat, clock ticks since boot (proc_pid_stat(5)).
-    `argv`: the command as it was asked for, without the launcher in front of it.
+    `argv`: the requested command, without the launcher in front of it.
     """
 
     pid: int
@@ -44,7 +44,7 @@ class ProcessRecord:
 
     @classmethod
     def own(cls) -> "ProcessRecord":
-        """The record of the process that asks."""
+        """The record of the calling process."""
         command = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
         ticks = start_ticks(os.getpid())
         assert ticks is not None, "a running process has a start time"
@@ -52,7 +52,7 @@ class ProcessRecord:
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
-        """The record in a pid file; None for one that a killed process left half written or never wrote."""
+        """The record in a pid file; None if a killed process left it half written or never wrote it."""
         try:
             fields = json.loads(path.read_text())
             return cls(int(fields["pid"]), int(fields["start_ticks"]), tuple(fields["argv"]))
@@ -71,7 +71,7 @@ class ProcessRecord:
         except OSError:
             return False
         command = tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
-        # Between fork and exec the launcher's own words stand in front.
+        # Between fork and exec the command line begins with the launcher.
         return command[-len(self.argv) :] == self.argv
 
     def kill(self) -> None:
@@ -79,13 +79,13 @@ class ProcessRecord:
         self.end(signal.SIGKILL)
 
     def end(self, with_signal: signal.Signals) -> None:
-        """Sends exactly this process a signal that ends it, if it still runs; returns when it has ended."""
+        """Sends a fatal signal to exactly this process, if it still runs; returns when it has ended."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
         try:
-            # The handle stays with one process: the pid cannot pass to another between look and signal.
+            # The handle stays with one process, even if its pid is reused between the check and the signal.
             if self.is_running():
                 signal.pidfd_send_signal(handle, with_signal)
                 select.select([handle], [], [])
@@ -158,7 +158,7 @@ class Child:
 
 
 class Children:
-    """The children of one cluster directory; they see `environment` and nothing else of this process's."""
+    """The children of one cluster directory; their environment is `environment` alone."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._directory = directory
@@ -201,11 +201,11 @@ class Children:
         self.start(name, Path(program), *flags)
 
     def stop_all(self, *, grace: float) -> None:
-        """Stops the youngest first: what was started later depends on what was started before."""
+        """Stops the newest first: later children depend on earlier ones."""
         for name in reversed(list(self._running)):
             self.stop(name, grace=grace)
 
 
 def launched(argv: tuple[str, ...]) -> list[str]:
-    """The command that runs `argv` such that it dies with this process; argv[0] is an absolute path."""
+    """The command that runs `argv` so that it dies with this process; argv[0] is an absolute path."""
     return [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *argv]

@@ -1,7 +1,6 @@
-"""The programs of this machine that the test cluster is made with, and the one error for a missing one.
+"""Finds the programs of this machine that make a test cluster; a missing one is one error.
 
-Called by `binaries` (go) and `pki` (openssl). The test fixtures turn `ToolchainMissing` into a skip, or into
-a failure in CI.
+The test fixtures turn `ToolchainMissing` into a skip, or into a failure in CI.
 """
 
 import shutil

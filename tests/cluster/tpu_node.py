@@ -1,6 +1,6 @@
-"""A real node dressed as a TPU host: the labels, the taint and the chips that GKE would give it.
+"""A real node that looks like a TPU host: it has the labels, the taint and the chips that GKE would give it.
 
-Called by `nodes`. The scheduler and kubelet then treat google.com/tpu as real; there is no device behind it.
+The scheduler and kubelet then treat google.com/tpu as real; there is no device behind it.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class TpuHost:
 
 
 def mark_tpu_host(api: ApiClient, host: TpuHost) -> None:
-    """Returns when the chips can be allocated. A starting kubelet sets them to zero: call it again then."""
+    """Returns when the chips can be allocated. A starting kubelet sets them to zero; call this again then."""
     labels = dict(zip(LABELS, (host.accelerator, host.topology, str(host.chips), host.pool), strict=True))
     _dress(api, host.node, labels, [TPU_TAINT])
 
@@ -43,7 +43,7 @@ def mark_tpu_host(api: ApiClient, host: TpuHost) -> None:
 
 
 def unmark_tpu_host(api: ApiClient, node: str) -> None:
-    """A plain node again."""
+    """Makes it a plain node again."""
     _dress(api, node, dict.fromkeys(LABELS), [])
     _set_chips(api, node, None)
 
@@ -69,7 +69,7 @@ def _dress(api: ApiClient, node: str, labels: Mapping[str, str | None], taints: 
 
 
 def _set_chips(api: ApiClient, node: str, chips: str | None) -> str | None:
-    """Returns what can be allocated after that."""
+    """Returns the allocatable resources after that."""
     equipped = {"status": {"capacity": {RESOURCE: chips}, "allocatable": {RESOURCE: chips}}}
     answer = api.call("PATCH", f"/api/v1/nodes/{node}/status", equipped, content_type=STRATEGIC_MERGE_PATCH)
     allocatable: str | None = answer["status"]["allocatable"].get(RESOURCE)

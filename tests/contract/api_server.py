@@ -1,4 +1,4 @@
-"""An API server that says what a test wants it to say, on loopback. For what a real one says only in bad times."""
+"""A scripted API server on loopback, for answers that a real one gives only in bad times."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Call:
-    """One request as the server got it."""
+    """One request as the server received it."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass
 class ApiServer:
-    """Gives the scripted answers one after the other, and the last one for ever; keeps the calls."""
+    """Gives the scripted answers in order and then repeats the last one; records the calls."""
 
     answers: list[Answer] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)

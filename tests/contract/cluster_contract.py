@@ -1,7 +1,7 @@
-"""What the reconciler relies on in a cluster, as tests: the same for an API server and for the store of local mode.
+"""What the reconciler requires of a cluster, as tests for both an API server and local mode's store.
 
-A test module inherits `ClusterContract` and gives the fixtures `cluster` (a kube.cluster.Cluster) and `namespace`
-(one that exists and is the test's own).
+A test module inherits `ClusterContract` and provides the fixtures `cluster` (a kube.cluster.Cluster) and `namespace`
+(an existing one that only this test uses).
 """
 
 import uuid
@@ -72,7 +72,7 @@ class CreationContract:
         created = await cluster.create(with_status(pod(namespace, "worker"), phase="Running"))
         assert created["status"]["phase"] == "Pending"
 
-    async def test_a_name_is_taken_once(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_name_can_be_used_only_once(self, cluster: Cluster, namespace: str) -> None:
         first = await cluster.create(job_body(namespace=namespace))
         with pytest.raises(AlreadyExists, match="digits"):
             await cluster.create(job_body({"slice.count": 2}, namespace=namespace))
@@ -90,7 +90,7 @@ class CreationContract:
         second = await cluster.create(config_map(namespace, "data"))
         assert second["metadata"]["uid"] != first["metadata"]["uid"]
 
-    async def test_fields_that_we_do_not_know_are_kept(self, cluster: Cluster, namespace: str) -> None:
+    async def test_unknown_fields_are_kept(self, cluster: Cluster, namespace: str) -> None:
         worker = pod(namespace, "worker", annotations={"example.com/note": "kept"})
         worker["spec"] |= {"schedulingGates": [{"name": "example.com/gate"}], "setHostnameAsFQDN": True}
         created = await cluster.create(worker)
@@ -110,21 +110,21 @@ class CreationContract:
         with pytest.raises(NotFound):
             await cluster.get(JOBS, namespace, "digits")
 
-    async def test_a_job_name_that_makes_no_host_name_is_refused(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_job_name_that_cannot_be_a_host_name_is_refused(self, cluster: Cluster, namespace: str) -> None:
         with pytest.raises(Invalid, match=r"metadata\.name must be at most 48 characters"):
             await cluster.create(job_body(name="d" * 49, namespace=namespace))
 
 
 class ReadingContract:
     @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)
-    async def test_what_does_not_exist_is_not_found(self, cluster: Cluster, namespace: str, resource: Resource) -> None:
+    async def test_a_missing_object_is_not_found(self, cluster: Cluster, namespace: str, resource: Resource) -> None:
         with pytest.raises(NotFound, match="absent"):
             await cluster.get(resource, namespace, "absent")
 
-    async def test_an_empty_list_is_empty(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_list_without_matches_is_empty(self, cluster: Cluster, namespace: str) -> None:
         assert await cluster.list(JOBS, namespace) == []
 
-    async def test_a_list_holds_what_carries_all_the_labels(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_list_holds_the_objects_with_all_the_labels(self, cluster: Cluster, namespace: str) -> None:
         for name, labels in {
             "both": {"job": "digits", "attempt": "1"},
             "other-value": {"job": "digits", "attempt": "2"},
@@ -135,7 +135,7 @@ class ReadingContract:
 
         async def names(labels: Mapping[str, str] | None) -> set[str]:
             found = await cluster.list(CONFIG_MAPS, namespace, labels)
-            # An API server puts a ConfigMap of its own into every namespace.
+            # An API server puts its own ConfigMap into every namespace.
             return {item["metadata"]["name"] for item in found} - {"kube-root-ca.crt"}
 
         assert await names({"job": "digits", "attempt": "1"}) == {"both"}
@@ -143,7 +143,7 @@ class ReadingContract:
         assert await names({"job": "letters"}) == set()
         assert await names(None) == {"both", "other-value", "one-label", "none"}
 
-    async def test_a_list_of_events_is_of_one_pod(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_list_of_events_covers_one_pod(self, cluster: Cluster, namespace: str) -> None:
         for uid in ("uid-1", "uid-1", "uid-2"):
             regarding = {"kind": "Pod", "name": "digits-1-0-0", "namespace": namespace, "uid": uid}
             job = {"metadata": {"name": "digits", "namespace": namespace, "uid": uid}}
@@ -153,7 +153,7 @@ class ReadingContract:
         assert [line_of([event]) for event in found] == ["FailedMount: no volume"] * 2
         assert await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-3"}) == []
 
-    async def test_a_list_is_of_one_namespace_or_of_all(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_list_covers_one_namespace_or_all(self, cluster: Cluster, namespace: str) -> None:
         labels = {"test": namespace}
         here = await cluster.create(config_map(namespace, "here", labels=labels))
         async with elsewhere(cluster, labels=labels) as there:
@@ -189,7 +189,7 @@ class StatusContract:
         assert "labels" not in updated["metadata"]
         assert updated["metadata"]["generation"] == created["metadata"]["generation"]
 
-    async def test_of_two_writers_who_read_the_same_only_one_succeeds(self, cluster: Cluster, namespace: str) -> None:
+    async def test_only_one_of_two_writers_with_the_same_read_succeeds(self, cluster: Cluster, namespace: str) -> None:
         created = await cluster.create(job_body(namespace=namespace))
         await cluster.update_status(with_status(created, state="Starting", attempt=1))
         with pytest.raises(Conflict):
@@ -197,7 +197,7 @@ class StatusContract:
         read = await cluster.get(JOBS, namespace, "digits")
         assert read["status"]["state"] == "Starting"
 
-    async def test_writing_what_is_there_already_is_no_change(self, cluster: Cluster, namespace: str) -> None:
+    async def test_writing_the_same_status_changes_nothing(self, cluster: Cluster, namespace: str) -> None:
         created = await cluster.create(job_body(namespace=namespace))
         updated = await cluster.update_status(with_status(created, state="Running"))
         again = await cluster.update_status(updated)
@@ -229,13 +229,13 @@ class DeletionContract:
             await cluster.delete(PODS, namespace, "worker", ANOTHER_UID)
         assert not await is_gone(cluster, created)
 
-    async def test_delete_of_what_is_gone_is_not_found(self, cluster: Cluster, namespace: str) -> None:
+    async def test_deleting_a_missing_object_is_not_found(self, cluster: Cluster, namespace: str) -> None:
         created = await cluster.create(config_map(namespace, "data"))
         await delete(cluster, created)
         with pytest.raises(NotFound):
             await delete(cluster, created)
 
-    async def test_a_pod_that_waits_for_a_node_goes_at_once(self, cluster: Cluster, namespace: str) -> None:
+    async def test_a_pod_that_waits_for_a_node_is_deleted_at_once(self, cluster: Cluster, namespace: str) -> None:
         worker = pod(namespace, "worker")
         worker["spec"]["nodeSelector"] = {"pool": "that-nobody-has"}
         created = await cluster.create(worker)
@@ -264,14 +264,14 @@ class DeletionContract:
         await delete(cluster, created)
         metadata = (await cluster.get(PODS, namespace, "worker"))["metadata"]
         assert metadata["deletionGracePeriodSeconds"] == (grace or 30)
-        # Of the API server's whole seconds, and the time that the requests took.
+        # The API server keeps whole seconds, and the requests take time.
         lasts = parse_time(metadata["deletionTimestamp"]) - parse_time(metadata["creationTimestamp"])
         assert timedelta(seconds=(grace or 30) - 1) <= lasts <= timedelta(seconds=(grace or 30) + 60)
 
 
 class GarbageContract:
     @pytest.mark.parametrize("kind", [config_map, pod], ids=lambda kind: kind.__name__)
-    async def test_what_a_job_owned_goes_with_it(
+    async def test_deleting_a_job_deletes_what_it_owned(
         self, cluster: Cluster, namespace: str, kind: Callable[..., Object]
     ) -> None:
         job = await cluster.create(job_body(namespace=namespace))
@@ -281,7 +281,7 @@ class GarbageContract:
         await eventually(lambda: is_gone(cluster, dependent))
         assert not await is_gone(cluster, free)
 
-    async def test_what_is_created_for_a_job_that_is_gone_goes_too(self, cluster: Cluster, namespace: str) -> None:
+    async def test_an_object_created_for_a_deleted_job_is_deleted_too(self, cluster: Cluster, namespace: str) -> None:
         job = await cluster.create(job_body(namespace=namespace))
         await delete(cluster, job)
         late = await cluster.create(pod(namespace, "late", ownerReferences=owned_by(job)))

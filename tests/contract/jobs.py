@@ -1,4 +1,4 @@
-"""Jobs for the tests of this layer and of local mode: one valid job to change, one of every kind, and any recipe."""
+"""Jobs for the tests of this layer and of local mode: a valid job to modify, one of every kind, and any recipe."""
 
 import copy
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _SPEC: Object = {
 
 
 def job_body(changes: Mapping[str, Any] | None = None, *, name: str = "digits", namespace: str = "default") -> Object:
-    """A valid TPUTrainingJob of 4 hosts and 16 replicas; `changes` by path below spec, the value ... takes away."""
+    """A valid TPUTrainingJob of 4 hosts and 16 replicas; `changes` by path below spec; ... removes a field."""
     spec = copy.deepcopy(_SPEC)
     for path, value in (changes or {}).items():
         *parents, last = path.split(".")
@@ -133,7 +133,7 @@ _OPTIMIZERS = st.fixed_dictionaries(
     },
 )
 
-# On one replica of the 64 that a recipe was tuned on, these become 2**53 steps, the most there can be.
+# On one replica, for a recipe tuned on 64, these become 2**53 steps, the maximum.
 _MOST_STEPS = 2**47
 _SCHEDULES = st.fixed_dictionaries(
     {"name": st.sampled_from(["Constant", "Linear", "Cosine"])}, optional={"factor": _NON_NEGATIVE}
@@ -142,7 +142,7 @@ _SCHEDULES = st.fixed_dictionaries(
     optional={"factor": _NON_NEGATIVE},
 )
 
-# No two that would be one variable.
+# No two names map to the same variable.
 _PARAMETERS = st.lists(
     st.tuples(st.text(max_size=8), st.text(max_size=8)),
     max_size=3,

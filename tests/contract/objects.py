@@ -1,4 +1,4 @@
-"""Plain objects for the tests of a cluster, and what is done with them again and again."""
+"""Plain objects for the tests of a cluster, and common operations on them."""
 
 import asyncio
 import copy
@@ -10,13 +10,13 @@ from typing import Any
 from tpu_training_operator.kube.cluster import Cluster, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
 
-# An API server's garbage collector learns of a new kind of owner every 30 s.
+# An API server's garbage collector discovers new kinds of owners every 30 s.
 DEADLINE = 120.0
 _POLL = 0.1
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Returns once the condition holds; a TimeoutError after DEADLINE seconds."""
+    """Returns once the condition holds; raises TimeoutError after DEADLINE seconds."""
     async with asyncio.timeout(DEADLINE):
         while not await condition():  # noqa: ASYNC110 - a cluster tells nobody when it has cleaned up
             await asyncio.sleep(_POLL)
@@ -77,7 +77,7 @@ async def delete(cluster: Cluster, stored: Object) -> None:
 
 @asynccontextmanager
 async def elsewhere(cluster: Cluster, **metadata: Any) -> AsyncIterator[Object]:
-    """A ConfigMap in a namespace that is not the test's own, for as long as it is needed."""
+    """A ConfigMap in a namespace other than the test's, for the length of the block."""
     created = await cluster.create(config_map("default", f"elsewhere-{uuid.uuid4().hex[:8]}", **metadata))
     try:
         yield created

@@ -1,4 +1,4 @@
-"""Worker pods as an API server has them, for the tests of what the two sides tell each other."""
+"""Worker pods as an API server has them, for the tests of what operator and trainer tell each other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIF
 
 
 def worker_environments(job: TPUTrainingJob, reporting: Reporting | None = None) -> list[dict[str, str]]:
-    """What every container of the gang sees, in the order of the hosts: values from the ConfigMap looked up."""
+    """The environment of every container of the gang, in the order of the hosts, with ConfigMap references resolved."""
     resolution = resolve(job.spec)
     data = config_map(job, resolution, ATTEMPT, reporting)
     pods = [worker_pod(job, resolution, worker, reporting) for worker in workers(resolution.layout, ATTEMPT)]
@@ -37,7 +37,7 @@ def _environment(pod: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, s
 
 
 def ended_pod(exit_code: int, message: str) -> WorkerPod:
-    """Worker 0 after its end, with the termination message that the kubelet has read."""
+    """Worker 0 after its end, with its termination message as read by the kubelet."""
     terminated = {"exitCode": exit_code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}
     worker = WorkerId(ATTEMPT, 0, 0)
     labels = {"attempt": worker.attempt, "slice-index": worker.slice, "host-index": worker.host}

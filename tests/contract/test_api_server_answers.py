@@ -1,4 +1,4 @@
-"""How the client handles an API server's answers, the bad ones above all, against a scripted server on loopback."""
+"""How the client handles an API server's answers, above all bad ones, against a scripted server on loopback."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -94,10 +94,10 @@ async def failure_of(request: Awaitable[Any]) -> ApiError:
     return raised.value
 
 
-# What is asked
+# Requests
 
 
-async def test_each_method_asks_what_the_api_server_understands(server: ApiServer, cluster: Client) -> None:
+async def test_each_method_sends_a_request_that_the_api_server_understands(server: ApiServer, cluster: Client) -> None:
     server.answers = [OK]
     body = config_map("default", "data")
     await get(cluster)
@@ -190,7 +190,7 @@ async def test_a_list_of_events_is_bounded(server: ApiServer, cluster: Client) -
     assert len(server.calls) == 2
 
 
-async def test_few_pages_are_read_at_once(server: ApiServer, cluster: Client) -> None:
+async def test_only_a_few_pages_are_read_at_once(server: ApiServer, cluster: Client) -> None:
     under_way, most = 0, 0
     both_here = asyncio.Event()
 
@@ -201,7 +201,7 @@ async def test_few_pages_are_read_at_once(server: ApiServer, cluster: Client) ->
         if under_way == 2:
             both_here.set()
         await both_here.wait()
-        # Whoever else is let through comes now.
+        # Any further request that is let through arrives now.
         await asyncio.sleep(0.05)
         under_way -= 1
         return web.json_response({"kind": "PodList", "metadata": {}, "items": []})
@@ -260,7 +260,7 @@ async def test_a_refusal_is_raised_at_once_with_the_servers_words(
     assert len(server.calls) == 1
 
 
-async def test_a_refusal_without_words_still_says_something(server: ApiServer, cluster: Client) -> None:
+async def test_a_refusal_without_a_message_still_gets_one(server: ApiServer, cluster: Client) -> None:
     server.answers = [says(500, {"kind": "Status"})]
     assert str(await failure_of(get(cluster))) == "HTTP 500"
 
@@ -334,7 +334,7 @@ async def one_event(_: web.Request) -> web.StreamResponse:
     return web.Response(text='{"type": "ADDED", "object": {"kind": "ConfigMap"}}\n')
 
 
-# Every way to ask the server is subject to the same rule.
+# The same rule applies to every kind of request.
 ASKS = [(get, OK), (create, OK), (watch, one_event)]
 each_ask = pytest.mark.parametrize(("ask", "answer"), ASKS, ids=["get", "create", "watch"])
 
@@ -350,7 +350,7 @@ each_ask = pytest.mark.parametrize(("ask", "answer"), ASKS, ids=["get", "create"
     ],
     ids=["as asked", "a date", "not said", "unavailable"],
 )
-async def test_a_short_pause_is_made_at_once(
+async def test_the_client_waits_out_a_short_pause(
     server: ApiServer,
     cluster: Client,
     waits: list[float],
@@ -389,7 +389,7 @@ async def test_a_server_that_stays_overloaded_is_unavailable(
 
 
 @pytest.mark.parametrize(("patience", "pauses"), [(2.0, 2), (30.0, 4)], ids=["the operator's", "a command's"])
-async def test_the_pauses_of_a_request_together_are_bounded(
+async def test_the_pauses_of_a_request_have_a_bounded_sum(
     server: ApiServer, waits: list[float], patience: float, pauses: int
 ) -> None:
     server.answers = [refuses(429, "TooManyRequests", "try later", **{"Retry-After": "1"})]
@@ -399,11 +399,11 @@ async def test_the_pauses_of_a_request_together_are_bounded(
     assert failure.retry_after == 1.0
 
 
-# Who asks
+# Credentials
 
 
 class RotatingTokens:
-    """Gives token 1, token 2 and so on, one at every reading."""
+    """Gives token 1, token 2 and so on, a new one on every read."""
 
     def __init__(self) -> None:
         self.readings = 0
@@ -438,7 +438,7 @@ async def test_a_refused_token_is_read_again(server: ApiServer, with_token: Clie
 
 
 @pytest.mark.parametrize("answer", [says, refuses], ids=["a good answer", "a refusal"])
-async def test_the_clock_is_the_api_servers(server: ApiServer, cluster: Client, answer: Callable[..., Any]) -> None:
+async def test_the_clock_follows_the_api_server(server: ApiServer, cluster: Client, answer: Callable[..., Any]) -> None:
     noon = datetime(2040, 1, 15, 12, tzinfo=UTC)
     body = () if answer is refuses else ({"kind": "ConfigMap", "metadata": {"name": "data"}},)
     server.answers = [answer(200 if body else 404, *body, Date=format_datetime(noon, usegmt=True))]
@@ -447,7 +447,7 @@ async def test_the_clock_is_the_api_servers(server: ApiServer, cluster: Client, 
     assert abs(cluster.clock.now() - noon) < timedelta(minutes=1)
 
 
-async def test_any_answer_but_a_refused_token_counts_as_a_sign_of_life(server: ApiServer, cluster: Client) -> None:
+async def test_any_answer_except_a_refused_token_counts_as_a_sign_of_life(server: ApiServer, cluster: Client) -> None:
     server.answers = [refuses(401, "Unauthorized"), refuses(500), OK]
     moments = [cluster.last_answer]
     for _ in range(3):

@@ -47,7 +47,7 @@ ALWAYS = {
 XLA = {"PJRT_DEVICE"}
 TORCHRUN = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NPROC_PER_NODE"}
 ONE_PROCESS = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-# Where the user gives one of these, that is what counts.
+# A value that the user gives for one of these wins.
 OVERRIDABLE = {"HOME", "USER", "PET_NPROC_PER_NODE", *ONE_PROCESS}
 DATA = {"TPUJOB_DATA_URI"}
 CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
@@ -104,13 +104,13 @@ def test_only_the_first_worker_is_told_where_to_report(changes: Mapping[str, Any
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
     known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
     (first, *_) = worker_environments(stored_job(), REPORTING)
-    # Files are for whoever can read the worker's disk: local mode. The hang limit is an image's to set.
+    # Only local mode can read files from the worker's disk. Images set the hang limit.
     files = {contract.ENV_PROGRESS_FILE, contract.ENV_REPORT_DIRECTORY}
     assert known - first.keys() == files | {contract.ENV_HANG_SECONDS}
 
 
 def set_by_torch_xla() -> set[str]:
-    """The names that torch_xla gives a default to, per process, when it opens the chips; read from its source."""
+    """The variables that torch_xla defaults per process when it opens the chips; read from its source."""
     package = importlib.util.find_spec("torch_xla")
     source = (Path(package.submodule_search_locations[0]) / "_internal" / "tpu.py").read_text(encoding="utf-8")
     return set(re.findall(r"environ\.setdefault\(\s*xenv\.(\w+)", source))
@@ -180,7 +180,7 @@ def test_a_worker_is_at_its_id_in_the_host_names_of_its_slice() -> None:
 
 
 @kinds_of_jobs
-def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping[str, Any]) -> None:
+def test_a_users_own_loop_gets_the_values_of_the_run_spec(changes: Mapping[str, Any]) -> None:
     job = stored_job(changes)
     spec = run_spec(job, resolve(job.spec), ATTEMPT)
     (first, *_) = worker_environments(job)
@@ -201,7 +201,7 @@ def test_a_loop_of_the_users_own_is_told_what_the_run_spec_says(changes: Mapping
 
 
 @pytest.mark.parametrize("kind", ["torch on CPU", "torch on GPUs", "torch on TPU"])
-def test_torchrun_needs_no_arguments_to_join_all_hosts_of_a_loop_of_the_users_own(kind: str) -> None:
+def test_torchrun_needs_no_arguments_to_join_all_hosts_of_a_users_own_loop(kind: str) -> None:
     environs = worker_environments(stored_job(OWN_LOOP | KINDS_OF_JOBS[kind]))
     processes = KINDS_OF_JOBS[kind].get("trainer.torch", {}).get("processesPerHost", 1)
     for index, environ in enumerate(environs):

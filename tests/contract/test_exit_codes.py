@@ -1,4 +1,4 @@
-"""The exit codes: one table on each side, and both are equal."""
+"""The exit codes: operator and trainer each have a table, and the two are equal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The history file: what the trainer writes is what its schema allows, and a report page can be made of it."""
+"""The history file: the trainer writes what its schema allows, and it can be turned into a report page."""
 
 import json
 import math
@@ -25,7 +25,7 @@ WRITTEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
 
 
 def eventful() -> trainer.History:
-    """Everything a run may record, and numbers that are not finite wherever they can be."""
+    """Everything a run may record, with numbers that are not finite wherever they may occur."""
     history = trainer.History()
     split = {Phase.INPUT: 0.5, Phase.DEVICE: 1.5}
     history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split))
@@ -55,7 +55,7 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     assert all(words in page for words in (job.name, "pad less", "0.875", "Succeeded" if ended else "Running"))
 
 
-def test_both_sides_name_the_file_its_phases_and_its_outcomes_alike() -> None:
+def test_both_sides_use_the_same_names_for_the_file_its_phases_and_its_outcomes() -> None:
     from tpu_trainer.telemetry.reporter import HISTORY as WRITTEN_AS
 
     assert HISTORY == WRITTEN_AS

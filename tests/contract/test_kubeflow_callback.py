@@ -1,4 +1,4 @@
-"""Hugging Face's own Kubeflow callback, with the variables of worker 0, reports to the operator."""
+"""Hugging Face's Kubeflow callback reports to the operator when it gets the variables of worker 0."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"https://localhost:{port}{TRAINER_STATUS}")
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", str(tmp_path / "ca.crt"))
-    # Between two of its reports it lets five seconds pass.
+    # It waits five seconds between reports.
     monkeypatch.setattr(KubeflowCallback, "_MIN_UPDATE_INTERVAL", 0.0)
     desk.cluster.objects[0]["status"]["resolved"] = RESOLVED
     callback, control = KubeflowCallback(), TrainerControl()
@@ -44,5 +44,5 @@ async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(
         state.global_step = 61
         await after("on_log", logs={"loss": 0.25, "learning_rate": 5e-05})
         assert await after("on_step_end") == (ReportPhase.TRAINING, 61, 300, "0.25")
-        # Its last report names no step; a percentage of the job's own says it.
+        # Its last report has no step, only a percentage.
         assert await after("on_train_end") == (ReportPhase.DONE, 300, 300, "0.25")

@@ -1,4 +1,4 @@
-"""The termination message: the operator reads into the status what the trainer writes last."""
+"""The termination message: the operator copies into the status what the trainer writes last."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ def pod_after(outcome: Outcome) -> WorkerPod:
     return ended_pod(outcome.code, termination_message(outcome).decode())
 
 
-def test_the_status_has_what_the_trainer_reports_at_the_end(tmp_path: Path) -> None:
+def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, {"loss": 1 / 81, "accuracy": 0.981}, 1234.5678))
     assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(

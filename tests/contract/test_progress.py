@@ -1,4 +1,4 @@
-"""The progress file: the lines that worker 0 appends are the curves that local mode reads."""
+"""The progress file: local mode reads curves from the lines that worker 0 appends."""
 
 import json
 import math
@@ -58,7 +58,9 @@ def test_a_loss_that_is_not_finite_is_none(worker: Progress, file: Path) -> None
     assert read_curves([file]).losses == {1: None, 2: None}
 
 
-def test_the_log_has_the_same_in_plain_lines(worker: Progress, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_has_the_same_values_in_plain_lines(
+    worker: Progress, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     worker.starting("default/digits attempt 1")
     worker.sample(trained(20, (0.5,), 900.5))
     lines = capsys.readouterr().out.splitlines()
@@ -87,6 +89,6 @@ def test_lines_of_any_other_form_are_ignored(line: bytes, file: Path, worker: Pr
     assert read_curves([file]) == Curves(losses={20: 0.5, 40: 0.5})
 
 
-def test_names_in_the_file_are_made_plain(file: Path) -> None:
+def test_control_characters_are_removed_from_names_in_the_file(file: Path) -> None:
     file.write_text(json.dumps({"step": 1, "evaluation": {"step": 1, HOSTILE: 0.5}}) + "\n")
     assert obeyed(str(read_curves([file]))) == []

@@ -1,4 +1,4 @@
-"""Reports over HTTPS: what the trainer sends is what the operator reads, where it listens, with what it has mounted."""
+"""Reports over HTTPS: the operator reads what the trainer sends, at the paths and with the files that it configures."""
 
 import re
 from datetime import UTC, datetime
@@ -74,7 +74,7 @@ def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
     )
 
 
-def test_a_loss_that_is_no_number_is_seen_as_such() -> None:
+def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
     sent = report.Report(contract.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")})
     read = payload.read_progress(report.operator_body(sent), SENDER, NOW)
     assert (read.loss, read.metrics) == ("nan", {"accuracy": "inf"})

@@ -1,5 +1,5 @@
-"""Every field of the recipe does something that can be seen, from the job's YAML to the end of a training, or the plan
-says that it does nothing. A field without a case here fails.
+"""Every field of the recipe has a visible effect, from the job's YAML to the end of a training, or the plan says that
+it has none. A field without a case here fails.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ EPOCHS = {"trainSteps": ..., "epochs": 2, "datasetSize": tasks.EXAMPLES}
 
 
 def task(hp: Hyperparameters, width: int = 1, broken_step: int = 0) -> Task:
-    """Evaluated by the length of its weights, so that an average of them can be seen. The loss of `broken_step`,
+    """Its metric is the length of its weights, which shows whether they are averaged. The loss of step `broken_step`,
     counted from 1, is NaN."""
     small, steps = tasks.small(hp), count(1)
 
@@ -53,7 +53,7 @@ def task(hp: Hyperparameters, width: int = 1, broken_step: int = 0) -> Task:
 
 
 def trained(directory: Path, changes: Changes) -> Run:
-    """The run of a job on one CPU host, of four chips, with these changes to its recipe."""
+    """The run of a job on one CPU host with four chips, with these changes to its recipe."""
     recipe = {f"recipe.{path}": value for path, value in ({"globalBatchSize": 16, "trainSteps": 8} | changes).items()}
     job = stored_job(
         {
@@ -71,7 +71,7 @@ SEEN: dict[str, tuple[Any, ...]] = {}
 
 
 def seen(directory: Path, changes: Changes) -> tuple[Any, ...]:
-    """What there is to be seen of a run: its outcome, losses and evaluations. Runs are made once."""
+    """What is visible of a run: its outcome, losses and evaluations. Results are cached."""
     key = repr(changes)
     if key not in SEEN:
         made = trained(directory, changes)
@@ -79,7 +79,7 @@ def seen(directory: Path, changes: Changes) -> tuple[Any, ...]:
     return SEEN[key]
 
 
-# By field: a recipe with it, and the same without it or with another value; the two runs must differ.
+# Per field: a recipe with it, and the same recipe without it or with another value; the two runs must differ.
 ACT: dict[str, tuple[Changes, Changes]] = {
     "tunedOn": ({"tunedOn": ONE_CHIP}, {}),
     "globalBatchSize": ({"globalBatchSize": 32}, {}),
@@ -122,14 +122,14 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     "parameters": ({"parameters": {"width": "2"}}, {}),
 }
 
-# What is for the plan only: the warning that it leads to.
+# Fields for the plan only, with the warning that each leads to.
 PLANNED: dict[str, tuple[Changes, str]] = {
     "gradientNoiseScale": ({"gradientNoiseScale": "8"}, "the global batch of 16 exceeds the gradient noise scale"),
 }
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """The fields by their path; a slice is one."""
+    """The fields by path; a slice counts as one."""
     for name, field in model.model_fields.items():
         kind, below = field.annotation, f"{path}{field.alias or name}"
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -139,7 +139,7 @@ def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("field", list(leaves(Recipe)))
-def test_every_field_of_the_recipe_acts(field: str, tmp_path: Path) -> None:
+def test_every_field_of_the_recipe_has_an_effect(field: str, tmp_path: Path) -> None:
     if field in PLANNED:
         changes, warning = PLANNED[field]
         notes = resolve(
@@ -151,7 +151,7 @@ def test_every_field_of_the_recipe_acts(field: str, tmp_path: Path) -> None:
     assert one != other
 
 
-def test_runs_of_the_same_recipe_are_the_same(tmp_path: Path) -> None:
+def test_runs_of_the_same_recipe_are_identical(tmp_path: Path) -> None:
     first = seen(tmp_path, {})
     SEEN.clear()
     assert seen(tmp_path, {}) == first
@@ -172,7 +172,7 @@ def test_the_plan_knows_exactly_the_optimizers_that_the_trainer_builds() -> None
         ("epsilon", "epsilon", "0.1"),
     ],
 )
-def test_a_setting_acts_if_the_optimizer_takes_it_and_gets_a_warning_if_not(
+def test_a_setting_has_an_effect_if_the_optimizer_takes_it_and_gets_a_warning_if_not(
     name: str, field: str, setting: str, value: str, tmp_path: Path
 ) -> None:
     without = {"optimizer": {"name": name, "learningRate": "0.01"}}
@@ -201,9 +201,7 @@ def test_a_setting_acts_if_the_optimizer_takes_it_and_gets_a_warning_if_not(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("loop", ["trainer", "own"])
-def test_the_plan_warns_of_fields_that_it_knows_to_have_no_effect(
-    changes: Changes, warning: str | None, loop: str
-) -> None:
+def test_the_plan_warns_about_fields_without_effect(changes: Changes, warning: str | None, loop: str) -> None:
     own = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]} if loop == "own" else {}
     job = stored_job({f"recipe.{path}": value for path, value in changes.items()} | own)
     warnings = resolve(job.spec).warnings

@@ -1,4 +1,4 @@
-"""Every request to the API server is counted with its answer: tries that are repeated, and answers that never came."""
+"""Every request to the API server is counted with its answer, including retries and answers that never came."""
 
 from collections.abc import AsyncIterator
 

@@ -27,14 +27,14 @@ kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=K
 
 
 def written(changes: Mapping[str, Any]) -> tuple[TPUTrainingJob, Resolution, dict[str, Any]]:
-    """The job, what the operator derives from it, and the run spec as it stands in the attempt's ConfigMap."""
+    """The job, what the operator derives from it, and the run spec from the attempt's ConfigMap."""
     job = stored_job(changes)
     resolution = resolve(job.spec)
     return job, resolution, json.loads(config_map(job, resolution, ATTEMPT)["data"]["run.json"])
 
 
 def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
-    """What the trainer should have read, in the trainer's own terms."""
+    """The values that the trainer must read, in its own types."""
     layout, scaled, recipe = resolution.layout, resolution.recipe, job.spec.recipe
 
     def number(text: str | None) -> float | None:
@@ -162,7 +162,7 @@ RICHEST = {
 
 
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """The path of every field the schema has, in lists of objects that of the first, and whether it is required."""
+    """The path of every field in the schema (in a list of objects, of its first), and whether it is required."""
     for name, below in schema.get("properties", {}).items():
         yield path + name, name in schema.get("required", ())
         yield from fields(below, f"{path}{name}.")
@@ -170,7 +170,7 @@ def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, boo
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The operator's richest run spec with one field set, or taken away by the value ..."""
+    """The operator's fullest run spec with one field set, or removed by the value ..."""
     document = copy.deepcopy(written(RICHEST)[2])
     *parents, last = re.findall(r"[^.[\]]+", path)
     place: Any = document

@@ -1,7 +1,7 @@
 """The pods' environment, plus what GKE's device plugin adds, through torch_xla's own topology code.
 
-No TPU is needed for that: `configure_topology` is arithmetic over environment variables. For every shape that GKE
-has, the processes it would start must agree with each other and with `status.resolved`.
+This needs no TPU: `configure_topology` is arithmetic on environment variables. For every shape that GKE offers, the
+processes that it would start must agree with each other and with `status.resolved`.
 """
 
 import math
@@ -22,7 +22,7 @@ from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 # torch_xla 2.9 has no bounds for v3-16.
 UNKNOWN_TO_TORCH_XLA = ("v3-16",)
-# All workers of a small slice; of a large one the first, the middle and the last, since each lists every address.
+# All workers of a small slice, but only the first, the middle and the last of a large one: each lists every address.
 SMALL = 64
 
 SHAPES = [
@@ -57,7 +57,7 @@ def job_on(shape: Shape) -> TPUTrainingJob:
 
 
 def device_plugin(shape: Shape) -> dict[str, str]:
-    """What GKE's plugin sets in every container with google.com/tpu; no bounds under the old `-device` labels."""
+    """What GKE's plugin sets in every container with google.com/tpu; the old `-device` labels give no bounds."""
     assert shape.machine_type is not None
     values = {
         "TPU_SKIP_MDS_QUERY": "true",
@@ -82,7 +82,7 @@ def pod_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, data:
 
 
 def process_env(env: Mapping[str, str], local_rank: int, processes: int) -> dict[str, str]:
-    """What torch_xla makes of the host's variables for one of its processes."""
+    """What torch_xla derives from the host's variables for one of its processes."""
     os.environ.clear()
     os.environ.update(env)
     tpu.configure_topology(local_rank, processes)

@@ -1,5 +1,5 @@
-"""Tokens bound to pods, as the kubelet asks for them; and copies of such tokens with other claims, signed with the
-cluster's own key."""
+"""Tokens bound to pods, as the kubelet requests them, and copies of them with other claims, signed with the cluster's
+own key."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ _P256_BYTES = 32
 
 
 def token(cluster: ControlPlane, namespace: str, pod: dict[str, Any] | None, audience: str = AUDIENCE) -> str:
-    """A token of the service account `default`, for the audience and bound to the pod, if there is one."""
+    """A token of the service account `default` for the audience, bound to the pod if one is given."""
     spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": _SECONDS}
     if pod is not None:
         metadata = pod["metadata"]
@@ -37,7 +37,7 @@ def token(cluster: ControlPlane, namespace: str, pod: dict[str, Any] | None, aud
 
 
 def with_claims(cluster: ControlPlane, genuine: str, **claims: Any) -> str:
-    """The genuine token with some claims replaced, and a good signature."""
+    """The genuine token with some claims replaced and a valid signature."""
     header, payload, _ = genuine.split(".")
     changed = json.loads(_decoded(payload)) | claims
     signed = f"{header}.{_encoded(json.dumps(changed).encode())}"

@@ -1,4 +1,4 @@
-"""What can go wrong between an operator and its API server, as values. Injected by `faulty_proxy`."""
+"""What can go wrong between an operator and its API server, as values that `faulty_proxy` injects."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Call:
     """One request of the operator.
 
-    verb: as RBAC names it: get, list, watch, create, update, delete. resource: the plural, with "/status" for that
-    part. name: of the object, for a create out of the body; empty for list and watch. path: with the query.
+    verb: as in RBAC: get, list, watch, create, update, delete. resource: the plural, with "/status" for the
+    subresource. name: the object's, for a create from the body; empty for list and watch. path: with the query.
     """
 
     verb: str
@@ -25,7 +25,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """The proxy answers in the API server's place, which never hears of the request. `retry_after`: in seconds."""
+    """The proxy answers instead of the API server, which never sees the request. `retry_after`: in seconds."""
 
     status: int
     body: str
@@ -36,7 +36,7 @@ class Answer:
 class Reset:
     """RST. The API server has carried the request out; the operator gets `after` bytes of the answer's body.
 
-    after: None for a connection that breaks before the request arrives anywhere. Strikes open watches, too.
+    after: None for a connection that breaks before the request arrives anywhere. Also strikes open watches.
     """
 
     after: int | None = None
@@ -44,9 +44,9 @@ class Reset:
 
 @dataclass(frozen=True)
 class Hold:
-    """The request is held back for `seconds`, then its answer for as long; or both until the fault is off.
+    """Delays the request by `seconds`, then its answer by as much; or both until the fault is off.
 
-    The first makes a write late, the second a read stale.
+    The first delay makes a write late, the second makes a read stale.
     """
 
     seconds: float = float("inf")
@@ -54,14 +54,14 @@ class Hold:
 
 @dataclass(frozen=True)
 class Say:
-    """A line in a watch that the API server did not send, and the end of the watch. Strikes open watches, too."""
+    """Adds a line to a watch that the API server did not send, and ends the watch. Also strikes open watches."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Silence:
-    """The connection stays up, nothing comes through any more, ever. Strikes open watches, too."""
+    """The connection stays open, but nothing comes through. Also strikes open watches."""
 
 
 Effect = Answer | Reset | Hold | Say | Silence
@@ -69,7 +69,7 @@ Effect = Answer | Reset | Hold | Say | Silence
 
 @dataclass(frozen=True)
 class Fault:
-    """`times`: how often it strikes while it is on. `share`: the probability with which a fitting call is struck."""
+    """`times`: how often it strikes while it is on. `share`: the probability that it strikes a matching call."""
 
     name: str
     concerns: Callable[[Call], bool]
@@ -80,8 +80,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Entry:
-    """One exchange. `taken`: the status the API server gave, 0 when it was not asked; `told`: what the operator saw,
-    0 for a broken connection. `at`, `until`: time.monotonic() of arrival and answer. `uid`: of what was created.
+    """One exchange. `taken`: the API server's status, 0 if it was not asked; `told`: the status that the operator saw,
+    0 for a broken connection. `at`, `until`: time.monotonic() of arrival and answer. `uid`: of the created object.
     `told_to_wait`: Retry-After, in seconds."""
 
     call: Call
@@ -94,7 +94,7 @@ class Entry:
 
 
 def refusal(code: int, reason: str, message: str) -> str:
-    """The body of a refusal, as an API server words it."""
+    """The body of a refusal in the API server's format."""
     return json.dumps(
         {
             "apiVersion": "v1",
@@ -108,7 +108,7 @@ def refusal(code: int, reason: str, message: str) -> str:
 
 
 def watch_error(code: int, reason: str, message: str) -> str:
-    """The event by which an API server ends a watch."""
+    """The event with which an API server ends a watch."""
     return json.dumps({"type": "ERROR", "object": json.loads(refusal(code, reason, message))})
 
 
@@ -144,14 +144,14 @@ def is_read(call: Call) -> bool:
 
 
 def is_effect(call: Call) -> bool:
-    """What a decision that has been written leads to."""
+    """The calls that follow once a decision is written."""
     return call.verb in ("create", "delete")
 
 
 is_status_write = _is(("update", STATUS))
 
 CUT_WATCHES = on(Reset(), *WATCHES, name="cut ")
-"""Open watches break, so that the operator has to list and watch anew."""
+"""Open watches break, so that the operator has to list and watch again."""
 
 CONFLICT = Answer(409, refusal(409, "Conflict", "the object has been modified"))
 GONE = Answer(410, refusal(410, "Expired", "too old resource version"))

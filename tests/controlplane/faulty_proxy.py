@@ -1,8 +1,8 @@
-"""A proxy between an operator and the API server that misbehaves on command, and keeps a journal. Used by tests here.
+"""A proxy between an operator and the API server that misbehaves on command, and keeps a journal.
 
-The operator talks TLS to it as to the API server itself; what no fault concerns passes through unchanged, with the
-operator's own token. Every fault that strikes is counted, so that a test can show that it did, and the journal says
-what the API server really took, which the operator may never have heard.
+The operator talks TLS to it as if to the API server. Requests without a fault pass through unchanged, with the
+operator's own token. Every fault that strikes is counted, so that a test can prove that it did. The journal says what
+the API server really accepted, which the operator may never have heard.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tests.controlplane.faults import Answer, Call, Entry, Fault, Hold, Reset, Say, Silence
 
-# Hop-by-hop (RFC 9110 7.6.1), or made anew for the body that is sent.
+# Hop-by-hop (RFC 9110 7.6.1), or recomputed for the body that is sent.
 _NOT_PASSED_ON = ("Connection", "Keep-Alive", "Transfer-Encoding", "Content-Length", "Host")
 _STOP_SECONDS = 10.0
 _WAIT_SECONDS = 120.0
@@ -58,7 +58,7 @@ class _Upstream:
 
 
 class FaultyProxy:
-    """`with FaultyProxy(cluster, seed=0) as proxy:`; a thread of its own serves until the end."""
+    """`with FaultyProxy(cluster, seed=0) as proxy:`; its own thread serves until the end."""
 
     def __init__(self, cluster: ControlPlane, seed: int) -> None:
         self._server = cluster.server
@@ -90,7 +90,7 @@ class FaultyProxy:
 
     @contextmanager
     def misbehaving(self, *faults: Fault) -> Iterator[None]:
-        """The faults are on inside the block. What they hold back goes on its way at its end."""
+        """The faults are on inside the block. At its end, delayed requests and answers continue."""
         armed = [_Armed(fault, fault.times) for fault in faults]
         self._do(self._arm(armed))
         try:
@@ -110,7 +110,7 @@ class FaultyProxy:
         wait_until(lambda: self.fired[name] >= times, timeout=timeout, what=f"{name} has struck {times} times")
 
     def wait_until_told(self, status: int) -> None:
-        """Until a request that came after this call was answered so."""
+        """Waits until a request that arrived after this call gets this answer."""
         before = len(self.journal)
         wait_until(
             lambda: any(entry.told == status for entry in self.journal[before:]),
@@ -119,7 +119,7 @@ class FaultyProxy:
         )
 
     def number_taken(self, status: int, concerns: Callable[[Call], bool]) -> int:
-        """How many such calls the API server has answered so."""
+        """How many such calls the API server has answered with this status."""
         return sum(entry.taken == status and concerns(entry.call) for entry in list(self.journal))
 
     def wait_until_taken(self, status: int, concerns: Callable[[Call], bool], times: int) -> None:
@@ -140,7 +140,7 @@ class FaultyProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(_STOP_SECONDS)
 
     async def _start(self) -> None:
-        # No limit in time or number: the operator's own limits are what is tested.
+        # No limits on time or size: the tests are about the operator's own limits.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._to_server),
             timeout=aiohttp.ClientTimeout(),
@@ -170,7 +170,7 @@ class FaultyProxy:
         self._armed = [one for one in self._armed if one not in armed]
 
     def _strike(self, call: Call, *effects: type) -> _Armed | None:
-        """The first fault with one of the effects that strikes this call; it has been counted."""
+        """The first fault with one of the effects that strikes this call, now counted."""
         for one in self._armed:
             fits = one.left > 0 and isinstance(one.fault.effect, effects) and one.fault.concerns(call)
             if fits and self._random.random() < one.fault.share:
@@ -200,7 +200,7 @@ class FaultyProxy:
                     return response
                 upstream = await self._forward(request, body)
             except aiohttp.ClientError:
-                # The API server is down: it looks the same from here.
+                # If the API server is down, it looks the same from here.
                 return _reset(request)
             taken, uid = upstream.status, _uid(upstream)
             await _held_back(struck)
@@ -249,7 +249,7 @@ async def _strike_watch(watch: _OpenWatch, effect: object) -> None:
 
 
 async def _relay(content: aiohttp.StreamReader, response: web.StreamResponse) -> None:
-    """Line by line, so that nothing is ever said within one. Ends with either side."""
+    """Copies whole lines, so that an injected line never splits one. Ends with either side."""
     rest = b""
     with suppress(aiohttp.ClientError, ConnectionError):
         async for piece in content.iter_any():
@@ -288,7 +288,7 @@ async def _held_back(struck: _Armed | None) -> None:
 def _reset(request: web.BaseRequest) -> web.StreamResponse:
     if request.transport is not None:
         connection: socket.socket = request.transport.get_extra_info("socket")
-        # On, with no time: close(2) then sends RST (socket(7)).
+        # SO_LINGER on with a timeout of 0: close(2) then sends RST (socket(7)).
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         request.transport.abort()
     return web.Response()

@@ -6,7 +6,7 @@ from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.jobs import Namespace, Object, digits
 
 HOSTS = 4
-# The least that there is, so that no test waits.
+# The minimum, so that no test waits.
 _RESTART = {"limits": {"Infrastructure": -1}, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
 
 
@@ -21,7 +21,7 @@ class Gang:
         self._space.apply(digits(runPolicy={"restart": _RESTART}) | {"metadata": {"name": self.name}})
 
     def fail(self, attempt: int, host: int = 2) -> None:
-        """Kills one worker, as the kernel would."""
+        """Kills one worker like the kernel."""
         self._space.finish(f"{self.name}-{attempt}-0-{host}", exit_code=137)
 
     def wait_until_running(self, attempt: int, timeout: float = 120) -> None:
@@ -38,13 +38,13 @@ class Gang:
         failed = [found["lastFailure"]["pod"]] if times else []
         assert found["attempt"] == times + 1
         assert found["restarts"]["byClass"] == ({"Infrastructure": times} if times else {})
-        # One that somebody else made late, for an attempt that is over, may still be on its way out.
+        # A pod that another operator created late, for an attempt that is over, may still be terminating.
         self._space.wait(
             lambda: self._pods() == sorted(failed + self._workers(times + 1)), f"only attempt {times + 1} is left"
         )
 
     def must_have_been_made_once(self, proxy: FaultyProxy) -> None:
-        """No worker was made twice by the operator behind the proxy."""
+        """The operator behind the proxy created no worker twice."""
         made = Counter(
             entry.call.name for entry in proxy.taken("create", "pods") if entry.call.name.startswith(f"{self.name}-")
         )

@@ -1,4 +1,4 @@
-"""Jobs for the control plane tests, and what one asks the API server about them."""
+"""Jobs for the control plane tests, and queries about them to the API server."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ DIGITS: Object = yaml.safe_load((Path(__file__).parents[2] / "examples" / "digit
 
 
 def digits(**spec: Any) -> Object:
-    """The example with some fields of its spec replaced or added; a mapping is merged into what is there."""
+    """The example with some fields of its spec replaced or added; a mapping is merged into the existing one."""
     job = copy.deepcopy(DIGITS)
     for name, value in spec.items():
         old = job["spec"].get(name)
@@ -40,7 +40,7 @@ class Namespace:
         self.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
 
     def refusal(self, job: Object) -> str:
-        """What kubectl prints when the API server refuses the job; empty when it does not."""
+        """What kubectl prints if the API server refuses the job; empty if it accepts it."""
         done = self.cluster.kubectl(
             "--namespace", self.name, "create", "-f", "-", input=yaml.safe_dump(job), check=False
         )
@@ -73,7 +73,7 @@ class Namespace:
         return self.status(name)
 
     def finish(self, pod: str, exit_code: int = 0, message: Object | None = None, reason: str | None = None) -> None:
-        # With exit code 0 the trainer leaves last words; those of a failure may be missing.
+        # The trainer leaves last words with exit code 0; after a failure they may be missing.
         said = message or ({} if exit_code else {"outcome": "Succeeded", "message": ""})
         finish_pod(self.cluster, self.name, pod, exit_code, json.dumps(said) if said else "", reason)
 

@@ -1,4 +1,4 @@
-"""The operator as its own process, with a service account's credentials and nothing more. Used by the tests here."""
+"""The operator as its own process, with only a service account's credentials."""
 
 import signal
 import sys
@@ -44,7 +44,7 @@ class OperatorProcess:
         self._cluster.children.stop(self._name, grace=30)
 
     def kill(self) -> None:
-        """As a lost node or the OOM killer would: no goodbye."""
+        """Kills it like a lost node or the OOM killer, without a chance to clean up."""
         self._child._process.send_signal(signal.SIGKILL)
         self._cluster.children.stop(self._name, grace=5)
 

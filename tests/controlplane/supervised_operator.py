@@ -1,6 +1,6 @@
-"""An operator as it runs in its Deployment: with a pod's credentials, and started again when it ends. For tests here.
+"""An operator as it runs in its Deployment: with a pod's credentials, and restarted when it ends.
 
-Its requests go to where it is told to find the API server, which may be a `FaultyProxy`.
+Its requests go to the given API server, which may be a `FaultyProxy`.
 """
 
 import signal
@@ -17,7 +17,7 @@ from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tests.controlplane.operator_process import ACCOUNT, grant
 
-# A pod's credentials lie in a folder of the machine; here in one of the test's.
+# A pod's credentials are in a fixed folder; here they are in the test's folder.
 _AS_IN_A_POD = """\
 import sys
 from kubernetes.config import incluster_config as pod
@@ -32,9 +32,9 @@ _TOKEN_SECONDS = 3600
 
 
 class SupervisedOperator:
-    """One operator that serves one namespace; `exits` holds the exit codes of those that ended by themselves.
+    """One operator that serves one namespace; `exits` holds the exit codes of processes that ended by themselves.
 
-    The kubelet would start it again after a pause that grows; here it starts again at once.
+    A kubelet would restart it after a growing pause; here it restarts at once.
     """
 
     def __init__(self, cluster: ControlPlane, namespace: str, host: str, port: int, name: str = "operator") -> None:
@@ -65,7 +65,7 @@ class SupervisedOperator:
         self._cluster.children.stop(self._name, grace=_STOP_SECONDS)
 
     def kill_and_start_again(self) -> None:
-        """As a lost node or the OOM killer would: no goodbye."""
+        """Kills it like a lost node or the OOM killer, without a chance to clean up."""
         with self._lock:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -76,12 +76,12 @@ class SupervisedOperator:
         return answers_ok(f"http://{LOOPBACK}:{self._health_port}/healthz")
 
     def log(self) -> str:
-        """Of all its incarnations."""
+        """The log of all its processes."""
         return self.log_file.read_text()
 
     @contextmanager
     def token_that_ends(self) -> Iterator[Callable[[], None]]:
-        """Inside the block the token file holds a token that what is yielded ends; after it there is a good one."""
+        """Inside the block the token file holds a token that the yielded function revokes; afterwards, a valid one."""
         secrets = f"/api/v1/namespaces/{self._namespace}/secrets"
         anchor = self._cluster.api.call("POST", secrets, {"metadata": {"generateName": "anchor-"}})["metadata"]
         bound = {"apiVersion": "v1", "kind": "Secret", "name": anchor["name"], "uid": anchor["uid"]}
@@ -96,7 +96,7 @@ class SupervisedOperator:
             return False
 
         def end_it() -> None:
-            # With the object that it is bound to a token ends, but for a cache of ten seconds in the API server.
+            # A token ends with the object that it is bound to, except for a ten-second cache in the API server.
             self._cluster.api.call("DELETE", f"{secrets}/{anchor['name']}")
             wait_until(is_refused, timeout=_START_SECONDS, what="the token is refused")
 

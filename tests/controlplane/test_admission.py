@@ -1,4 +1,4 @@
-"""What the API server refuses and takes with no operator running; the same tables as for `tpujob` (tests/unit)."""
+"""What the API server refuses and accepts without a running operator; `tpujob` is tested with the same tables."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def space(control_plane: ControlPlane, job_definition: None, namespace: str) -> 
 
 
 def refusal(space: Namespace, changes: Object) -> str:
-    """The API server's answer to the job, as kubectl would send it (strict); empty when it is taken."""
+    """The API server's answer to the job, sent as kubectl would (strict); empty if it is accepted."""
     body = job_body(changes)
     if isinstance(body.get("metadata"), dict):
         body["metadata"] = {**body["metadata"], "namespace": space.name}
@@ -39,7 +39,7 @@ def refusal(space: Namespace, changes: Object) -> str:
 
 
 def names(message: str, field: str) -> bool:
-    """Whether the message is about the field: `field: ...`, or `"field"` or a field below it for what is unknown."""
+    """Whether the message is about the field: `field: ...`, or for unknown fields `"field"` or a field below it."""
     return any(mark in message for mark in (f"{field}: ", f'"{field}"', f'"{field}.'))
 
 
@@ -48,20 +48,20 @@ def test_every_bad_job_is_refused_on_the_field_that_tpujob_names(space: Namespac
     assert [(field, answer) for field, answer in answers if not names(answer, field)] == []
 
 
-def test_what_is_no_such_object_is_refused(space: Namespace) -> None:
+def test_an_object_that_is_not_a_job_is_refused(space: Namespace) -> None:
     assert [changes for changes, _, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
 
 
-def test_every_good_job_is_taken(space: Namespace) -> None:
+def test_every_good_job_is_accepted(space: Namespace) -> None:
     assert [answer for changes in GOOD_JOBS if (answer := refusal(space, changes))] == []
 
 
-def test_what_only_arithmetic_rules_out_is_taken_and_left_to_the_operator(space: Namespace) -> None:
+def test_a_job_that_only_arithmetic_rules_out_is_left_to_the_operator(space: Namespace) -> None:
     assert [answer for changes, _, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
 
 
 def patched(space: Namespace, spec: Object) -> str:
-    """What kubectl says when the change of the spec is refused; empty when it is taken."""
+    """What kubectl prints if the change of the spec is refused; empty if it is accepted."""
     patch = json.dumps({"spec": spec})
     done = space.cluster.kubectl(
         "--namespace", space.name, "patch", "tpujob", "digits", "--type=merge", "-p", patch, check=False
@@ -89,7 +89,7 @@ def patched(space: Namespace, spec: Object) -> str:
         ("spec.runPolicy.restart", {"runPolicy": None}),
     ],
 )
-def test_what_a_job_is_cannot_change(space: Namespace, field: str, change: Object) -> None:
+def test_an_immutable_field_cannot_change(space: Namespace, field: str, change: Object) -> None:
     space.apply(digits(data={"uri": "gs://bucket/digits"}, runPolicy={"restart": {"limits": {"Unknown": 1}}}))
     answer = patched(space, change)
     assert f"{field}: " in answer
@@ -103,13 +103,13 @@ def test_what_a_job_is_cannot_change(space: Namespace, field: str, change: Objec
         ("spec.runPolicy.restart", {"runPolicy": {"restart": {"limits": {"Unknown": 1}}}}),
     ],
 )
-def test_what_a_job_came_without_cannot_be_added(space: Namespace, field: str, change: Object) -> None:
+def test_an_immutable_field_cannot_be_added_later(space: Namespace, field: str, change: Object) -> None:
     space.apply(digits())
     assert f"{field}: " in patched(space, change)
 
 
 @pytest.mark.parametrize("before", [{}, {"runPolicy": {"restart": {"limits": {"Unknown": 1}}}}])
 @pytest.mark.parametrize("policy", [{"suspend": True}, {"suspend": False}, {"startDeadlineSeconds": 60}])
-def test_whether_and_how_long_it_waits_can_change(space: Namespace, policy: Object, before: Object) -> None:
+def test_suspension_and_deadlines_can_change(space: Namespace, policy: Object, before: Object) -> None:
     space.apply(digits(**before))
     assert patched(space, {"runPolicy": policy}) == ""

@@ -1,7 +1,7 @@
 """The operator as its own process while its API server misbehaves: a gang starts, and restarts once, all the same.
 
-A proxy injects the faults and counts them: a test whose fault never struck fails. With SOAK=1 the last ones go on for
-half an hour and more.
+A proxy injects the faults and counts them: a test whose fault never struck fails. With SOAK=1 the last tests take half
+an hour or more.
 """
 
 import os
@@ -72,7 +72,7 @@ RANDOM = "one of the faults"
 
 @dataclass(frozen=True)
 class Case:
-    """`says`: what the log must hold about it. `ends`: kopf gives up, and the kubelet must start the operator again."""
+    """`says`: what the log must say about it. `ends`: kopf gives up, and the kubelet must restart the operator."""
 
     name: str
     faults: list[Fault]
@@ -112,7 +112,7 @@ CASES = (
 
 
 def must_have_waited(entries: list[Entry]) -> None:
-    """Whoever was asked to come back after some seconds did not come before."""
+    """No request that was told to wait came back too early."""
     earliest: dict[Call, float] = {}
     for entry in entries:
         assert entry.at >= earliest.get(entry.call, 0), entry
@@ -136,7 +136,7 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultyProxy]:
 
 @pytest.fixture(scope="module")
 def operator(control_plane: ControlPlane, space: Namespace, proxy: FaultyProxy) -> Iterator[SupervisedOperator]:
-    """One for all tests here: each fault meets an operator that has come through the ones before."""
+    """One operator for all tests here: each fault meets an operator that has survived the previous ones."""
     process = SupervisedOperator(control_plane, space.name, proxy.host, proxy.port)
     process.start()
     yield process
@@ -180,7 +180,7 @@ def test_a_gang_starts_and_restarts_once_in_spite_of(
 OUTAGES = (
     ("resets every connection", Reset(), 6, "reset by peer"),
     ("is shutting down", UNAVAILABLE, 6, "not ready"),
-    # Nothing is ever tried again: what is held back is all there is.
+    # Nothing is retried, so the delayed requests are the only ones.
     ("does not answer", Hold(), 2, ""),
 )
 
@@ -204,7 +204,7 @@ def test_a_gang_starts_and_restarts_once_after_an_api_server_that(
     assert len(operator.exits) == exits
 
 
-def test_an_api_server_that_starts_anew_in_the_middle_of_a_restart_changes_nothing(
+def test_an_api_server_that_restarts_during_a_restart_of_the_gang_changes_nothing(
     control_plane: ControlPlane, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
 ) -> None:
     exits = len(operator.exits)
@@ -222,7 +222,7 @@ def test_an_api_server_that_starts_anew_in_the_middle_of_a_restart_changes_nothi
     assert len(operator.exits) == exits
 
 
-def test_an_operator_whose_token_has_ended_says_so_and_goes_on_with_the_next(
+def test_an_operator_whose_token_has_expired_says_so_and_continues_with_the_next(
     control_plane: ControlPlane, space: Namespace, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
 ) -> None:
     log, exits = len(operator.log()), len(operator.exits)
@@ -258,7 +258,7 @@ def test_an_operator_that_is_killed_again_and_again_loses_no_restart_and_counts_
     gang.must_have_been_made_once(proxy)
 
 
-def test_two_operators_of_which_one_is_late_count_every_restart_once(
+def test_two_operators_count_every_restart_once_although_one_is_late(
     control_plane: ControlPlane, space: Namespace, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
 ) -> None:
     restarts = 4
@@ -274,7 +274,7 @@ def test_two_operators_of_which_one_is_late_count_every_restart_once(
                 gang.wait_until_running(attempt)
                 decision = f"the decision of restart {attempt}"
                 held = Fault(decision, is_status_write, Hold())
-                # Both decide on what both have read; one gets its decision through, then the other tries.
+                # Both decide on the same read; one writes its decision, then the other tries.
                 first, second = (proxy, other) if attempt % 2 else (other, proxy)
                 refused = second.number_taken(409, is_status_write)
                 with second.misbehaving(held):
@@ -309,7 +309,7 @@ def test_under_faults_at_random_every_restart_is_counted_once(
 
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")
-def test_watches_that_fall_silent_are_opened_anew(gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator) -> None:
+def test_watches_that_fall_silent_are_reopened(gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator) -> None:
     exits = len(operator.exits)
     gang.create()
     gang.wait_until_running(1)
@@ -341,10 +341,10 @@ def test_an_outage_of_minutes_does_not_end_the_operator(
     assert len(operator.exits) == exits
 
 
-def test_in_the_end_no_status_is_written_any_more(gang: Gang, gangs: list[Gang], operator: SupervisedOperator) -> None:
+def test_settled_jobs_cause_no_status_writes(gang: Gang, gangs: list[Gang], operator: SupervisedOperator) -> None:
     earlier = [one for one in gangs if one is not gang]
     before = [one.resource_version() for one in earlier]
-    # Once it has brought up another job, it has looked at these, too.
+    # Once it has started another job, it has reconciled these, too.
     operator.kill_and_start_again()
     gang.create()
     gang.wait_until_running(1)

@@ -21,7 +21,7 @@ from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
 
 PROGRAM = "from tpu_training_operator.cli.main import main; main()"
-# What `tpujob` says that it needs.
+# The rights that `tpujob` documents.
 RIGHTS = [
     {"apiGroups": ["tpu-operator.dev"], "resources": ["tputrainingjobs"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
@@ -51,7 +51,7 @@ def operator(control_plane: ControlPlane, space: Namespace) -> Iterator[Operator
 
 @pytest.fixture
 def reader(control_plane: ControlPlane, space: Namespace) -> Path:
-    """The kubeconfig of somebody who has the rights that `tpujob` asks for, and no others."""
+    """The kubeconfig of a user who has exactly the rights that `tpujob` documents."""
     meta = {"name": "reader", "namespace": space.name}
     rbac = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", **meta}
@@ -79,7 +79,7 @@ def tpujob(space: Namespace, kubeconfig: Path, *arguments: str) -> subprocess.Co
 
 
 class Watch:
-    """`tpujob watch digits` as it runs, and what it has printed so far."""
+    """A running `tpujob watch digits`, and what it has printed so far."""
 
     def __init__(self, space: Namespace, kubeconfig: Path) -> None:
         self.output = ""

@@ -1,4 +1,4 @@
-"""Programs are built once per version, whole or not at all. A stand-in for `go` writes down what it is asked."""
+"""Programs are built once per version, completely or not at all. A fake `go` records its arguments."""
 
 import re
 import threading

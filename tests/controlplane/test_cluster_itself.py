@@ -1,4 +1,4 @@
-"""The test cluster does what the other tests of this folder take for granted."""
+"""The test cluster does what the other tests of this folder rely on."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the real nodes of the end-to-end tests decide before anything starts; no root is needed for that."""
+"""What the end-to-end tests decide about their real nodes before anything starts; this needs no root."""
 
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_without_a_free_subnet_the_error_says_so() -> None:
         network.free_subnet([IPv4Network("10.0.0.0/8")])
 
 
-def test_addresses_of_machine_nodes_and_pods_are_apart() -> None:
+def test_addresses_of_machine_nodes_and_pods_do_not_overlap() -> None:
     cluster = network.Network("tpu-x", IPv4Network("10.244.0.0/16"))
     last = network.MAX_NODES - 1
     assert (cluster.machine, cluster.node(0)) == (IPv4Address("10.244.255.1"), IPv4Address("10.244.255.10"))
@@ -59,6 +59,6 @@ def test_a_cable_s_name_is_short_enough_for_the_kernel() -> None:
     assert len(f"{bridge}-{network.MAX_NODES - 1}") <= 15
 
 
-def test_an_unknown_program_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_program_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert binaries.main(["kubelets"]) == 2
     assert "no such program: kubelets; there are etcd" in capsys.readouterr().err

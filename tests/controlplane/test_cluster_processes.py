@@ -57,7 +57,7 @@ def test_a_child_dies_when_its_starter_is_killed(tmp_path: Path) -> None:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         child = os.pidfd_open(pid)
-        # Before the exec the launcher itself notices a dead starter; what is in question is the time after it.
+        # Before exec the launcher itself notices a dead starter; this tests the time after exec.
         name = Path(f"/proc/{pid}/comm")
         wait_until(lambda: name.read_text() == "sleep\n", timeout=10, what="the child runs its program")
         starter.send_signal(signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_a_name_runs_once(children: Children) -> None:
 
 
 class TestSweep:
-    """What a new run makes of the directories that earlier runs left."""
+    """What a new run does with the directories that earlier runs left."""
 
     @pytest.fixture(autouse=True)
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

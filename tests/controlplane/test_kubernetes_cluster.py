@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("job_definition")
 
 
 def credentials_of(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
-    """What `load_credentials` finds in a process that was started with this KUBECONFIG, outside of any pod."""
+    """What `load_credentials` finds in a process that started with this KUBECONFIG, outside a pod."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    # The library has read the variable when it was imported.
+    # The library reads the variable when it is imported.
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
     return load_credentials()
 
@@ -38,14 +38,14 @@ async def cluster(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) 
 async def stranger(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Client]:
-    """The same cluster for a service account that was given no rights."""
+    """The same cluster for a service account without rights."""
     kubeconfig = control_plane.service_account_kubeconfig(namespace, "default")
     async with connect(credentials_of(kubeconfig, monkeypatch)) as connected:
         yield connected
 
 
 class TestClusterContract(ClusterContract):
-    """The same tests as of the store of local mode."""
+    """The tests that local mode's store passes, too."""
 
 
 @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)
@@ -72,7 +72,7 @@ async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
 ) -> None:
     control_plane.kubectl("create", "quota", "none", "--hard=count/configmaps=0", "-n", namespace)
     quota = f"/api/v1/namespaces/{namespace}/resourcequotas/none"
-    # Only then it holds.
+    # The quota holds only from then on.
     wait_until(
         lambda: "hard" in control_plane.api.call("GET", quota)["status"], timeout=60, what="the quota is counted"
     )
@@ -80,7 +80,7 @@ async def test_a_quota_is_a_refusal_and_not_an_invalid_object(
         await cluster.create(config_map(namespace, "data"))
 
 
-async def test_a_list_longer_than_a_page_is_whole(cluster: Client, namespace: str) -> None:
+async def test_a_list_longer_than_a_page_is_complete(cluster: Client, namespace: str) -> None:
     names = {f"data-{index:04}" for index in range(501)}
     for name in names:
         await cluster.create(config_map(namespace, name, labels={"paged": "yes"}))

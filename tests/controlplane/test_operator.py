@@ -64,7 +64,7 @@ def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: Operator
     assert {"AttemptStarted", "Succeeded"} <= set(reasons)
 
 
-def test_a_job_has_a_network_policy_that_goes_with_it(space: Namespace, operator: OperatorProcess) -> None:
+def test_a_job_has_a_network_policy_that_is_deleted_with_it(space: Namespace, operator: OperatorProcess) -> None:
     space.apply(digits())
     space.wait_for_state("Running")
     policy = json.loads(space.kubectl("get", "networkpolicy", "digits", "--output=json"))
@@ -102,7 +102,7 @@ def test_deleting_the_job_deletes_everything(space: Namespace, operator: Operato
 def test_tpu_workers_fill_exactly_one_slice(
     control_plane: ControlPlane, space: Namespace, operator: OperatorProcess
 ) -> None:
-    # Two free slices of the same shape: nothing but affinity keeps a gang from straddling them.
+    # Two free slices of the same shape: only affinity keeps a gang from straddling them.
     pools = [add_tpu_nodes(control_plane, SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)) for _ in range(2)]
     try:
         space.apply(digits(slice={"hardware": "TPU"}))
@@ -126,7 +126,7 @@ def test_an_operator_killed_in_mid_training_changes_nothing(space: Namespace, op
     operator.kill()
     space.finish("digits-1-0-1")
     operator.start()
-    # Once it has brought up another job, it has looked at this one, too.
+    # Once it has started another job, it has reconciled this one, too.
     space.apply(digits() | {"metadata": {"name": "other"}})
     space.wait_for_state("Running", name="other")
 
@@ -138,7 +138,9 @@ def test_an_operator_killed_in_mid_training_changes_nothing(space: Namespace, op
     assert uids(space) == before
 
 
-def test_an_operator_killed_while_it_creates_the_gang_is_continued(space: Namespace, operator: OperatorProcess) -> None:
+def test_the_next_operator_completes_a_gang_whose_creation_was_interrupted(
+    space: Namespace, operator: OperatorProcess
+) -> None:
     space.apply(digits(slice={"acceleratorType": "v5litepod-256"}))
     space.wait(lambda: len(space.names("pod")) > 0, "the first worker exists")
     operator.kill()
@@ -160,7 +162,7 @@ def test_a_lost_worker_restarts_the_whole_gang_once(space: Namespace, operator: 
     space.finish("digits-1-0-0", exit_code=69, message={"outcome": "PeerLost", "message": "lost host 2"})
 
     status = space.wait_for_state("Running", attempt=2)
-    # The one that failed stays, for its log.
+    # The failed pod stays for its log.
     left = ["digits-1-0-2", *(f"digits-2-0-{host}" for host in range(4))]
     assert [pod["metadata"]["name"] for pod in space.pods()] == left
     assert status["restarts"]["byClass"] == {"Infrastructure": 1}
@@ -194,7 +196,7 @@ def test_suspend_and_resume_are_not_charged(space: Namespace, operator: Operator
     assert "restarts" not in status
 
 
-def test_a_service_of_somebody_else_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:
+def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:
     space.kubectl("create", "service", "clusterip", "digits", "--tcp=80")
     before = space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}")
 
@@ -206,7 +208,7 @@ def test_a_service_of_somebody_else_is_left_alone_and_named(space: Namespace, op
     assert space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}") == before
 
 
-def test_what_only_the_catalogue_knows_stalls_the_job_with_the_words_of_tpujob(
+def test_what_only_the_catalogue_rules_out_stalls_the_job_with_tpujobs_message(
     space: Namespace, operator: OperatorProcess
 ) -> None:
     space.apply(digits(recipe={"globalBatchSize": 30}))

@@ -1,4 +1,4 @@
-"""Where the real scheduler puts slices: one slice in one node pool, and no two gangs that block each other for ever."""
+"""Where the real scheduler puts slices: one slice in one node pool, and no two gangs block each other forever."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ FOUR_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)
 
 
 class Pools:
-    """Node pools of one test, gone after it."""
+    """Node pools of one test, deleted after it."""
 
     def __init__(self, cluster: ControlPlane) -> None:
         self._cluster = cluster
@@ -63,13 +63,13 @@ def tpu_job(name: str, accelerator_type: str, count: int = 1, **spec: Object) ->
 
 
 def impatient(name: str, **spec: Object) -> Object:
-    """Two slices of two hosts, and little time to find their nodes."""
+    """A job of two slices of two hosts, with little time to find their nodes."""
     policy = {"startDeadlineSeconds": 3, "restart": {"backoff": {"initialSeconds": 1, "maxSeconds": 10}}}
     return tpu_job(name, "v5litepod-8", 2, runPolicy=policy, **spec)
 
 
 def nodes_by_slice(space: Namespace, name: str) -> list[set[str]]:
-    """The nodes of every slice of the job, as far as they are found; slice 0 first."""
+    """The nodes that every slice of the job has found; slice 0 first."""
     nodes: dict[str, set[str]] = defaultdict(set)
     for pod in space.pods(name):
         found = nodes[pod["metadata"]["labels"]["tpu-operator.dev/slice-index"]]
@@ -85,7 +85,7 @@ def finish(space: Namespace, name: str) -> None:
 
 
 def finish_in_turn(space: Namespace, first: str, second: str) -> None:
-    """Both jobs come to run and to their end, whichever is the first."""
+    """Both jobs run and finish, in either order."""
 
     def running() -> list[str]:
         return [name for name in (first, second) if space.status(name).get("state") == "Running"]
@@ -98,7 +98,7 @@ def finish_in_turn(space: Namespace, first: str, second: str) -> None:
     finish(space, loser)
 
 
-def test_jobs_that_start_at_once_fill_a_pool_each(space: Namespace, operator: OperatorProcess, pools: Pools) -> None:
+def test_jobs_that_start_together_fill_one_pool_each(space: Namespace, operator: OperatorProcess, pools: Pools) -> None:
     free = [set(pools.add(FOUR_HOSTS).nodes) for _ in range(3)]
     jobs = ["one", "two", "three"]
     for name in jobs:
@@ -151,7 +151,7 @@ def test_two_jobs_that_hold_what_the_other_needs_run_in_turn(
     assert ["byClass" in space.status(name).get("restarts", {}) for name in ("one", "two")] == [False, False]
 
 
-def test_a_gang_that_gives_its_nodes_back_says_why(space: Namespace, operator: OperatorProcess, pools: Pools) -> None:
+def test_a_gang_that_releases_its_nodes_says_why(space: Namespace, operator: OperatorProcess, pools: Pools) -> None:
     pools.add(TWO_HOSTS)
     space.apply(impatient("alone"))
 

@@ -1,4 +1,4 @@
-"""The progress service with a real API server behind it: real tokens, real rights, TLS as a worker speaks it."""
+"""The progress service with a real API server behind it: real tokens, real rights, a worker's TLS."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ class Space:
         return self.cluster.api.call("POST", path, body)
 
     def job(self, name: str = "digits") -> Object:
-        """Of which three attempts have begun."""
+        """Creates a job in its third attempt."""
         body = self.create(job_body(name=name, namespace=self.namespace)) | {"status": {"attempt": 3}}
         path = f"/apis/{body['apiVersion']}/namespaces/{self.namespace}/tputrainingjobs/{name}/status"
         return self.cluster.api.call("PUT", path, body)
@@ -158,7 +158,7 @@ async def space(control_plane: ControlPlane, namespace: str, operator: Client) -
         yield made
 
 
-# Taken in
+# Accepted
 
 
 async def test_worker_0_reports_with_its_own_token(space: Space) -> None:
@@ -169,14 +169,14 @@ async def test_worker_0_reports_with_its_own_token(space: Space) -> None:
     assert space.hints == [JobKey(space.namespace, "digits")]
 
 
-async def test_kubeflow_trainers_report_is_taken_with_the_same_token(space: Space) -> None:
+async def test_kubeflow_trainers_report_is_accepted_with_the_same_token(space: Space) -> None:
     bearer = space.token(space.worker(space.job()))
     status = {"progressPercentage": 45, "metrics": [{"name": "current_step", "value": "135"}]}
     assert await space.post(bearer, path=TRAINER_STATUS, json={"trainerStatus": status}) == (200, {})
     assert space.report().step == 135
 
 
-async def test_a_rotated_token_and_the_one_before_are_both_good(space: Space) -> None:
+async def test_a_rotated_token_and_its_predecessor_are_both_valid(space: Space) -> None:
     pod = space.worker(space.job())
     heard = [await space.post(space.token(pod)) for _ in range(2)]
     assert [status for status, _ in heard] == [200, 200]
@@ -208,7 +208,7 @@ async def test_a_token_for_another_audience_is_401(space: Space, audience: str) 
 
 async def test_an_expired_token_is_401(space: Space) -> None:
     genuine = space.token(space.worker(space.job()))
-    assert (await space.post(with_claims(space.cluster, genuine)))[0] == 200, "signed anew, it is as good as before"
+    assert (await space.post(with_claims(space.cluster, genuine)))[0] == 200, "a token that is signed again stays valid"
     an_hour_ago = {claim: claims(genuine)[claim] - 3600 for claim in ("iat", "nbf", "exp")}
     assert (await space.post(with_claims(space.cluster, genuine, **an_hour_ago)))[0] == 401
 
@@ -220,7 +220,7 @@ async def test_the_token_of_a_deleted_pod_is_401(space: Space) -> None:
     assert (await space.post(bearer))[0] == 401
 
 
-async def test_a_token_that_is_bound_to_no_pod_is_403(space: Space) -> None:
+async def test_a_token_that_is_not_bound_to_a_pod_is_403(space: Space) -> None:
     space.worker(space.job())
     status, answer = await space.post(space.token(None))
     assert (status, "not bound to a pod" in answer["message"]) == (403, True)
@@ -253,7 +253,7 @@ async def test_a_pod_that_only_carries_the_labels_is_403(space: Space) -> None:
 
 
 async def test_a_pod_of_a_deleted_job_of_the_same_name_is_refused(space: Space) -> None:
-    """The garbage collector is slow, or the pod has its grace period: it reports on."""
+    """The garbage collector is slow, or the pod is in its grace period, so it still reports."""
     first = space.job()
     bearer = space.token(space.worker(first))
     path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{space.namespace}/tputrainingjobs/digits"
@@ -302,7 +302,7 @@ async def test_an_unreachable_api_server_is_503_and_never_a_refusal(
     assert (await space.post(bearer))[0] == 200
 
 
-# Rights, and the authority
+# Rights, and the certificate authority
 
 
 async def test_without_the_right_to_review_tokens_it_is_503(space: Space) -> None:
@@ -312,7 +312,7 @@ async def test_without_the_right_to_review_tokens_it_is_503(space: Space) -> Non
     assert (status, "tokenreviews" in answer["message"]) == (503, True)
 
 
-async def test_the_next_operator_finds_the_authority_of_the_one_before(operator: Client, namespace: str) -> None:
+async def test_the_next_operator_uses_the_same_authority(operator: Client, namespace: str) -> None:
     service = ServiceName("tpu-training-operator", namespace)
     one, other = await asyncio.gather(*(load_authority(operator, service, now()) for _ in range(2)))
     assert one.pem == other.pem == (await load_authority(operator, service, now())).pem

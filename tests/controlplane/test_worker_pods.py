@@ -1,4 +1,4 @@
-"""Worker pods as the API server and the scheduler take them: the restricted level, and nodes that are to be avoided."""
+"""Worker pods at the API server and the scheduler: the restricted level, and nodes to avoid."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def objects(
     resolution = resolve(job.spec)
     made = config_map(job, resolution, 1, REPORTING), worker_pod(job, resolution, FIRST, REPORTING, avoid)
     for each in made:
-        # Of no job that there is: the garbage collector would take them at once.
+        # Their job does not exist: the garbage collector would delete them at once.
         del each["metadata"]["ownerReferences"]
     return made
 
@@ -57,12 +57,12 @@ def test_a_restricted_namespace_admits_a_worker_that_reports(
         for kind, body in zip(("configmaps", "pods"), objects(namespace, "node-a", trainer=trainer), strict=True):
             stored = control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/{kind}?dryRun=All", body)
     (volume,) = (v for v in stored["spec"]["volumes"] if v["name"] == "tpu-training-progress")
-    # What the API server has not understood, it would have left out.
+    # The API server drops what it does not understand.
     assert volume["projected"] == next(v for v in body["spec"]["volumes"] if v["name"] == volume["name"])["projected"]
 
 
 def admitted(control_plane: ControlPlane, level: str, trainer: Object) -> str:
-    """What Pod Security of this level refuses in the first worker; empty where it takes the pod."""
+    """What Pod Security at this level refuses in the first worker; empty if it admits the pod."""
     labels = RESTRICTED | {"pod-security.kubernetes.io/enforce": level}
     with fresh_namespace(control_plane.api, labels) as namespace:
         (_, pod) = objects(namespace, trainer=OWN_LOOP | trainer)
@@ -108,7 +108,7 @@ RESERVATION_LABELS = {
         "cloud.google.com/reservation-name": "r",
         "cloud.google.com/reservation-affinity": "specific",
     },
-    "a pool that a person made": {"cloud.google.com/reservation-name": "r"},
+    "a pool that a user made": {"cloud.google.com/reservation-name": "r"},
 }
 TAINT = {"key": "cloud.google.com/reservation-name", "value": "r", "effect": "NoSchedule"}
 
@@ -139,7 +139,7 @@ def test_a_worker_finds_the_nodes_of_its_reservation(
         remove_nodes(control_plane, pool)
 
 
-def test_the_scheduler_places_no_pod_on_a_node_that_it_is_to_avoid(control_plane: ControlPlane, namespace: str) -> None:
+def test_the_scheduler_places_no_pod_on_an_avoided_node(control_plane: ControlPlane, namespace: str) -> None:
     pool = add_tpu_nodes(control_plane, FOUR_HOSTS)
     try:
         pods = f"/api/v1/namespaces/{namespace}/pods"

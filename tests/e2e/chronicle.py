@@ -1,6 +1,6 @@
-"""Everything that the API server told of one namespace's job and pods, in the order in which it was heard.
+"""Everything that the API server reported about one namespace's job and pods, in the order in which it arrived.
 
-What lasts a moment only, such as an attempt that was begun twice, no look at the end would show.
+It shows what lasts only a moment, such as an attempt that began twice, which no look at the end would reveal.
 """
 
 import threading
@@ -19,7 +19,7 @@ ATTEMPT = "tpu-operator.dev/attempt"
 
 @dataclass(frozen=True)
 class Moment:
-    """`at`: time.monotonic() when it was heard. `kind`: ADDED, MODIFIED or DELETED."""
+    """`at`: time.monotonic() on arrival. `kind`: ADDED, MODIFIED or DELETED."""
 
     at: float
     kind: str
@@ -35,8 +35,8 @@ class Moment:
 
     @property
     def version(self) -> int:
-        """Orders what happened to jobs and pods, which are heard of by two ways: etcd's revision, one row of numbers
-        for all objects. Good for the cluster that the tests start; Kubernetes promises it within one kind only."""
+        """etcd's revision, one sequence for all objects, which orders the events of jobs and pods although they arrive
+        on two watches. This holds in the cluster that the tests start; Kubernetes promises it within one kind only."""
         return int(self.item["metadata"]["resourceVersion"])
 
     @property
@@ -45,22 +45,22 @@ class Moment:
 
     @property
     def attempt(self) -> int:
-        """Of a pod: the attempt that it belongs to."""
+        """The attempt that a pod belongs to."""
         return int(self.item["metadata"]["labels"][ATTEMPT])
 
     @property
     def is_trouble(self) -> bool:
-        """A pod that has failed, is about to be deleted, or is gone."""
+        """Whether a pod has failed, is being deleted, or is gone."""
         if not self.is_pod:
             return False
         ended = [status["state"].get("terminated", {}) for status in self.item["status"].get("containerStatuses", [])]
-        # The kubelet tells of the container's end a second before it calls the pod Failed.
+        # The kubelet reports the container's end a second before it marks the pod Failed.
         failed = self.item["status"].get("phase") == "Failed" or any(end.get("exitCode") for end in ended)
         return failed or "deletionTimestamp" in self.item["metadata"] or self.kind == "DELETED"
 
 
 class Chronicle:
-    """A context; begin it before the job is made. What it holds can be read inside it and after it."""
+    """A context manager; enter it before creating the job. Its record can be read inside the block and after it."""
 
     def __init__(self, api: ApiClient, namespace: str) -> None:
         jobs = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{namespace}/tputrainingjobs"
@@ -95,7 +95,7 @@ class Chronicle:
                 self._news.notify_all()
 
     def wait(self, find: Callable[["Chronicle"], T | None], *, timeout: float, what: str) -> T:
-        """What `find` finds once it finds something, looked for whenever there is news. Raises TimeoutError."""
+        """The first result of `find` that is not None, tried at every event. Raises TimeoutError."""
         with self._news:
             if self._news.wait_for(lambda: find(self) is not None, timeout):
                 found = find(self)
@@ -104,49 +104,49 @@ class Chronicle:
         raise TimeoutError(f"not so after {timeout:g} s: {what}; {self.summary()}")
 
     def moments(self) -> list[Moment]:
-        """Raises RuntimeError where the API server has broken off, and something may be missing."""
+        """Raises RuntimeError if the API server ended a watch, so that something may be missing."""
         with self._news:
             if self._gap is not None:
                 raise RuntimeError(f"the API server ended a watch: {self._gap}")
             return list(self._moments)
 
     def job(self) -> Object:
-        """As it was last."""
+        """Its last version."""
         return [moment.item for moment in self.moments() if not moment.is_pod][-1]
 
     def statuses(self) -> list[Object]:
-        """Those of the job, oldest first."""
+        """The job's events, oldest first."""
         return [moment.item["status"] for moment in self.moments() if not moment.is_pod and "status" in moment.item]
 
     def status(self) -> Object:
-        """The job's newest; empty before its first."""
+        """The job's newest status; empty before the first."""
         return (self.statuses() or [{}])[-1]
 
     def attempts(self) -> list[int]:
-        """Every value that status.attempt had since the first attempt, repetitions of the one before left out."""
+        """Every value that status.attempt has had since the first attempt, without consecutive repetitions."""
         numbers = [status["attempt"] for status in self.statuses() if status.get("attempt")]
         return [number for index, number in enumerate(numbers) if index == 0 or number != numbers[index - 1]]
 
     def created(self) -> list[str]:
-        """The names of all pods that ever were, one for each uid."""
+        """The names of all pods that ever existed, one for each uid."""
         return sorted({moment.uid: moment.name for moment in self.moments() if moment.is_pod}.values())
 
     def pods(self) -> dict[str, Object]:
-        """Those that there are, by name."""
+        """The existing pods, by name."""
         newest = {moment.uid: moment for moment in self.moments() if moment.is_pod}
         return {moment.name: moment.item for moment in newest.values() if moment.kind != "DELETED"}
 
     def summary(self) -> str:
-        """For the message of a test that fails."""
+        """A summary for the message of a failing test."""
         pods = {name: (pod["status"].get("phase"), pod["status"].get("reason")) for name, pod in self.pods().items()}
         return f"status: {self.status()}; pods: {pods}"
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """How long a restart took, in seconds: from the first failure that was to be seen until all new pods were there.
+    """How long a restart took, in seconds: from the first visible failure until all new pods existed.
 
-    stopping: of these, waiting for the kubelets to end the old workers; the rest is the operator's.
+    stopping: the part spent waiting for the kubelets to end the old workers; the operator took the rest.
     """
 
     seconds: float
@@ -157,12 +157,12 @@ class Recovery:
         return self.seconds - self.stopping
 
 
-# By what had happened.
+# Keyed by what had happened.
 Recoveries = dict[str, Recovery]
 
 
 def recovery(chronicle: Chronicle, attempt: int) -> Recovery:
-    """Of the restart that led to `attempt`."""
+    """The recovery of the restart that led to `attempt`."""
     moments = chronicle.moments()
     decided = next(m.at for m in moments if not m.is_pod and m.item.get("status", {}).get("attempt") == attempt)
     created = [m.at for m in moments if m.is_pod and m.attempt == attempt and m.kind == "ADDED"]

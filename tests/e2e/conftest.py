@@ -24,7 +24,7 @@ from tests.e2e.training import BUCKET, result, started
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 OPERATOR_NAMESPACE = "tpu-system"
 
-# What the containers of the digits image find at the same path as here: the environment, and the Python it is made of.
+# Containers of the digits image see these at the same path as here: the environment, and the Python behind it.
 SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
 
 
@@ -77,9 +77,9 @@ def namespace(cluster: RealCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
-    """README's commands, run in order; what each printed, by its first three words.
+    """Runs README's commands in order; returns what each printed, by its first three words.
 
-    "operator": the operator's pods after that, as kubectl prints them in JSON.
+    "operator": the operator's pods afterwards, as kubectl prints them in JSON.
     """
     cluster.kubectl("create", "namespace", OPERATOR_NAMESPACE)
     for namespace in (OPERATOR_NAMESPACE, "default"):
@@ -103,7 +103,7 @@ def space(cluster: RealCluster, quick_start: dict[str, str], namespace: str) -> 
 
 @pytest.fixture(scope="session")
 def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    """Object storage with BUCKET, where pods reach it."""
+    """Object storage with BUCKET, at an address that pods can reach."""
     if not cluster.owns_nodes:
         pytest.skip("hurts nodes and what runs on them; this cluster is somebody else's")
     with ObjectStorage(tmp_path_factory.mktemp("object-storage"), cluster.address) as storage:
@@ -113,7 +113,7 @@ def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def undisturbed(cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage) -> Object:
-    """What the training comes to that nothing happens to."""
+    """The result of an undisturbed training."""
     with started(cluster, storage) as training:
         status = training.wait_ended()
         assert (status["state"], status["attempt"]) == ("Succeeded", 1), training.chronicle.summary()
@@ -122,7 +122,7 @@ def undisturbed(cluster: RealCluster, quick_start: dict[str, str], storage: Obje
 
 @pytest.fixture
 def recoveries(record_property: Callable[[str, object], None]) -> Iterator[Recoveries]:
-    """Takes what the test measured, which is shown at the end of the run; nothing is asserted of it."""
+    """Records a test's measurement, to be shown at the end of the run; no test asserts it."""
     measured: Recoveries = {}
     yield measured
     for name, took in measured.items():

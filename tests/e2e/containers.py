@@ -1,4 +1,4 @@
-"""The processes of a pod's container as this machine sees them, for what a kubelet offers no way to do to them."""
+"""The processes of a pod's container as this machine sees them, to do to them what a kubelet offers no way to do."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ SIGNAL_SECONDS = 10.0
 
 
 def container_id(pod: Object) -> str:
-    """The id of its only container, which must have been started."""
+    """The id of the pod's only container, which must have started."""
     [status] = pod["status"]["containerStatuses"]
     return str(status["containerID"]).partition("://")[2]
 
 
 def processes(pod: Object) -> dict[int, int]:
-    """The pids of its container's processes: on this machine -> inside the container, where the first one is 1."""
+    """The pids of its container's processes: on this machine -> inside the container, where the first process is 1."""
     wanted = container_id(pod)
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -30,14 +30,14 @@ def processes(pod: Object) -> dict[int, int]:
 
 
 def kill(pod: Object) -> None:
-    """SIGKILL to the container's first process, and with it to all of them; returns when they have ended."""
+    """Sends SIGKILL to the container's first process, which kills all of them; returns when they have ended."""
     [first] = [pid for pid, inside in processes(pod).items() if inside == 1]
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: not processes(pod), timeout=SIGNAL_SECONDS, what="the container's processes have ended")
 
 
 def stop(pod: Object) -> None:
-    """SIGSTOP to every process of the container; returns when all of them stand still."""
+    """Sends SIGSTOP to every process of the container; returns when all of them have stopped."""
     running = processes(pod)
     assert running, "the container runs"
     for pid in running:
@@ -45,7 +45,7 @@ def stop(pod: Object) -> None:
     wait_until(
         lambda: all(_field(Path(f"/proc/{pid}"), "State").startswith("T") for pid in running),
         timeout=SIGNAL_SECONDS,
-        what="the container's processes stand still",
+        what="the container's processes have stopped",
     )
 
 

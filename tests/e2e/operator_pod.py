@@ -8,12 +8,12 @@ from tests.cluster.processes import wait_until
 from tests.e2e import containers
 
 PODS = "/api/v1/namespaces/tpu-system/pods"
-# Waiting limit; the nodes start a container again after a second.
+# A waiting limit; the nodes restart a container after a second.
 BACK_SECONDS = 180.0
 
 
 def operator_pod(cluster: RealCluster) -> Object:
-    """The one that is there to stay."""
+    """The operator's pod that is not being deleted."""
     found = cluster.api.call("GET", PODS)["items"]
     pod: Object
     [pod] = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
@@ -21,7 +21,7 @@ def operator_pod(cluster: RealCluster) -> Object:
 
 
 def kill_operator(cluster: RealCluster, after: float) -> None:
-    """SIGKILL, `after` seconds from when its process was there; it may be serving by then, or still be starting."""
+    """Sends SIGKILL `after` seconds after its process appeared, whether it is serving by then or still starting."""
     pods: list[Object] = []
 
     def runs() -> bool:
@@ -29,13 +29,13 @@ def kill_operator(cluster: RealCluster, after: float) -> None:
         [status] = pods[0]["status"]["containerStatuses"]
         return "running" in status["state"] and bool(containers.processes(pods[0]))
 
-    wait_until(runs, timeout=BACK_SECONDS, what="the operator's process is there")
+    wait_until(runs, timeout=BACK_SECONDS, what="the operator's process exists")
     time.sleep(after)
     containers.kill(pods[0])
 
 
 def restarts(cluster: RealCluster) -> int:
-    """How often its kubelet has started its container again."""
+    """How often the kubelet has restarted its container."""
     [status] = operator_pod(cluster)["status"]["containerStatuses"]
     count: int = status["restartCount"]
     return count

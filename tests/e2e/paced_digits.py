@@ -1,6 +1,6 @@
-"""The digits at a pace, so that there is time to hurt the gang in the middle; the pauses change no number.
+"""The digits example, slowed down to leave time to hurt the gang in the middle; the pauses change no number.
 
-The task of the jobs of `training`. It also commits the faults that no one outside can: see FAULT.
+The jobs in `training` run this task. It also causes the faults that cannot be caused from outside: see FAULT.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tpu_trainer import Hyperparameters, Task
 
 STEP_SECONDS = "E2E_STEP_SECONDS"
-"""Name of the variable with the seconds that every step lasts longer, in the attempts that are paced."""
+"""Name of the variable with the seconds added to every step in the paced attempts."""
 
 PACED_ATTEMPTS = "E2E_PACED_ATTEMPTS"
-"""Name of the variable with how many attempts are, the first ones; by default only the first, which is hurt."""
+"""Name of the variable with the number of paced attempts, from the first on; by default 1, the one that is hurt."""
 
 GATE = "E2E_GATE"
 """Name of the variable with the step of each attempt at which the first host waits until OPEN exists."""
@@ -33,7 +33,7 @@ FAULT = "E2E_FAULT"
 
 
 def task(hp: Hyperparameters) -> Task:
-    # Not above: the tests want the names only, and torch takes seconds to import.
+    # Not at the top: the tests only want the names, and torch takes seconds to import.
     from examples import digits
 
     from tpu_trainer import Task
@@ -65,8 +65,8 @@ def run_out_of_ink() -> NoReturn:
 
 
 def hoard() -> NoReturn:
-    """Takes memory until the kernel ends it."""
+    """Allocates memory until the kernel kills the process."""
     taken = []
     while True:
-        # Not zeros, which take no memory until they are written.
+        # Zeros would take no memory until they are written.
         taken.append(b"x" * 2**26)

@@ -1,4 +1,4 @@
-"""Pods for the tests of this folder: what the `restricted` level admits, running a line of Python."""
+"""Pods for the tests of this folder: the `restricted` level admits them, and they run a line of Python."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.cluster.processes import wait_until
 PORT = 8080
 READY_SECONDS = 60.0
 
-# Answers every request with the pod's name, says so once in its log, and ends at SIGTERM.
+# Answers every request with the pod's name, logs that name once, and ends at SIGTERM.
 ANSWERS_ITS_NAME = f"""
 import http.server, os, signal, sys
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -27,9 +27,9 @@ http.server.HTTPServer(("", {PORT}), Answer).serve_forever()
 
 
 def restricted_pod(name: str, image: Image, *, node: str | None = None, **spec: Any) -> Object:
-    """A pod that answers its name at PORT, as non-root without capabilities; `spec`: further fields of its spec.
+    """A pod that serves its name at PORT, as non-root without capabilities; `spec`: additional fields of its spec.
 
-    node: where it must run; by default the scheduler's choice. Its host name in the Service `peers` is its own.
+    node: where it must run; by default the scheduler's choice. Its host name in the Service `peers` is the pod's name.
     """
     return {
         "apiVersion": "v1",
@@ -72,7 +72,7 @@ def create(cluster: RealCluster, namespace: str, pod: Object) -> None:
 
 
 def get(cluster: RealCluster, namespace: str, name: str) -> Object | None:
-    """The pod, or None when there is none."""
+    """The pod, or None if it does not exist."""
     try:
         return cluster.api.call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
     except ApiError as error:
@@ -82,7 +82,7 @@ def get(cluster: RealCluster, namespace: str, name: str) -> Object | None:
 
 
 def condition(item: Object | None, kind: str) -> Object:
-    """A condition of a pod or node; empty when it has none of that kind."""
+    """A condition of a pod or node; empty if it has no such condition."""
     conditions = item["status"].get("conditions", []) if item else []
     return next((found for found in conditions if found["type"] == kind), {})
 

@@ -1,4 +1,4 @@
-"""The commands that README gives for a cluster, so that the tests run those and no others."""
+"""The commands that README gives for a cluster, so that the tests run exactly these."""
 
 import shlex
 from pathlib import Path

@@ -11,7 +11,7 @@ from tests.cluster.nodes import RealCluster
 
 REPOSITORY = Path(__file__).parents[2]
 
-# A worker that runs until it is told to stop, and then ends as a preempted trainer does.
+# A worker that runs until it is told to stop, and then ends like a preempted trainer.
 WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(3600)"
 
 
@@ -40,7 +40,7 @@ class Space:
         job = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
         job["metadata"]["name"] = name
         del job["spec"]["trainer"]["entrypoint"]
-        # By default TPU workers request most of a machine that is larger than this one.
+        # By default TPU workers request most of a machine larger than this one.
         requests = {"cpu": "10m", "memory": "32Mi"}
         job["spec"]["trainer"] |= {
             "command": ["python3", "-c", WAITS],

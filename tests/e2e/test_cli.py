@@ -1,4 +1,4 @@
-"""`tpujob logs` with real kubelets: over a restart of the gang and of the API server each line comes once."""
+"""`tpujob logs` with real kubelets prints each line once, across restarts of the gang and of the API server."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ from tests.e2e.space import REPOSITORY, Space
 
 TPUJOB = str(Path(sys.prefix) / "bin" / "tpujob")
 LONG = 100_000
-# Counts, after a line that a container runtime keeps in several parts; ends with 74 at SIGUSR1 and well at SIGUSR2.
+# Counts, after a line that a container runtime stores in several parts; exits with 74 at SIGUSR1 and 0 at SIGUSR2.
 COUNTS = f"""
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
@@ -33,7 +33,7 @@ HOSTS = range(4)
 
 
 class Following:
-    """`tpujob logs --all --follow` as it runs; its output goes to a file."""
+    """A running `tpujob logs --all --follow`; its output goes to a file."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", output: Path, errors: Path) -> None:
         self.process = process
@@ -41,7 +41,7 @@ class Following:
         self._errors = errors
 
     def numbers(self) -> dict[tuple[int, int], list[int]]:
-        """The line numbers in their order, by attempt and host."""
+        """The line numbers in order, by attempt and host."""
         found = defaultdict(list)
         for host, attempt, number in re.findall(
             r"^\[0/(\d)\] attempt (\d) line (\d+)$", self._output.read_text(), re.MULTILINE
@@ -110,7 +110,7 @@ def test_logs_are_followed_over_restarts_of_the_gang_and_of_the_api_server(
         send(space, "digits-1-0-2", 10)
         logs.wait_for_all(attempt=2)
         assert "digits-1-0-2" in tpujob(space, "status", "digits")
-        # The pod that failed is kept, and its log with it.
+        # The failed pod is kept with its log.
         assert "attempt 1 line 0\n" in tpujob(space, "logs", "digits", "--failed")
 
         before = max(numbers[-1] for (attempt, _), numbers in logs.numbers().items() if attempt == 2)

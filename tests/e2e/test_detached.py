@@ -1,4 +1,4 @@
-"""`python -m tests.cluster up` and `down`: a cluster for a person, which outlives the command that started it."""
+"""`python -m tests.cluster up` and `down`: an interactive cluster, which outlives the command that started it."""
 
 import os
 import subprocess
@@ -16,9 +16,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture
 def cache() -> Iterator[Path]:
-    """A cache folder of the test's own that has the programs, so that a person's own cluster is left alone.
+    """A cache folder for this test that has the programs, so that it does not touch a developer's cluster.
 
-    Not `tmp_path`: containerd's socket would have too long a path there.
+    It is not in `tmp_path`, where the path of containerd's socket would be too long.
     """
     programs = directories.cache_root() / "binaries"
     with tempfile.TemporaryDirectory() as folder:
@@ -54,12 +54,12 @@ def test_a_cluster_stays_up_until_it_is_taken_down(cache: Path) -> None:
     assert not Path(kubeconfig).exists()
 
 
-def test_taking_down_what_is_not_up_is_no_error(cache: Path) -> None:
+def test_taking_down_a_cluster_that_is_not_up_succeeds(cache: Path) -> None:
     assert command(cache, "down").returncode == 0
 
 
 @pytest.mark.parametrize("nodes", ["0", "101", "two"])
-def test_a_number_of_nodes_that_cannot_be_is_refused(cache: Path, nodes: str) -> None:
+def test_an_impossible_number_of_nodes_is_refused(cache: Path, nodes: str) -> None:
     refused = command(cache, "up", "--nodes", nodes)
     assert refused.returncode == 2
     assert f"argument --nodes: {nodes} is not a number from 1 to 100" in refused.stderr

@@ -17,13 +17,13 @@ from tpu_training_operator.domain.naming import WorkerId, worker_labels
 from tpu_training_operator.domain.observed import WorkerPod
 
 END_SECONDS = 90.0
-# Later than every patience of the table: what the pod shows is judged, not how long it may take.
+# Later than every deadline in the table: the verdict depends on what the pod shows, not on how long it may take.
 PATIENCE = timedelta(minutes=10)
 
 HOST = WorkerId(1, 0, 0)
 NODE, RESTARTED_NODE = "node-0", "node-1"
 PORT = 5055
-# A registry that has no image and keeps one path to itself. On the node's own loopback the runtime asks without TLS.
+# A registry that has no image and denies access to one path. The runtime uses no TLS on the node's own loopback.
 REGISTRY = f"""
 import http.server
 class Refuse(http.server.BaseHTTPRequestHandler):
@@ -46,8 +46,8 @@ def pulls(image: str) -> dict[str, Any]:
     return {"image": image, "imagePullPolicy": "Always"}
 
 
-# What is asked of a pod: fields of its container, fields of its spec, and what the record must say. First those that
-# will soon be gone.
+# Each case: fields of the pod's container, fields of its spec, and what the record must say. Pods that will soon be
+# gone come first.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "evicted": ({}, {}, "Preemption", "EvictionByEvictionAPI"),
     "deleted": ({}, {}, "Infrastructure", "PodDeleted"),
@@ -103,7 +103,7 @@ def pod_name(job: str) -> str:
 
 
 def worker(job: str, image: Image, container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Host 0 of a gang of its own, on the node. It stops slowly, so that its deletion can be watched."""
+    """Host 0 of its own gang, on the node. It stops slowly, so that its deletion can be watched."""
     trainer = {
         "name": "trainer",
         "image": image.name,
@@ -135,7 +135,7 @@ def failure(cluster: RealCluster, namespace: str, job: str) -> Failure | None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_failed_pod_is_read_as_what_happened_to_it(cluster: RealCluster, workers: str, name: str) -> None:
+def test_a_failed_pod_is_classified_by_what_happened_to_it(cluster: RealCluster, workers: str, name: str) -> None:
     *_, failure_class, reason = CASES[name]
 
     def told() -> bool:
@@ -145,7 +145,7 @@ def test_a_failed_pod_is_read_as_what_happened_to_it(cluster: RealCluster, worke
     wait_until(told, timeout=END_SECONDS, what=f"{name} is {failure_class} {reason}")
 
 
-def test_a_worker_whose_host_restarts_is_the_hosts_failure(
+def test_a_worker_ended_by_a_restart_of_its_host_counts_as_a_host_failure(
     cluster: RealCluster, workers: str, python_image: Image
 ) -> None:
     on_it = {"nodeSelector": {"kubernetes.io/hostname": RESTARTED_NODE}}
@@ -159,7 +159,7 @@ def test_a_worker_whose_host_restarts_is_the_hosts_failure(
     assert (found.failure_class, found.reason) == ("Infrastructure", "ContainerStatusUnknown")
 
 
-def test_the_message_of_a_loop_that_raised_is_its_traceback(cluster: RealCluster, workers: str) -> None:
+def test_the_message_of_a_loop_that_raises_is_its_traceback(cluster: RealCluster, workers: str) -> None:
     wait_until(lambda: failure(cluster, workers, "raises") is not None, timeout=END_SECONDS, what="it has failed")
     found = failure(cluster, workers, "raises")
     assert found is not None

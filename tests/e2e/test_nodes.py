@@ -1,4 +1,4 @@
-"""The real nodes that the other tests of this folder stand on: what a pod can count on there."""
+"""The real nodes under the other tests of this folder: what a pod can rely on there."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.cluster.processes import wait_until
 from tests.e2e import pods
 
 ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
-# Waiting limits, not expectations: a loaded machine takes its time.
+# Waiting limits, not expectations: a loaded machine is slow.
 LOSS_SECONDS = NODE_GRACE_SECONDS + 50
 GONE_SECONDS = 60.0
 
@@ -135,7 +135,7 @@ def test_a_tpu_node_keeps_its_chips_when_its_kubelet_starts_again(cluster: RealC
     assert node(cluster, tpu_node)["status"]["allocatable"]["google.com/tpu"] == "4"
 
 
-def test_a_node_without_kubelet_is_lost_and_its_pod_disrupted(
+def test_a_node_without_a_kubelet_is_lost_and_its_pod_is_disrupted(
     cluster: RealCluster, namespace: str, python_image: Image
 ) -> None:
     pod = pods.restricted_pod("lost", python_image, node="node-1", tolerations=LEAVES_LOST_NODES_AT_ONCE)

@@ -1,4 +1,4 @@
-"""The digits job on real nodes: README's commands as they stand, and what may happen to a training on the way."""
+"""The digits job on real nodes: README's commands exactly as written, and what may happen during a training."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def test_the_operator_runs_restricted(quick_start: dict[str, str]) -> None:
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_readmes_job_is_trained_over_both_nodes(cluster: RealCluster, quick_start: dict[str, str]) -> None:
+def test_the_job_in_the_readme_trains_on_both_nodes(cluster: RealCluster, quick_start: dict[str, str]) -> None:
     done = status(cluster)
     assert (done["state"], done["attempt"]) == ("Succeeded", 1)
     assert float(done["progress"]["metrics"]["accuracy"]) >= 0.95
@@ -41,7 +41,7 @@ def test_the_columns_and_the_description_say_what_happened(quick_start: dict[str
         assert told in described
 
 
-def test_the_cluster_trains_to_the_result_of_local_mode(
+def test_training_in_the_cluster_gives_the_same_result_as_local_mode(
     cluster: RealCluster, quick_start: dict[str, str], tmp_path: Path
 ) -> None:
     tpujob = [str(Path(sys.prefix) / "bin" / "tpujob"), "run", "-f", "examples/digits.yaml"]
@@ -97,7 +97,7 @@ def test_an_upgrade_of_the_operator_does_not_touch_a_training(space: Space) -> N
     values = ("--reset-then-reuse-values", "--set", "logLevel=DEBUG")
     space.cluster.helm("upgrade", "tpu-training-operator", chart, *OPERATOR, *values)
     space.cluster.kubectl(*OPERATOR, "rollout", "status", "deployment/tpu-training-operator", "--timeout=120s")
-    # The new operator has looked at every job once it has brought up another.
+    # Once the new operator has started another job, it has reconciled every job.
     space.apply_waiting("other")
     space.wait_running("other")
 

@@ -1,4 +1,4 @@
-"""The operator dies again and again while a training runs whose workers die too: nothing is lost or done twice."""
+"""The operator is killed again and again during a training whose workers die too: nothing is lost or done twice."""
 
 import os
 import random
@@ -19,12 +19,12 @@ from tests.e2e.training import HOSTS, NAME, START_SECONDS, Training, result, sta
 SEEDS = range(10) if os.environ.get("SOAK") == "1" else range(1)
 OPERATOR_KILLS = 20
 WORKER_KILLS = 3
-# From the moment at which its process is there: it needs some two seconds to begin its work.
+# Counted from when its process appears; it needs about two seconds to begin its work.
 LONGEST_LIFE_SECONDS = 5.0
 STEP_SECONDS = 0.2
 
-# The training must not be over before the operator has died for the last time: an attempt makes 50 steps, then it
-# waits. Of all 240 that leaves 90 to the last attempt.
+# The training must not end before the operator has died for the last time: an attempt runs 50 steps and then waits,
+# which leaves 90 of the 240 steps to the last attempt.
 ENV = {PACED_ATTEMPTS: str(WORKER_KILLS + 1), GATE: "50", "TPU_TRAINER_HANG_SECONDS": "3600"}
 
 
@@ -60,7 +60,7 @@ def kill_operator_after(cluster: RealCluster, lives: list[float]) -> None:
 
 
 def kill_workers(training: Training, hosts: list[int]) -> None:
-    """One in each attempt, once the attempt has made a checkpoint of its own."""
+    """Kills one worker in each attempt, once the attempt has saved its own checkpoint."""
     saved = 0
     for attempt, host in enumerate(hosts, start=1):
         training.wait_attempt(attempt)

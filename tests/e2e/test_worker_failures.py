@@ -1,6 +1,6 @@
-"""What happens to workers on real nodes: it is on record, costs one restart or none, and changes no result.
+"""Failures of workers on real nodes: each is on record, costs one restart or none, and changes no result.
 
-The trainings run at the same time, each in a namespace of its own; a test reads what became of one of them.
+The trainings run at the same time, each in its own namespace; each test reads what became of one of them.
 """
 
 import re
@@ -20,18 +20,18 @@ from tests.e2e.chronicle import Chronicle, Recoveries, recovery
 from tests.e2e.paced_digits import FAULT
 from tests.e2e.training import HOSTS, NAME, Training, result, started
 
-# More would only wait for each other: a worker takes ten seconds of a processor to start.
+# More would only wait for each other: starting a worker takes ten seconds of CPU time.
 AT_ONCE = 3
 STEP_SECONDS = 0.05
 HANG_SECONDS = 5
 NO_PROGRESS_SECONDS = 15
 
-# What the seconds of a job's life are accounted as; another one is a part of the productive ones.
+# The parts into which a job's seconds are divided; the remaining field is a part of the productive seconds.
 ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
 
 
 def ended_with(code: int, reason: str = "Error") -> Callable[[Object], bool]:
-    """Whether the kubelet says so of a pod's container."""
+    """Whether the kubelet reports this about a pod's container."""
 
     def has_struck(pod: Object) -> bool:
         states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
@@ -50,7 +50,7 @@ def waits_as(reason: str) -> Callable[[Object], bool]:
 
 
 def to_running(act: Callable[[Training], object]) -> Callable[[Training], None]:
-    """Does it to a training that runs and has made a checkpoint."""
+    """Does it to a training that is running and has saved a checkpoint."""
 
     def inflict(training: Training) -> None:
         training.wait_attempt()
@@ -67,11 +67,11 @@ def stop_once_it_reports_steps(training: Training) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a worker, and what is to be on record of it.
+    """What happens to a worker, and what must be on record about it.
 
-    host: whose; None where it may be any. said: a pattern of the message. code: the exit code on record.
-    has_struck: whether a pod shows it, by the word of the kubelet or the API server; None where they know nothing of
-    it, and `inflict` sees to it itself. inflict: does it to a training; nothing where the worker does it to itself.
+    host: the host it happens to, or None for any. said: a pattern for the message. code: the exit code on record.
+    has_struck: whether a pod shows it, according to the kubelet or the API server; None where they cannot know and
+    `inflict` itself makes sure. inflict: does it to a training; nothing where the worker does it to itself.
     env, spec: what the job needs for it.
     """
 
@@ -114,7 +114,7 @@ HEALED = {
         inflict=to_running(lambda training: training.kubectl("delete", "pod", f"{NAME}-1-0-1", "--wait=false")),
         has_struck=lambda pod: "deletionTimestamp" in pod["metadata"],
     ),
-    # The one that stands still says nothing any more; the one that waits for it does.
+    # The worker that is stopped reports nothing; the one that waits for it does.
     "stopped": Fault(
         host=0,
         failure_class="Hang",
@@ -125,7 +125,7 @@ HEALED = {
         inflict=to_running(lambda training: containers.stop(training.pod(1))),
         has_struck=ended_with(71),
     ),
-    # Nobody in the gang has a limit as short as the job's: only the operator notices, and no kubelet does.
+    # The job's limit is shorter than any in the gang, so only the operator notices; no kubelet does.
     "silent": Fault(
         host=0,
         failure_class="Hang",
@@ -135,7 +135,7 @@ HEALED = {
         inflict=to_running(stop_once_it_reports_steps),
     ),
 }
-# What would go wrong again is not tried again.
+# The operator does not retry what would fail again.
 FATAL = {
     "wrong": Fault(
         host=1,
@@ -186,7 +186,7 @@ Stories = dict[str, Future[Story]]
 def stories(
     cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage, recoveries: Recoveries
 ) -> Iterator[Stories]:
-    """All trainings of this module, by the name of what happens to them; they begin when the first one is asked for."""
+    """All trainings of this module, by the name of their failure; they start when the first one is requested."""
 
     def hurt(name: str, fault: Fault) -> Story:
         with started(cluster, storage, STEP_SECONDS, fault.env, **fault.spec) as training:
@@ -197,7 +197,7 @@ def stories(
         return story
 
     with ThreadPoolExecutor(AT_ONCE) as together:
-        # What takes longest is started first.
+        # The longest start first.
         order = sorted(FAULTS, key=lambda name: FAULTS[name].failure_class != "Hang")
         told = {name: together.submit(hurt, name, FAULTS[name]) for name in order}
         try:
@@ -266,7 +266,7 @@ def test_nothing_of_the_first_attempt_is_left(stories: Stories, name: str) -> No
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_what_would_go_wrong_again_is_not_tried_again(stories: Stories, name: str) -> None:
+def test_a_failure_that_would_repeat_is_not_retried(stories: Stories, name: str) -> None:
     story = stories[name].result()
     assert (story.status["state"], story.chronicle.attempts()) == ("Failed", [1])
     assert not story.status.get("restarts", {}).get("byClass")

@@ -1,4 +1,4 @@
-"""A node that is drained, and one that is lost while its workers train on, under a real training."""
+"""A real training on a node that is drained, and on one that is lost while its workers keep training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ from tests.e2e.training import HOSTS, NAME, Training, result, started
 LOSS_SECONDS = NODE_GRACE_SECONDS + 180
 GONE_SECONDS = 60.0
 
-# The old gang, which nobody stops, must not be done before the new one begins.
+# Nobody stops the old gang, and it must not finish before the new one begins.
 SLOW_STEP_SECONDS = 0.5
 
 
 @pytest.fixture
 def victim(cluster: RealCluster, quick_start: dict[str, str]) -> str:
-    """The node on which the operator does not run."""
+    """The node without the operator."""
     if not cluster.owns_nodes:
         pytest.skip("takes nodes away; this cluster is somebody else's")
     return next(node for node in cluster.nodes if node != operator_pod(cluster)["spec"]["nodeName"])
@@ -33,7 +33,7 @@ def victim(cluster: RealCluster, quick_start: dict[str, str]) -> str:
 
 @contextmanager
 def placed(cluster: RealCluster, storage: ObjectStorage, node: str, pace: float, **spec: Any) -> Iterator[Training]:
-    """A training that runs and has a checkpoint, all of it on one node; after that any node may be used."""
+    """A running training with a checkpoint, all of it on one node; after that it may use any node."""
     others = [other for other in cluster.nodes if other != node]
     cluster.kubectl("cordon", *others)
     try:
@@ -58,7 +58,7 @@ def test_a_drained_node_costs_no_work_and_nothing_of_the_budget_for_crashes(
     labels = {"e2e": "drained"}
     with placed(cluster, storage, victim, 0.05, trainer={"podLabels": labels}) as training:
         try:
-            # Their /dev/shm is an emptyDir, which holds nothing that is worth keeping.
+            # Their /dev/shm is an emptyDir with nothing worth keeping.
             cluster.kubectl("drain", victim, "--pod-selector=e2e=drained", "--delete-emptydir-data", "--timeout=60s")
             saved = training.checkpoint()
             status = training.wait_ended()
@@ -71,13 +71,13 @@ def test_a_drained_node_costs_no_work_and_nothing_of_the_budget_for_crashes(
     assert (failure["class"], failure["reason"], failure["node"]) == ("Preemption", "EvictionByEvictionAPI", victim)
     assert status["restarts"]["byClass"] == {"Preemption": 1}
     assert training.chronicle.attempts() == [1, 2]
-    # Each worker was told to stop, saved what it had, and said so.
+    # Each worker was told to stop, saved its progress, and said so.
     assert f"continues from checkpoint step-{saved:08d}" in log
     assert f"with step {saved + 1} of" in log
     assert (status["state"], result(status)) == ("Succeeded", undisturbed)
 
 
-def test_a_gang_on_a_lost_node_is_replaced_though_it_trains_on(
+def test_a_gang_on_a_lost_node_is_replaced_although_it_keeps_training(
     cluster: RealCluster, storage: ObjectStorage, victim: str, undisturbed: Object, recoveries: Recoveries
 ) -> None:
     with placed(cluster, storage, victim, SLOW_STEP_SECONDS) as training:

@@ -1,6 +1,6 @@
-"""One small training on real nodes, in a namespace of its own, long enough to be hurt in the middle.
+"""One small training on real nodes, in its own namespace, long enough to be hurt in the middle.
 
-Two hosts, checkpoints in a bucket, the digits at a pace (`paced_digits`). Called by the tests of failures.
+It uses two hosts, checkpoints in a bucket, and the slowed digits example (`paced_digits`).
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], **spec: Any) -> Object:
-    """The job. `pace`: seconds that a step of the first attempt lasts longer. `env`: further variables for
-    `paced_digits` or the trainer. `spec`: what is to be different."""
+    """The job. `pace`: seconds added to each step of the first attempt. `env`: additional variables for
+    `paced_digits` or the trainer. `spec`: fields to replace."""
     variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
     trainer = {
         "image": "ghcr.io/example/digits:1",
@@ -62,7 +62,7 @@ def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], 
 
 
 class Training(Space):
-    """`chronicle`: all that was told of it. Made by `started`."""
+    """`chronicle`: everything that the API server reported about it. `started` makes it."""
 
     def __init__(self, cluster: RealCluster, name: str, storage: ObjectStorage, chronicle: Chronicle) -> None:
         super().__init__(cluster, name)
@@ -70,30 +70,30 @@ class Training(Space):
         self._storage = storage
 
     def pod(self, host: int, attempt: int = 1) -> Object:
-        """A worker whose container runs, or the first to be one."""
+        """A worker whose container is running; waits for the first one."""
         name = f"{NAME}-{attempt}-0-{host}"
         return self.chronicle.wait(
             lambda told: _with_container(told.pods().get(name)), timeout=START_SECONDS, what=name
         )
 
     def checkpoint(self) -> int:
-        """The step of this training's newest one that is whole; 0 where there is none."""
+        """The step of this training's newest complete checkpoint, or 0."""
         names = self._storage.names(BUCKET, f"{self.name}/{self.name}/{NAME}/step-")
         return max((int(name.split("/step-")[1][:8]) for name in names if name.endswith("/COMMIT")), default=0)
 
     def wait_attempt(self, attempt: int = 1) -> None:
-        """Until all workers of the attempt are ready."""
+        """Waits until all workers of the attempt are ready."""
         self.chronicle.wait(
             lambda told: _running(told.status(), attempt) or None, timeout=START_SECONDS, what=f"attempt {attempt} runs"
         )
 
     def wait_checkpoint(self, after: int = 0) -> int:
-        """Until there is one of a later step than `after`; returns its step."""
+        """Waits for a checkpoint of a later step than `after`; returns its step."""
         wait_until(lambda: self.checkpoint() > after, timeout=START_SECONDS, what=f"a checkpoint after step {after}")
         return self.checkpoint()
 
     def wait_steps_reported(self) -> None:
-        """Until the status says that it trains: before, it may stand still for long, since programs are compiled."""
+        """Waits until the status says that it trains: before that it may pause for long while programs compile."""
         self.chronicle.wait(
             lambda told: (told.status().get("progress") or {}).get("phase") == "Training" or None,
             timeout=START_SECONDS,
@@ -101,7 +101,7 @@ class Training(Space):
         )
 
     def wait_ended(self) -> Object:
-        """Its last status."""
+        """Waits for its end; returns its last status."""
         return self.chronicle.wait(
             lambda told: told.status() if told.status().get("state") in ("Succeeded", "Failed") else None,
             timeout=RUN_SECONDS,
@@ -120,7 +120,7 @@ def started(
     env: dict[str, str] | None = None,
     **spec: Any,
 ) -> Iterator[Training]:
-    """A training that has been applied; for the arguments see `body`."""
+    """Applies a training; for the arguments see `body`."""
     with fresh_namespace(cluster.api, RESTRICTED) as name, Chronicle(cluster.api, name) as chronicle:
         training = Training(cluster, name, storage, chronicle)
         training.kubectl("apply", "-f", "-", input=yaml.safe_dump(body(storage, name, pace, env or {}, **spec)))
@@ -128,7 +128,7 @@ def started(
 
 
 def result(status: Object) -> Object:
-    """What the training came to, without how fast."""
+    """The result of the training, without its speed."""
     progress = status.get("progress") or {}
     return {name: progress.get(name) for name in ("step", "totalSteps", "loss", "metrics")}
 

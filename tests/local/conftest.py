@@ -1,4 +1,4 @@
-"""Real `tpujob run` processes for the tests of this folder; neither they nor their workers outlive a test."""
+"""Real `tpujob run` processes for the tests of this folder; they and their workers never outlive a test."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Starts `tpujob run` as a process on a job whose workers run a script of the test, and hears what the workers tell.
+"""Starts `tpujob run` as a process on a job whose workers run a script from the test, and receives their messages.
 
-A worker tells a test something by a file that appears whole: `tell(what, value)` there, `told(what)` here.
+A worker tells a test something with a file that it creates atomically: `tell(what, value)` there, `told(what)` here.
 """
 
 import json
@@ -17,13 +17,13 @@ from tests.cluster.processes import wait_until
 from tests.contract.jobs import Object, job_body
 
 DEADLINE = 60.0
-"""Seconds after which a test gives up on an event; no test's result depends on how fast one is."""
+"""Seconds after which a test gives up on an event; no result depends on how fast one is."""
 
 TPUJOB = Path(sysconfig.get_path("scripts")) / "tpujob"
 
 _PAGE = Path(__file__).parents[2] / "docs" / "progress.md"
 [REPORTER] = re.findall(r"```python\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
-"""Code that defines `report(step, **more)`: what the documentation gives to loops of the user's own."""
+"""Code that defines `report(step, **more)`, which the documentation gives for a user's own loop."""
 
 _SLICES = {1: "v5litepod-4", 2: "v5litepod-8", 4: "v5litepod-16"}
 _PRELUDE = """\
@@ -37,7 +37,7 @@ def tell(what, value=None):
     unfinished.write_text(json.dumps(value))
     unfinished.rename(unfinished.with_suffix(".json"))
 
-def wait_for_ever():
+def wait_forever():
     while True:
         signal.pause()
 
@@ -47,7 +47,7 @@ _FROM_THE_SHELL_OF_THE_TESTS = ("TPUJOB_", "PJRT_", "MASTER_", "OMP_NUM_THREADS"
 
 
 class Run:
-    """One `tpujob run`, in a directory of its own; its results are in `out`."""
+    """One `tpujob run` in its own directory; its results are in `out`."""
 
     def __init__(self, directory: Path, arguments: list[str], environ: Mapping[str, str]) -> None:
         self.directory = directory
@@ -62,7 +62,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                # A process group of its own, as a shell gives it to a command: what Ctrl-C reaches.
+                # Its own process group, as a shell makes for a command: Ctrl-C reaches the group.
                 process_group=0,
             )
 
@@ -75,7 +75,7 @@ class Run:
         return self._stderr.read_text(encoding="utf-8")
 
     def wait(self) -> int:
-        """The exit status."""
+        """Waits for the end; returns the exit status."""
         return self.process.wait(timeout=DEADLINE)
 
     def result(self) -> Object:
@@ -86,7 +86,7 @@ class Run:
         wait_until(lambda: text in self.stdout, timeout=DEADLINE, what=f"tpujob says {text!r}")
 
     def told(self, what: str, host: int = 0, attempt: int = 1) -> Any:
-        """What the worker has told, or will tell soon."""
+        """What the worker has told; waits until it does."""
         file = self.directory / f"told.{what}.{attempt}.{host}.json"
         wait_until(file.exists, timeout=DEADLINE, what=f"host {host} tells {what!r} in attempt {attempt}")
         return json.loads(file.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ class Run:
         os.killpg(self.process.pid, number)
 
     def surviving_processes(self) -> list[int]:
-        """The pids of everything that runs a script of this directory."""
+        """The pids of all processes that run a script from this directory."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
 
     def wait_until_nothing_survives(self) -> None:
@@ -116,7 +116,7 @@ class Run:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
-        # A process that has ended but was not waited for has no command line any more.
+        # A zombie has no command line.
         return f"{self.directory}/".encode() in command
 
 
@@ -159,7 +159,7 @@ class Runs:
         arguments: list[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Run:
-        """`tpujob run` on `body` in `directory`, which exists."""
+        """`tpujob run` on `body` in the existing `directory`."""
         (directory / "job.json").write_text(json.dumps(body), encoding="utf-8")  # JSON is YAML
         run = Run(directory, arguments or ["--output-dir", "out"], environ or {})
         self._started.append(run)

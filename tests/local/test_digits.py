@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_digits_are_learned_on_four_hosts(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     body = yaml.safe_load((EXAMPLES / "digits.yaml").read_text(encoding="utf-8"))
-    # Compiling torch's Python anew in every worker would take most of the time.
+    # Compiling torch's Python files again in every worker would take most of the time.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
     run = runs.start_job(tmp_path, body, environ=bytecode)
     assert run.process.wait(timeout=300) == 0, run.stdout + run.stderr

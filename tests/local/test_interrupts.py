@@ -1,4 +1,4 @@
-"""Ctrl-C and worse: the workers end in order, or at once, and never stay behind."""
+"""Ctrl-C and worse: the workers stop gracefully or at once, and are never left behind."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
 tell("ready")
-wait_for_ever()
+wait_forever()
 """
 STUBBORN = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 tell("ready")
-wait_for_ever()
+wait_forever()
 """
 AN_HOUR = {"trainer.terminationGracePeriodSeconds": 3600}
 A_SECOND = {"trainer.terminationGracePeriodSeconds": 1}

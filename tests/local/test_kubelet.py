@@ -1,4 +1,4 @@
-"""The kubelet of this machine when deletions and kills cross the start of a process."""
+"""How local mode's kubelet handles deletions and kills that race with the start of a process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ OBEDIENT = "import signal; signal.pause()"
 
 
 class SlowStart:
-    """Holds every process back between the decision to start it and its start."""
+    """Delays every process between the decision to start it and its start."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
@@ -41,7 +41,7 @@ class SlowStart:
 
 @pytest.fixture
 def store() -> Store:
-    # Without the job itself its pods would be garbage; the kubelet does not ask whose they are.
+    # Without the job its pods would be garbage, but the kubelet does not check their owner.
     return Store()
 
 
@@ -119,7 +119,7 @@ async def test_waiting_for_the_end_can_be_cancelled(store: Store, kubelet: Kubel
     assert await exit_code(store) == 128 + 9
 
 
-async def test_the_end_of_a_long_log_is_the_last_word(store: Store, kubelet: Kubelet) -> None:
+async def test_the_termination_message_is_the_end_of_a_long_log(store: Store, kubelet: Kubelet) -> None:
     await store.create(worker("import sys\nfor line in range(1000): print('line', line)\nsys.exit('the cause')"))
     await drained(kubelet)
     status = (await store.get(PODS, "default", NAME))["status"]

@@ -1,4 +1,4 @@
-"""Reports of a local run's workers take the way of those in a cluster: TLS, token, inbox, status, hang detection."""
+"""Reports in a local run take the same path as in a cluster: TLS, token, inbox, status, hang detection."""
 
 from tests.local.runs import REPORTER, Runs
 
@@ -8,7 +8,7 @@ HANGS_TWICE = (
     REPORTER
     + """
 if ATTEMPT == 1:
-    wait_for_ever()
+    wait_forever()
 while ATTEMPT == 2:
     wants_stacks = report(7, loss=0.5, warnings=["slow"], checkpointStep=5)
     if wants_stacks:

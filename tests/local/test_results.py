@@ -1,4 +1,4 @@
-"""How a local run ends: exit status, result.json, and what a person reads."""
+"""How a local run ends: exit status, result.json, and what the user sees."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from tests.unit.histories import SUCCEEDED, document, typical
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.recipe.resolve import resolve
 
-# As the trainer does: every loss into the progress file, the newest one to the operator.
+# Like the trainer: writes every loss to the progress file and reports the newest to the operator.
 REPORT = (
     REPORTER
     + """
@@ -51,7 +51,7 @@ FAIL_ON_HOST_1 = """
 if HOST == 1:
     print("Traceback (most recent call last):")
     sys.exit("ValueError: no such file: train.csv")
-wait_for_ever()
+wait_forever()
 """
 QUICK_RESTARTS = {"runPolicy.restart.backoff": {"initialSeconds": 1, "maxSeconds": 1}}
 
@@ -145,7 +145,7 @@ def test_a_failure_that_may_pass_restarts_the_whole_gang(runs: Runs, end: str, f
     script = f"""
 if ATTEMPT == 1:
     if HOST == 1: {end}
-    wait_for_ever()
+    wait_forever()
 """
     run = runs.start(script, QUICK_RESTARTS, hosts=2)
     result = succeeded(run)
@@ -190,7 +190,7 @@ if ATTEMPT == 1:
     assert run.stdout.count("warning: host 1 is slow\n") == 1
 
 
-def test_restarts_end_at_their_limit(runs: Runs) -> None:
+def test_a_run_fails_when_its_restart_budget_is_spent(runs: Runs) -> None:
     limits = {"runPolicy.restart.limits": {"Preemption": 1}}
     run = runs.start("sys.exit(75)", QUICK_RESTARTS | limits)
     assert run.wait() == 1
@@ -220,10 +220,10 @@ tell("child", subprocess.Popen([sys.executable, str(child)]).pid)
 def test_an_earlier_run_in_the_same_directory_leaves_no_traces(runs: Runs) -> None:
     first = runs.start(TRAIN)
     succeeded(first)
-    second = runs.start("sys.exit('nothing is trained any more')")
+    second = runs.start("sys.exit('this run trains nothing')")
     assert second.wait() == 1
     result = second.result()
-    assert result["failure"]["message"] == "nothing is trained any more"
+    assert result["failure"]["message"] == "this run trains nothing"
     assert result["lossCurve"] == []
     assert not (first.out / "report.html").exists()
     assert "report.html" not in second.stdout
@@ -246,7 +246,7 @@ with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_POR
     assert [succeeded(run)["metrics"] for run in started] == [{"name": 1.0}, {"name": 3.0}]
 
 
-def test_a_history_that_cannot_be_read_is_one_line_and_no_failure(runs: Runs) -> None:
+def test_an_unreadable_history_prints_one_line_and_does_not_fail_the_run(runs: Runs) -> None:
     run = runs.start('(pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_text("{}")')
     succeeded(run)
     assert "history.json: schema: this version reads" in run.stderr
@@ -259,7 +259,7 @@ def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", run.stdout + run.stderr)
 
 
-def test_plain_output_shows_the_course_of_the_run(runs: Runs) -> None:
+def test_plain_output_shows_how_the_run_went(runs: Runs) -> None:
     until_it_is_shown = """
 report(150, loss=0.5, metrics={"accuracy": 0.5}, warnings=["host 1 is slow"])
 while not (HERE / "shown").exists(): time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The store of local mode keeps the cluster contract, and tells its kubelet of every change."""
+"""Local mode's store keeps the cluster contract, and tells its kubelet about every change."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def namespace() -> str:
 
 
 class TestClusterContract(ClusterContract):
-    """The same tests as against an API server."""
+    """The tests that an API server passes, too."""
 
 
 async def test_changing_an_object_that_was_read_does_not_change_the_store(cluster: Store) -> None:
@@ -33,7 +33,7 @@ async def test_changing_an_object_that_was_read_does_not_change_the_store(cluste
     assert (await cluster.get(CONFIG_MAPS, "test", "data"))["data"] == {"hosts": "a,b"}
 
 
-async def test_subscribers_hear_of_every_change_in_order(cluster: Store) -> None:
+async def test_subscribers_receive_every_change_in_order(cluster: Store) -> None:
     heard: list[tuple[str, str | None, bool]] = []
 
     def listen(body: Object) -> None:
@@ -55,7 +55,7 @@ async def test_subscribers_hear_of_every_change_in_order(cluster: Store) -> None
     ]
 
 
-async def test_a_pod_that_has_ended_goes_without_its_kubelet(cluster: Store) -> None:
+async def test_a_pod_that_has_ended_is_deleted_without_its_kubelet(cluster: Store) -> None:
     created = await cluster.create(pod("test", "worker"))
     uid = created["metadata"]["uid"]
     cluster.bind("test", "worker", uid, "node")

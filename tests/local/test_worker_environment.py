@@ -1,4 +1,4 @@
-"""What a worker process is given on this machine, where a pod would get it from its cluster."""
+"""What local mode gives a worker process that a pod would get from its cluster."""
 
 import json
 import os
@@ -14,7 +14,7 @@ Environ = dict[str, str]
 
 
 def environments(run: Run, hosts: int) -> list[Environ]:
-    """Of all workers of a run that has succeeded."""
+    """The environments of all workers of a successful run."""
     assert run.wait() == 0, run.stdout + run.stderr
     return [run.told("started", host)["env"] for host in range(hosts)]
 
@@ -77,7 +77,7 @@ def test_the_workers_share_the_cores(runs: Runs, hosts: int) -> None:
     assert of_all(environs, "OMP_NUM_THREADS") == [str(share)] * hosts
 
 
-def test_the_shell_has_the_last_word_on_threads(runs: Runs) -> None:
+def test_the_shells_thread_count_wins(runs: Runs) -> None:
     (environ,) = environments(runs.start("", environ={"OMP_NUM_THREADS": "7"}), hosts=1)
     assert environ["OMP_NUM_THREADS"] == "7"
 
@@ -111,7 +111,7 @@ def test_arguments_refer_to_variables(runs: Runs) -> None:
     assert [run.told("arguments", host) for host in range(2)] == [[f"--rank={host}", "$(HOME)"] for host in range(2)]
 
 
-def test_an_empty_directory_is_empty_and_the_pods_own(runs: Runs) -> None:
+def test_an_empty_dir_starts_empty_and_is_private_to_its_pod(runs: Runs) -> None:
     changes = {
         "trainer.volumes": [{"name": "scratch", "emptyDir": {}}],
         "trainer.volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
@@ -135,7 +135,7 @@ def test_shared_memory_is_this_machines(runs: Runs) -> None:
     assert environ["CACHE"] == "/dev/shm/cache"
 
 
-def test_a_host_alone_needs_no_name(runs: Runs) -> None:
+def test_a_single_host_needs_no_name(runs: Runs) -> None:
     (environ,) = environments(runs.start(""), hosts=1)
     assert (environ["MASTER_ADDR"], environ["TPU_WORKER_HOSTNAMES"]) == ("localhost", "localhost")
 
@@ -147,7 +147,7 @@ def test_worker_0_alone_reports_progress(runs: Runs) -> None:
     assert [environ.get("TPUJOB_REPORT_DIRECTORY") for environ in environs] == [str(run.out), None]
 
 
-def test_checkpoints_and_parameters_reach_a_loop_of_the_users_own(runs: Runs, tmp_path: Path) -> None:
+def test_a_users_own_loop_gets_checkpoints_and_parameters(runs: Runs, tmp_path: Path) -> None:
     changes = {
         "checkpoint": {"uri": str(tmp_path / "checkpoints")},
         "recipe.parameters": {"drop-out": "0.1", "text": "$(HOME) costs $$5"},
@@ -158,7 +158,7 @@ def test_checkpoints_and_parameters_reach_a_loop_of_the_users_own(runs: Runs, tm
     assert environ["TPUJOB_PARAMETER_TEXT"] == "$(HOME) costs $$5"
 
 
-def test_a_loop_of_the_users_own_finds_the_whole_recipe_as_it_was_resolved(runs: Runs) -> None:
+def test_a_users_own_loop_gets_the_whole_resolved_recipe(runs: Runs) -> None:
     run = runs.start('tell("recipe", json.load(open(os.environ["TPUJOB_RUN_SPEC"])))')
     assert run.wait() == 0, run.stdout + run.stderr
     recipe = run.told("recipe")

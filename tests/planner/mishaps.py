@@ -53,7 +53,7 @@ TROUBLES: dict[str, tuple[ApiError, bool]] = {
     "409": (Conflict(409, "Conflict", "the object has been modified"), False),
 }
 
-# What must also have happened: a run that gets nowhere would look like one in which nothing breaks.
+# What must also have happened: a run that makes no progress would look like one in which nothing breaks.
 ENDS = [
     *(
         "Succeeded",

@@ -144,7 +144,7 @@ class ModelCluster:
 
 
 def copied(body: Any) -> Any:
-    """As the other end of a connection receives it."""
+    """A copy, as the other end of a connection receives it."""
     return json.loads(json.dumps(body))
 
 

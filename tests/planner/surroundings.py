@@ -159,7 +159,7 @@ class Surroundings(RuleBasedStateMachine):
 
     @rule(sure=st.integers(0, 7), again=st.sampled_from([True, True, False]))
     def the_user_deletes_the_job(self, sure: int, again: bool) -> None:
-        """Not often."""
+        """Rarely."""
         if self.cluster.job_is_gone or sure:
             return
         self.cluster.job_is_gone = True

@@ -94,7 +94,7 @@ def test_its_host_list_comes_from_the_config_map() -> None:
     assert hosts == {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": reference}
 
 
-def test_its_container_but_for_the_environment() -> None:
+def test_its_container_except_the_environment() -> None:
     assert {key: value for key, value in container().items() if key != "env"} == {
         "name": "trainer",
         "image": "ghcr.io/example/digits:1",
@@ -113,7 +113,7 @@ def test_its_container_but_for_the_environment() -> None:
     }
 
 
-def test_its_spec_but_for_the_container_and_the_placement() -> None:
+def test_its_spec_except_the_container_and_the_placement() -> None:
     placement = {"containers", "nodeSelector", "affinity", "tolerations"}
     items = [{"key": "run.json", "path": "run.json"}]
     assert {key: value for key, value in pod()["spec"].items() if key not in placement} == {
@@ -163,7 +163,7 @@ def test_it_tolerates_tpu_nodes_and_a_lost_node_for_half_a_minute() -> None:
     ]
 
 
-# What differs from it.
+# What other jobs change.
 
 ON_CPU = {"spec.slice.hardware": "CPU"}
 
@@ -201,7 +201,7 @@ SPECIFIC = [
         ),
     ],
 )
-def test_a_reservations_nodes_are_found_whether_the_autoscaler_or_a_person_made_them(
+def test_a_reservations_nodes_are_found_whether_the_autoscaler_or_a_user_made_them(
     given: str, labels: dict[str, str]
 ) -> None:
     asked, tolerated, alternatives = capacity({"reservation": given})
@@ -218,7 +218,7 @@ def test_a_node_is_avoided_in_every_alternative() -> None:
     assert terms == [term | fields for term in SPECIFIC]
 
 
-def test_a_rehearsal_asks_for_no_capacity() -> None:
+def test_a_rehearsal_requests_no_capacity() -> None:
     spec = pod(ON_CPU | {"spec.slice.provisioning": {"reservation": "r"}})["spec"]
     assert not {"nodeSelector", "affinity"} & spec.keys()
     assert [t for t in spec["tolerations"] if "google" in t["key"]] == []
@@ -247,7 +247,7 @@ def test_without_torch_xla_there_is_no_pjrt_device() -> None:
 ONE_HOST = {"spec.slice.acceleratorType": "v5litepod-4"}
 
 
-def test_a_slice_of_one_host_needs_no_company() -> None:
+def test_a_slice_of_one_host_has_no_pod_affinity() -> None:
     assert "affinity" not in pod(ONE_HOST, host=0)["spec"]
 
 
@@ -263,14 +263,14 @@ def test_single_hosts_of_a_rehearsal_meet_through_dns() -> None:
 
 
 @pytest.mark.parametrize(("machine_type", "chips"), [("ct5lp-hightpu-4t", "4"), ("ct5lp-hightpu-8t", "8")])
-def test_the_chips_of_a_host_tell_two_machine_types_of_one_shape_apart(machine_type: str, chips: str) -> None:
+def test_chips_per_host_distinguish_two_machine_types_of_one_shape(machine_type: str, chips: str) -> None:
     changes = {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.machineType": machine_type}
     found = pod(changes, host=0)
     assert found["spec"]["nodeSelector"]["cloud.google.com/gke-accelerator-count"] == chips
     assert found["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": chips}
 
 
-def test_in_a_multislice_job_every_slice_knows_the_others() -> None:
+def test_every_slice_of_a_multislice_job_knows_the_others() -> None:
     several = env({"spec.slice.count": 2}, slice_index=1, host=1)
     assert {name: value for name, value in several.items() if name.startswith("MEGASCALE_")} == {
         "MEGASCALE_COORDINATOR_ADDRESS": "3-0.digits",
@@ -324,15 +324,15 @@ def test_every_parameter_is_a_variable(parameter: str, variable: str) -> None:
     assert env({"spec.recipe.parameters": {parameter: "128"}})[variable] == "128"
 
 
-def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_as_it_was_written() -> None:
+def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_unchanged() -> None:
     found = env({"spec.recipe.parameters": {"pattern": "$(HOME) $$x"}})["TPUJOB_PARAMETER_PATTERN"]
     assert found == "$$(HOME) $$$$x", "the kubelet makes one dollar sign of two"
 
 
-# Who may reach it.
+# The network policy.
 
 
-def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
+def test_only_the_workers_of_a_job_can_reach_each_other() -> None:
     own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
     assert WorkerNetworkPolicy().network_policy(job_body()) == {
         "apiVersion": "networking.k8s.io/v1",
@@ -351,7 +351,7 @@ def test_the_workers_of_a_job_are_reached_by_each_other_only() -> None:
     }
 
 
-def test_whoever_runs_the_operator_lets_others_in() -> None:
+def test_the_operators_settings_let_others_in() -> None:
     scrape = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 8431}]}
     assert WorkerNetworkPolicy((scrape,)).network_policy(job_body())["spec"]["ingress"][1:] == [scrape]
 
@@ -407,7 +407,7 @@ def test_the_first_worker_of_the_job_gets_a_token_a_certificate_and_the_address(
 
 
 @pytest.mark.parametrize("worker", [WorkerId(3, 0, 1), WorkerId(3, 1, 0)])
-def test_the_others_are_the_same_with_and_without_it(worker: WorkerId) -> None:
+def test_the_other_workers_are_the_same_with_and_without_reporting(worker: WorkerId) -> None:
     job = resolved({"spec.slice.count": 2})
     assert worker_pod(*job, worker, REPORTING) == worker_pod(*job, worker)
 
@@ -420,7 +420,7 @@ def test_the_certificate_is_in_the_config_map() -> None:
 # What avoided nodes change.
 
 
-def test_a_node_that_is_avoided_is_a_requirement_of_its_own_beside_the_slices() -> None:
+def test_an_avoided_node_is_a_requirement_beside_the_slices_own() -> None:
     plain, careful = (worker_pod(*resolved(), WorkerId(3, 0, 2), None, avoid) for avoid in ((), ("node-a", "node-b")))
 
     def other_than(node: str) -> Object:
@@ -431,7 +431,7 @@ def test_a_node_that_is_avoided_is_a_requirement_of_its_own_beside_the_slices() 
     assert additions(plain, careful) == {"spec": {"affinity": affinity}}
 
 
-def test_a_node_is_avoided_by_a_rehearsal_and_by_a_single_host_too() -> None:
+def test_a_rehearsal_and_a_single_host_avoid_a_node_too() -> None:
     for changes in (ON_CPU, {"spec.slice.acceleratorType": "v5litepod-4"}):
         careful = worker_pod(*resolved(changes), WorkerId(3, 0, 0), avoid=["node-a"])
         assert list(careful["spec"]["affinity"]) == ["nodeAffinity"]
@@ -462,7 +462,7 @@ NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
         ),
     ],
 )
-def test_what_the_user_leaves_open_is_requested_by_the_machine(changes: Object, expected: Object) -> None:
+def test_requests_that_the_user_omits_follow_from_the_machine(changes: Object, expected: Object) -> None:
     machines = {"cpu": "84", "memory": "144G"} if "ephemeral-storage" in expected else {}
     assert requests(changes) == machines | expected
 
@@ -485,7 +485,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
-def test_what_is_requested_leaves_room_for_gke_and_the_nodes_own_pods(machine: MachineType) -> None:
+def test_the_requests_leave_room_for_gke_and_the_nodes_own_pods(machine: MachineType) -> None:
     daemons_gb, daemons_cpus = 4, 2
     assert machine.memory_gb is not None
     memory, cpus = kept_by_gke(machine.memory_gb, machine.cpus or 4)
@@ -506,7 +506,7 @@ def test_the_size_of_shared_memory_can_be_set() -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
-def test_a_volume_of_the_users_takes_its_place(path: str) -> None:
+def test_a_volume_of_the_user_replaces_it(path: str) -> None:
     own = {"medium": "Memory", "sizeLimit": "1Gi"}
     changes = {
         "spec.trainer.volumes": [{"name": "mine", "emptyDir": own}],
@@ -547,7 +547,7 @@ SECCOMP = {"seccompProfile": {"type": "RuntimeDefault"}}
         ),
     ],
 )
-def test_the_user_is_the_images_and_not_root_unless_the_job_says_so(
+def test_the_images_user_applies_and_may_not_be_root_unless_the_job_says_so(
     given: Object, of_pod: Object, added: list[str]
 ) -> None:
     changes = {SECURITY: given}
@@ -569,7 +569,7 @@ def test_a_worker_on_the_nodes_own_network_keeps_its_ports_for_itself() -> None:
 # What the user decides.
 
 
-def test_a_loop_of_ones_own_gets_the_numbers_and_the_run_spec_without_an_entrypoint() -> None:
+def test_a_users_own_loop_gets_the_numbers_and_the_run_spec_without_an_entrypoint() -> None:
     changes = OWN_LOOP | {"spec.trainer.args": ["--fast"]}
     own = container(changes)
     assert (own["command"], own["args"]) == (["python", "train.py"], ["--fast"])
@@ -579,7 +579,7 @@ def test_a_loop_of_ones_own_gets_the_numbers_and_the_run_spec_without_an_entrypo
     assert "entrypoint" not in json.loads(config_map(*resolved(changes), 3)["data"]["run.json"])
 
 
-def test_the_users_variables_come_last_and_as_they_were_written() -> None:
+def test_the_users_variables_come_last_and_unchanged() -> None:
     given = [
         {"name": "ADDRESS", "value": "$(MASTER_ADDR):1"},
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "token", "key": "t", "optional": True}}},
@@ -642,7 +642,7 @@ def test_no_pod_lists_the_hosts() -> None:
     assert "3-3.digits" not in json.dumps(pod(host=1))
 
 
-def test_what_is_written_for_a_gang_grows_as_its_hosts_do() -> None:
+def test_the_size_of_a_gangs_objects_is_linear_in_its_hosts() -> None:
     def bytes_of(accelerator_type: str) -> tuple[int, int]:
         job, resolution = resolved(
             {"spec.slice.acceleratorType": accelerator_type, "spec.recipe.globalBatchSize": 4096}

@@ -41,7 +41,7 @@ def test_a_new_job_gets_its_first_attempt_and_nothing_else() -> None:
     assert kstatus(cluster.job) == "InProgress"
 
 
-def test_the_first_attempt_says_what_the_spec_means() -> None:
+def test_the_first_attempt_resolves_the_spec() -> None:
     resolved = given_a_begun_attempt().status.resolved
     assert resolved is not None
     assert (resolved.accelerator_type, resolved.hosts, resolved.replicas) == ("v5litepod-16", 4, 16)
@@ -49,7 +49,7 @@ def test_the_first_attempt_says_what_the_spec_means() -> None:
     assert resolved.notes != []
 
 
-def test_a_begun_attempt_gets_what_its_workers_share_and_then_its_workers() -> None:
+def test_an_attempt_gets_its_shared_objects_first_and_then_its_workers() -> None:
     decided = look(given_a_begun_attempt())
     shared, workers = (described(Plan(stages=(stage,))) for stage in decided.stages)
     assert shared == ["create Service digits", "create ConfigMap digits-1"]
@@ -68,7 +68,7 @@ def test_a_created_gang_is_waited_for() -> None:
     assert look(given_a_created_gang()) == Plan()
 
 
-def test_a_gang_is_ready_when_all_of_it_is() -> None:
+def test_a_gang_is_ready_when_all_its_workers_are() -> None:
     cluster = given_a_created_gang()
     kubelet.start(cluster, cluster.pods[WORKERS[0]])
     for name in WORKERS[1:]:
@@ -456,7 +456,7 @@ def test_pods_of_other_owners_are_ignored() -> None:
     assert len(Observed.of(*cluster.read()).pods) == 0
 
 
-def test_a_name_that_somebody_else_holds_blocks_the_job_until_it_is_free() -> None:
+def test_a_name_that_another_object_holds_blocks_the_job_until_it_is_free() -> None:
     cluster = given_a_begun_attempt()
     cluster.pods["digits-1-0-1"] = kubelet.stranger("digits-1-0-1", attempt=1)
     decided = one_pass(cluster)
@@ -478,7 +478,7 @@ def test_an_edit_that_needs_no_action_is_observed() -> None:
 
 
 def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts() -> None:
-    # A character beyond ASCII takes six bytes of JSON.
+    # A character outside ASCII takes six bytes of JSON.
     large = {f"p{number}": "\u00e9" * 4096 for number in range(60)}
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)

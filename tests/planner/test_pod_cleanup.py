@@ -11,9 +11,9 @@ from tests.planner.story import WORKERS, described, fails, given_a_running_gang,
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Plan
 
-# Of a node that is silent and not known to be lost.
+# For a node that is silent but not known to be lost.
 SILENCE = timedelta(seconds=30)
-# No watch may ever tell that a pod has gone.
+# A watch may never report that a pod is gone.
 UNHEARD = timedelta(seconds=15)
 # The worker that fails by itself; its pod is kept for the log.
 FAILED = WORKERS[0]

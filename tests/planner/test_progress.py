@@ -1,4 +1,4 @@
-"""What the status shows of the workers' reports, and how often a report causes a write."""
+"""What the status shows from the workers' reports, and how often a report causes a write."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -58,7 +58,7 @@ def progress(cluster: ModelCluster) -> Progress:
     return shown
 
 
-def test_a_report_is_shown_as_it_came() -> None:
+def test_a_report_is_shown_unchanged() -> None:
     cluster = given_a_running_gang(listens=True)
     passes(cluster, 10)
     said = {
@@ -261,10 +261,10 @@ def test_no_order_of_reports_takes_anything_back(said: list[Report]) -> None:
         assert heard(status, replace(report, received=at(-200)), 300, at(10**6)) == status
 
 
-# The status of a newer operator.
+# A status from a newer operator.
 
 
-def test_a_status_of_a_newer_operator_is_read() -> None:
+def test_a_status_from_a_newer_operator_is_read() -> None:
     failure = {
         "attempt": 1,
         "pod": "digits-1-0-0",

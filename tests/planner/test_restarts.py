@@ -312,7 +312,7 @@ def test_every_further_wait_is_longer() -> None:
         until_running(cluster)
 
 
-# Pods that disappear.
+# Disappearing pods.
 
 
 def test_a_pod_deleted_by_hand_from_a_running_gang_restarts_it() -> None:

@@ -69,7 +69,7 @@ def test_hosts_are_counted_and_grouped_by_reason_largest_group_first() -> None:
     assert (cluster.status.state, kstatus(cluster.job)) == (State.STARTING, "InProgress")
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_from_the_pods_events() -> None:
+def test_a_volume_that_cannot_be_mounted_is_recognised_from_the_pods_events() -> None:
     cluster = given_a_created_gang()
     for name in WORKERS:
         stands_in(cluster, name, "ContainerCreating")
@@ -144,7 +144,7 @@ def test_an_hour_of_waiting_costs_few_writes_and_reads() -> None:
     assert cluster.status.goodput.queue_seconds >= 3000
 
 
-def test_counts_that_change_all_the_time_are_told_once_a_minute() -> None:
+def test_counts_that_change_all_the_time_are_written_once_a_minute() -> None:
     cluster = given_a_created_gang({"spec.slice.acceleratorType": "v5litepod-64", "spec.recipe.globalBatchSize": 256})
     waits(cluster, 60)
     before = writes(cluster)
@@ -168,7 +168,7 @@ def test_a_kubelet_that_alternates_between_two_reasons_gives_no_new_reason() -> 
     assert writes(cluster) - before <= 5
 
 
-def test_a_new_reason_is_told_within_ten_seconds() -> None:
+def test_a_new_reason_is_written_within_ten_seconds() -> None:
     cluster = given_a_created_gang()
     waits(cluster, 60)
     for name in WORKERS:
@@ -205,6 +205,6 @@ def test_the_message_has_a_bounded_length() -> None:
         ([{"type": "Warning", "reason": "FailedMount", "note": "x" * 900}], "FailedMount: " + "x" * 184 + "..."),
     ],
 )
-def test_the_newest_event_that_tells_why_a_pod_waits(events: list[Object], line: str) -> None:
+def test_the_newest_event_that_explains_why_a_pod_waits_counts(events: list[Object], line: str) -> None:
     made = {"metadata": {"creationTimestamp": "2026-01-15T12:00:00Z"}}
     assert line_of([made | event for event in events]) == line
