@@ -1,4 +1,4 @@
-"""One simulated machine: processes with their own pids, mounts and network, all of which end with its first process.
+"""One simulated machine: processes with their own pids, mounts and network, which all end with its first process.
 
 Each node has one. Killing the first process is pulling the plug: the kernel then kills every process inside,
 containers included, and drops the mounts and the network interfaces. The first process dies with the process that

@@ -137,7 +137,7 @@ class Runs:
         arguments: list[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Run:
-        """`script` is what every worker runs; `changes` are those of `job_body`. The directory of `name` may exist."""
+        """`script` is what every worker runs; for `changes` see `job_body`. The directory of `name` may exist."""
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
         worker = directory / "worker.py"

@@ -3,7 +3,7 @@
 Users suspend, resume, edit and delete; pods run, fail, vanish and wait for images; nodes die and come back; workers
 report to either of two operators or to none; the clock is set back. The operators are the real reconciler. Each request
 can fail before or after it took effect, each operator can die between any two effects, and the second acts on old
-reads. Reads are consistent, the job before the pods. There are no hints: a pass comes when hypothesis wants one.
+reads. Reads are consistent, the job before the pods. There are no hints: hypothesis decides when a pass comes.
 
 `tests.planner.laws` has the laws of every write; `teardown` says where everything must end after the trouble.
 """
@@ -129,7 +129,7 @@ class Gang(Surroundings):
 
         created = {int(name.split("-")[1]) for name in named(done, "create Pod/")}
         assert created <= {before.attempt}, "workers of another attempt than the status said"
-        assert not (created and leftovers), "workers beside those of another attempt"
+        assert not (created and leftovers), "workers of two attempts exist together"
         assert all(cluster.pods.get(name) == pod for name, pod in foreign.items()), "another job's pod is touched"
         if is_finished(before):
             assert not ended & set(named(done, "delete Pod/")), "the logs of a job that has ended are deleted"

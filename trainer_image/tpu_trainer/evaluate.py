@@ -69,7 +69,7 @@ def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]
     """Shares out `size` examples so that each is counted in exactly one batch of one process.
 
     All processes get the same number of batches, each of `rows` rows, because collectives and compiled graphs
-    need equal shapes everywhere. Rows beyond the end repeat example 0 uncounted.
+    need equal shapes everywhere. Rows past the end repeat example 0 and are not counted.
     """
     stride = rows * share.world
     starts = range(share.rank * rows, -(-size // stride) * stride, stride)

@@ -77,7 +77,7 @@ class Loss:
         return self.total if self.weight is None else self.total / self.weight
 
     def plus(self, later: Loss) -> Loss:
-        """This loss and that of the step's next pass."""
+        """The sum of this loss and the loss of the step's next pass."""
         if self.weight is None or later.weight is None:
             if self.weight is not later.weight:
                 raise UserCodeError("the task's loss must return a mean in every pass, or (sum, weight) in every pass")
@@ -238,7 +238,7 @@ class Signals:
             self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
 
     def read(self, step: int, *, whole: bool) -> Reading | None:
-        """Waits for the results if they are due after `step`, or, with `whole`, for those of all steps.
+        """Waits for the results if they are due after `step`, or, with `whole`, for the results of all steps.
 
         None if there is nothing to read. A reading that stops the run or asks for a checkpoint covers all steps.
         """

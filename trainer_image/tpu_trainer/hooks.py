@@ -23,7 +23,7 @@ class Hooks:
     """`update` passes a closure to the optimizer's step, which may call it once."""
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
-        """The model is on its device, `step` steps are done already (0, or those of the checkpoint)."""
+        """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

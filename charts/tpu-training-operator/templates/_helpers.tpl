@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* <release>-<chart>, or the release alone where its name says it already. */ -}}
+{{- /* <release>-<chart>, or only the release if its name contains the chart's. */ -}}
 {{- define "tpu-training-operator.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) }}
@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{- /* Fails unless the cluster has the API: (list $ API "value that asks for it" "what brings the API"). */ -}}
+{{- /* Fails unless the cluster has the API: (list $ API "value that needs it" "what installs the API"). */ -}}
 {{- define "tpu-training-operator.needs" -}}
 {{- $root := index . 0 }}
 {{- if not ($root.Capabilities.APIVersions.Has (index . 1)) }}
@@ -44,8 +44,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* All that the operator may do in the namespaces that it serves. No secrets, no nodes, no wildcard; of a job only
-       its status is written, and the job deleted when its time to live is over. */ -}}
+{{- /* All rights of the operator in the namespaces that it serves. No secrets, no nodes, no wildcards. It writes only
+       the status of a job, and deletes the job when its time to live is over. */ -}}
 {{- define "tpu-training-operator.rules" -}}
 - apiGroups: [tpu-operator.dev]
   resources: [tputrainingjobs]
@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [tpu-operator.dev]
   resources: [tputrainingjobs/status]
   verbs: [update]
-# For blockOwnerDeletion in the owner references, where the cluster enforces it.
+# Some clusters require this for blockOwnerDeletion in owner references.
 - apiGroups: [tpu-operator.dev]
   resources: [tputrainingjobs/finalizers]
   verbs: [update]

@@ -178,6 +178,6 @@ class Recipe(ApiModel):
     seed: CountOrZero = Field(0, description="Seed for the initial weights and the order of the data.")
     parameters: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=128)] | None = Field(
         None,
-        description="Settings of your own, as strings. An entrypoint receives them; every worker has them as"
+        description="Your own settings, as strings. An entrypoint receives them; every worker has them as"
         " TPUJOB_PARAMETER_NAME.",
     )

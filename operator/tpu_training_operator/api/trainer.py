@@ -162,9 +162,9 @@ _UserId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 
 class Capability(StrEnum):
     DAC_OVERRIDE = "DAC_OVERRIDE"
-    """Read and write files whoever owns them."""
+    """Read and write files regardless of their owner."""
     IPC_LOCK = "IPC_LOCK"
-    """Lock memory beyond the limit, as libtpu does for transfers."""
+    """Lock more memory than the limit allows, as libtpu does for transfers."""
     SYS_PTRACE = "SYS_PTRACE"
     """Look into other processes of the worker, as profilers do."""
     SYS_RESOURCE = "SYS_RESOURCE"
@@ -269,7 +269,7 @@ class Trainer(ApiModel):
         None, description="What backend Torch runs on; default device cpu with gloo. Only for backend Torch."
     )
     command: Annotated[list[LongText], Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Command of your own training loop, run once in every worker. The alternative is entrypoint."
+        None, description="Command that runs your own training loop, once in every worker. The alternative is entrypoint."
     )
     args: Annotated[list[LongText], Field(max_length=256)] | None = Field(
         None, description="Arguments added to the command."
@@ -318,7 +318,7 @@ class Trainer(ApiModel):
         None, description="Labels that a worker's node must have, besides those that slice asks for."
     )
     tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = Field(
-        None, description="Node taints that the worker pods tolerate, besides those of TPU nodes."
+        None, description="Node taints that the worker pods tolerate, in addition to the taint of TPU nodes."
     )
     priority_class_name: ShortText | None = Field(
         None, description="PriorityClass of the worker pods, which decides who preempts whom."

@@ -24,8 +24,8 @@ from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 _INTERRUPTED = 130
 _MOST_NAMES = 5
 _RIGHTS = f"get, list and watch {PLURAL}.{GROUP} and pods; get pods/log"
-# A terminal obeys what it is shown, so all that strangers wrote into the cluster is made plain. The number of
-# connections is that of logs to follow, and some.
+# A terminal obeys control characters, so everything that others wrote into the cluster is cleaned. The connections
+# suffice for all logs to follow, with some to spare.
 OPTIONS = ClientOptions(agent="tpujob", clean=plain_json, patience=30.0, connections=128)
 
 
@@ -35,7 +35,7 @@ class ClusterProblem(CommandError):
 
 @dataclass(frozen=True)
 class Connection:
-    """An open connection. `namespace`: the one asked for, or that of the kubeconfig's context."""
+    """An open connection. `namespace`: the requested one, or the default of the kubeconfig's context."""
 
     client: Client
     server: str

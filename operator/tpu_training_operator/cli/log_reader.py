@@ -55,7 +55,7 @@ class LogLines:
     """The lines of one log, each once, however often its stream breaks off. Every line comes after its time.
 
     After a break the log is read again from `since`. The API server takes that time in whole seconds, so some lines
-    come twice: those before the newest one are known by their time, those of the same time by their number.
+    come twice: earlier lines are recognised by their time, lines with the newest time by their number.
     """
 
     def __init__(self, *, show_times: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A job in words: one list of sections, of which `tpujob status` prints all and `tpujob watch` the brief part."""
+"""A job in words: one list of sections. `tpujob status` prints all of it, `tpujob watch` the brief part."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _STALE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Section:
-    """`full`: all lines. `brief`: those of a live display. `style`: rich's, for the text."""
+    """`full`: all lines. `brief`: the lines of a live display. `style`: rich's style for the text."""
 
     label: str
     full: tuple[str, ...]

@@ -35,7 +35,7 @@ _PAGE = 50
 _PAGE_OF_PODS = 100
 # Bytes of one answer, or of one event of a watch. An object can be as large as etcd accepts, 1.5 MiB; a page that is
 # larger than this is requested again with fewer objects. Parsing takes up to nine times as much memory: a single
-# character beyond the Basic Multilingual Plane makes Python hold every character of a text in four bytes.
+# character outside the Basic Multilingual Plane makes Python hold every character of a text in four bytes.
 _LONGEST_BODY = 8 * 2**20
 _PAGES_AT_ONCE = 2
 # A list ends after reading this many objects. Nobody needs all the events of a pod.

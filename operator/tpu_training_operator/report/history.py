@@ -177,7 +177,7 @@ class Outcome(_Recorded):
 
 
 class History(_RunSpecPart):
-    """`outcome` is None while the run goes on. `environment`: a name to a version. `written`: when the file was."""
+    """`outcome` is None during the run. `environment`: names to versions. `written`: when the file was written."""
 
     run_spec: RunSpec
     recorded: Measured

@@ -242,7 +242,7 @@ class Execution:
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(self.key)})
 
     async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
-        """Note the events of the pods, by name and uid. If they cannot be read, the job goes on without them."""
+        """Note the events of the pods, by name and uid. If they cannot be read, the job continues without them."""
         lines = {}
         try:
             for name, uid in pods:

@@ -1,6 +1,6 @@
 """Is this process still doing its work? The answer behind /healthz, and the pulse of each pass that it rests on.
 
-A slow API server, or one that answers with errors, is no reason to restart: the next process would meet the same one.
+A slow or failing API server does not justify a restart: the next process would meet the same server.
 """
 
 import time

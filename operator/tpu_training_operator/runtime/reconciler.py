@@ -82,7 +82,7 @@ class Reconciler:
             again = await self._pass(key, memory)
         except Exception as error:
             memory.failed_passes += 1
-            # A change since the job was read is no failure, unless it never ends: admission webhooks can say 409, too.
+            # A change since the job was read is not a failure unless it never ends: admission webhooks also answer 409.
             enough = _CONFLICTS_BEFORE_TOLD if isinstance(error, Conflict) else _FAILURES_BEFORE_TOLD
             if memory.failed_passes >= enough:
                 await self._tell_failure(key, memory, error)
@@ -134,7 +134,7 @@ class Reconciler:
         if self._metrics:
             self._metrics.job_seen(key, after.state)
 
-        # 5. A finished job needs no more reports and notes.
+        # 5. A finished job no longer needs reports and notes.
         if after.completion_time is not None:
             self._forget_reports(key)
             memory.notes = Notes()

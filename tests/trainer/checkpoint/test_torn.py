@@ -157,7 +157,7 @@ def changed_model(store: MemoryStore, name: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (without_commit, "it has no COMMIT: its writing was cut short, or goes on"),
+        (without_commit, "it has no COMMIT: writing it was cut short, or has not finished"),
         (half_a_commit, "its COMMIT is cut off, or not a COMMIT"),
         (other_format, "its COMMIT is of format 2, this trainer reads format 1"),
         (renamed, "its COMMIT is of step 20"),

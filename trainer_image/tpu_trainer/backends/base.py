@@ -36,7 +36,7 @@ class Backend(Protocol):
     """One process's place in the gang. Every process calls all collectives, in the same order.
 
     rank, world: this process among all; each holds an equal part of the global batch.
-    local_rank: this process among those of its host.
+    local_rank: this process among its host's processes.
     drawing_rank: what random numbers on the device depend on besides the seed: the rank, or 0 in all processes if one
         program draws for the whole global batch.
     device: where the model lives.

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 AHEAD = 4
-"""Batches held on the device beyond the one in use."""
+"""Batches held on the device in addition to the one in use."""
 
 _POLL_SECONDS = 0.1
 _LEAVE_SECONDS = 10.0

@@ -5,7 +5,7 @@ other hosts look for the store, and connects a peer to it once both sides have p
 over fresh random numbers from both). TCPStore's client cannot do that, so each client host runs a `Tunnel`: a port on
 loopback whose connections go through the gate. Before its proof a peer costs the gate one socket and 64 bytes.
 
-The gate keeps strangers out. It does not encrypt: whoever can read or change packets between the hosts gets past it.
+The gate keeps strangers out. It does not encrypt: anyone who can read or change packets between the hosts gets past it.
 """
 
 from __future__ import annotations

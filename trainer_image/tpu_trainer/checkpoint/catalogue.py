@@ -130,7 +130,7 @@ def committed(store: Store, entry: Entry) -> Commit:
         SkippedError: they do not, or there is no COMMIT.
     """
     if COMMIT not in entry.sizes:
-        raise SkippedError("it has no COMMIT: its writing was cut short, or goes on")
+        raise SkippedError("it has no COMMIT: writing it was cut short, or has not finished")
     try:
         commit = Commit.parse(_present(store, entry.folder, COMMIT))
     except OtherFormatError as error:

@@ -79,7 +79,7 @@ class Checkpoints:
         return False
 
     def save(self, step: int, position: Position, health: Health) -> None:
-        """Takes a snapshot, and has it written while training goes on."""
+        """Takes a snapshot, and has it written while training continues."""
 
     def save_now(self, step: int, position: Position, health: Health) -> int | None:
         """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""

@@ -1,6 +1,6 @@
 """Whether all replicas run the same programs and hold the same parameters, and which of them do not.
 
-On TPU, replicas whose programs differ wait for each other's collectives for ever, and XLA has no time limit. So the
+On TPU, replicas whose programs differ wait for each other's collectives forever, and XLA has no time limit. So the
 hashes of the traced graphs are compared before a program is sent to the device, through the gang's key-value store,
 which needs no device. Parameters are never sent between replicas: they stay equal because equal updates are made to
 equal values. A difference of one bit means that some update was not equal, and it only grows.
@@ -145,7 +145,7 @@ def _verdict(programs: Sequence[bytes], step: int) -> str:
     odd, others = parties
     return (
         f"{_DIVERGED}:in step {step} {replicas(odd)} would run another program than {replicas(others)}; on TPU they "
-        "would wait for each other for ever. Look for a branch on the rank or host in the task, for batches whose "
+        "would wait for each other forever. Look for a branch on the rank or host in the task, for batches whose "
         "shapes differ between hosts, and for Python numbers (not tensors) that differ between them"
     )
 

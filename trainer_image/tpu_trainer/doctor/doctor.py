@@ -218,5 +218,5 @@ class Doctor:
             step,
             f"since the last checkup {replicas(odd)} compiled {max(counts[rank] for rank in odd)} new programs, "
             f"{replicas(others)} {counts[others[0]]}: their batches differ in shape, or a branch depends on their own "
-            "data. On TPU all replicas must run the same program in every step, or they wait for each other for ever",
+            "data. On TPU all replicas must run the same program in every step, or they wait for each other forever",
         )

@@ -62,7 +62,7 @@ class Finiteness:
     restarted often enough would skip steps without end. `bad`: steps of this attempt that were not finite."""
 
     def __init__(self, policy: OnNotFinite, voice: Voice, steps: int, health: Health) -> None:
-        """`steps`: those of the whole run."""
+        """`steps`: the steps of the whole run."""
         self._policy, self._voice = policy, voice
         self._most = min(MOST_SKIPPED, steps)
         self.health = health
@@ -100,7 +100,7 @@ class Finiteness:
         if self.health.clean:
             self.health = replace(self.health, clean=False)
             self._voice.say(
-                Check.NOT_FINITE, step, f"{text}. recipe.onNotFinite is Warn, so the run goes on", cause="weights"
+                Check.NOT_FINITE, step, f"{text}. recipe.onNotFinite is Warn, so the run continues", cause="weights"
             )
 
     @property
@@ -119,7 +119,7 @@ class Finiteness:
         if self._policy is OnNotFinite.STOP:
             raise NotFiniteError(
                 f"{what} since step {step} ({rate}); no checkpoint holds that step. What helps: {_ADVICE}. With "
-                "recipe.onNotFinite: Skip such steps change nothing, and the training goes on",
+                "recipe.onNotFinite: Skip such steps change nothing, and training continues",
                 step,
             )
         if self._policy is OnNotFinite.SKIP:
@@ -140,7 +140,7 @@ class Finiteness:
         self._voice.say(
             Check.NOT_FINITE,
             step,
-            f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: the training goes on, most likely with "
+            f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: training continues, most likely with "
             f"parameters that are not finite either. What helps: {_ADVICE}",
             severity=float(self.bad),
         )

@@ -66,7 +66,7 @@ class Waiting:
         self._suspect: int | None = None
 
     def judge(self, step: int, vitals: Sequence[Vitals]) -> bool:
-        """False if the interval was too short: it goes on until the next checkup."""
+        """False if the interval was too short: it then continues until the next checkup."""
         if max(one.total for one in vitals) < SHORTEST_SECONDS:
             return False
         host, share = input_share(vitals)

@@ -50,7 +50,7 @@ def _versions(optimizer: Optimizer) -> list[tuple[int, int | None]]:
 
 
 class LightningHooks(Hooks):
-    """Keeps nothing of a step beyond its end: a tensor that is alive there becomes an output of the compiled graph."""
+    """Keeps nothing of a step past its end: a tensor that is alive there becomes an output of the compiled graph."""
 
     gives_closure = True
 

@@ -241,7 +241,7 @@ def dump_history(
     environment: Mapping[str, str],
     written: datetime,
 ) -> bytes:
-    """The history file. `outcome`: None while the run goes on; `environment`: what the run stood on, by name.
+    """The history file. `outcome`: None during the run; `environment`: names to versions of what the run used.
 
     Metrics that are not finite are written as Python's NaN and Infinity.
     """

@@ -28,7 +28,7 @@ from tpu_trainer.telemetry.tensorboard import Events
 HISTORY = "history.json"
 
 EVERY_SECONDS = 180.0
-"""Between two versions of the files while the run goes on."""
+"""Between two versions of the files during the run."""
 
 LAST_SECONDS = 10.0
 """How long the end waits for the last version: a third of the grace period that Kubernetes gives a pod by default."""

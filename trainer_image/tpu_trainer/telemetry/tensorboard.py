@@ -1,4 +1,4 @@
-"""TensorBoard event files: one file per attempt, each version of which replaces the last."""
+"""TensorBoard event files: one file per attempt, replaced by each new version."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _MOMENT = timedelta(minutes=1)
 # On a fresh node the kubelet's own credentials may be late.
 _CREDENTIALS = timedelta(minutes=2)
 _RETRIES = timedelta(minutes=5)
-# Characters to search at either end of a text: errors stand there, and the kubelet takes no more from a log.
+# Characters to search at either end of a text: errors are there, and the kubelet copies no more than this from a log.
 _SEARCHED = 1024
 
 # Errors that have only a text. The kubelet hands on the registry's, the container runtime's and the device manager's;

@@ -146,7 +146,7 @@ class Metrics:
     """Everything that one operator process has counted. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        # They would add a series to each counter, and say no more than the process's start time.
+        # They would add a series to each counter, and say nothing that the process's start time does not.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = clock
