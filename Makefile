@@ -17,7 +17,7 @@ test-fast: .setup check
 	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract
 
 # Three workers even on two cores: most of the time two of them wait for their clusters.
-LANES := -n 3 --dist loadgroup --no-loadscope-reorder
+LANES := -n 3 --dist loadscope --no-loadscope-reorder
 
 # The tests in which things go wrong at random, with many more seeds and rounds. Hours.
 soak: .setup

@@ -5,13 +5,15 @@ everything ran.
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-from tests.layers import LAYERS, Layer
+from tests.layers import LAYERS
 
 _ROOT = Path(__file__).parent
 _BY_NAME = {layer.name: layer for layer in LAYERS}
@@ -28,8 +30,23 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("; ".join(f"layer {name} cannot run: {why}" for name, why in left_out.items()))
 
 
-# This must run before pytest-xdist reads the groups.
-@pytest.hookimpl(tryfirst=True)
+class Lanes(LoadScopeScheduling):
+    """Sends tests that must share a worker to one: a cluster's tests, and elsewhere a module's.
+
+    (`--dist loadgroup` would read marks, but finds none with this pytest.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        layer = _BY_NAME[Path(module).parts[1]]
+        return layer.name if layer.has_cluster else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    return Lanes(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = _left_out()
     dropped = [item for item in items if _layer(item.path) in left_out]
@@ -40,17 +57,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (item for item in items if _layer(item.path) not in left_out),
         key=lambda item: order.get(_layer(item.path), len(order)),
     )
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ran: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for report in _reports(terminalreporter):
-        layer = Path(report.nodeid.partition("::")[0]).parts[1]
-        ran[layer] += report.when == "call" or report.outcome != "passed"
-        seconds[layer] += report.duration
+        name = Path(report.nodeid.partition("::")[0]).parts[1]
+        ran[name] += report.when == "call" or report.outcome != "passed"
+        seconds[name] += report.duration
     measured = [text for report in _reports(terminalreporter) for text in _measured(report)]
     if measured:
         terminalreporter.section("measured")
@@ -85,9 +100,3 @@ def _layer(path: Path) -> str:
     name = path.relative_to(_ROOT).parts[0]
     assert name in _BY_NAME, f"tests/{name} is not a layer"
     return name
-
-
-def _group(path: Path) -> str:
-    """The group of tests that must share a worker: a cluster's tests, and elsewhere a module's."""
-    layer: Layer = _BY_NAME[_layer(path)]
-    return layer.name if layer.has_cluster else str(path.relative_to(_ROOT))

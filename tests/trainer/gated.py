@@ -6,7 +6,6 @@ At each place of TEST_GATES it waits in the kernel, out of Python's reach, until
 from __future__ import annotations
 
 import os
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GATES = "TEST_GATES"
-"""A directory with pipes called after the calls of the loss at which host 0 waits (counted from 1), or `evaluation`."""
+"""A directory with pipes named after the calls of the loss at which host 0 waits (counted from 1), or `evaluation`."""
 
 
 class Gates:
@@ -33,7 +32,7 @@ class Gates:
             self._pipes[place] = os.open(directory / str(place), os.O_RDWR)
 
     def open(self, place: int | str) -> None:
-        """Lets the worker that waits there go on, or one that comes later pass."""
+        """Lets the worker that waits there continue, or one that arrives later pass."""
         os.write(self._pipes[place], b"!")
 
     def close(self) -> None:
@@ -51,17 +50,20 @@ def _wait(place: int | str) -> None:
 
 def task(hp: Hyperparameters, failing: int | None = None) -> Task:
     """`failing`: the call of the loss that raises, once its gate is open."""
-    calls = count(1)
+    calls = 0
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        call = next(calls)
-        _wait(call)
-        if call == failing:
+        nonlocal calls
+        calls += 1
+        _wait(calls)
+        if calls == failing:
             raise ValueError("the labels are broken")
         return tasks.loss(model, batch)
 
     def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        _wait("evaluation")
+        # Not in the trial evaluation, before the first step.
+        if calls:
+            _wait("evaluation")
         features, labels = batch
         return {"accuracy": (model(features).argmax(1) == labels).float()}
 

@@ -269,7 +269,7 @@ class Trainer(ApiModel):
         None, description="What backend Torch runs on; default device cpu with gloo. Only for backend Torch."
     )
     command: Annotated[list[LongText], Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Command that runs your own training loop, once in every worker. The alternative is entrypoint."
+        None, description="Command to run your own training loop, once in every worker. The alternative is entrypoint."
     )
     args: Annotated[list[LongText], Field(max_length=256)] | None = Field(
         None, description="Arguments added to the command."
