@@ -1,12 +1,12 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
-# `make test-fast` runs those that take two minutes.
+# `make test-fast` runs the layers that take two minutes.
 .PHONY: demo test test-fast soak check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
 
-# The programs of the test clusters are built first, where their minutes are seen. Where they cannot be built the tests
-# say why and leave those layers out.
+# Builds the programs of the test clusters first, so that no test takes those minutes. If they cannot be built, the tests
+# say why and leave out the layers that need them.
 test: .setup check
 	-@command -v go >/dev/null && .venv/bin/python -m tests.cluster.binaries
 	-@.venv/bin/python -c 'from tests.cluster import packages; raise SystemExit(packages.missing() is not None)' \
@@ -19,7 +19,7 @@ test-fast: .setup check
 # Three workers even on two cores: most of the time two of them wait for their clusters.
 LANES := -n 3 --dist loadscope --no-loadscope-reorder
 
-# The tests in which things go wrong at random, with many more seeds and rounds. Hours.
+# The tests with random faults, with many more seeds and rounds. Takes hours.
 soak: .setup
 	SOAK=1 .venv/bin/python -m pytest tests/planner/test_machine.py tests/controlplane/test_api_faults.py \
 	    tests/e2e/test_while_operator_dies.py
@@ -32,8 +32,8 @@ bench: .setup
 	.venv/bin/python -m bench.placement
 	.venv/bin/python -m bench.operator_memory
 
-# This trainer's loop beside others, some three quarters of an hour on a machine that does nothing else
-# (docs/performance.md). ARGS=--quick: does it work?
+# Compares this trainer's loop with others in about 45 minutes on an idle machine (docs/performance.md). ARGS=--quick only
+# checks that it works.
 bench-trainer: .setup
 	.venv/bin/python -m bench.trainer $(ARGS)
 
@@ -53,7 +53,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))) docker)
 BUILD_FLAGS ?=
 
-# Both images; the trainer's takes ten minutes and 8 GB.
+# Builds both images; the trainer's takes ten minutes and 8 GB.
 images:
 	$(BUILDER) build $(BUILD_FLAGS) -f operator/Dockerfile -t $(REGISTRY)/tpu-training-operator:$(VERSION) .
 	$(BUILDER) build $(BUILD_FLAGS) -f trainer_image/Dockerfile -t $(REGISTRY)/tpu-trainer:$(VERSION) .
@@ -66,7 +66,7 @@ cluster-up: .setup
 cluster-down: .setup
 	@.venv/bin/python -m tests.cluster down
 
-# The same where Docker and kind are; CI does not run this one.
+# The same with Docker and kind; CI does not run it.
 kind-up:
 	kind create cluster --name tpu-training-operator
 

@@ -1,6 +1,6 @@
-"""A small API server in memory: enough of Kubernetes for the operator process, at the sizes of the largest jobs.
+"""A small API server in memory: enough of Kubernetes to run the operator with the largest jobs.
 
-Lists in pages, watches, uids and versions, and pods as large as real ones. Used by `bench.operator_memory`.
+It has paged lists, watches, uids and resource versions, and pods as large as real ones.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ def _group(name: str, version: str) -> Object:
 
 
 _CLUSTER_WIDE = ("Namespace", "CustomResourceDefinition")
-# What kopf looks up before it watches anything, the kinds it does not watch here among it.
+# What kopf looks up before it watches anything, including kinds that it does not watch here.
 _DISCOVERY = {
     "/version": {"major": "1", "minor": "35"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},

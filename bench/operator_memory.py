@@ -1,11 +1,11 @@
-"""How much memory the operator needs for its largest jobs, and for how long its event loop stands still.
+"""How much memory the operator needs for its largest jobs, and for how long its event loop blocks.
 
     .venv/bin/python -m bench.operator_memory [hosts ...]
 
-The real operator process against an API server in memory, whose pods are as large as real ones (7.4 KB). For every
+Runs the real operator process against an API server in memory, whose pods are as large as real ones (7.4 KB). For each
 number of hosts a job is created and runs; then the operator is restarted, finds the gang, and replaces all of it
-after a failure. Peaks are the kernel's (VmHWM). "standstill" is the longest time that /healthz did not answer, which
-on a machine with other work is longer than what the operator takes.
+after a failure. Peaks come from the kernel (VmHWM). "standstill" is the longest time that /healthz did not answer; on a
+busy machine it is longer than the operator's own share.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _QPS = "2000"
 
 
 class OperatorProcess:
-    """One operator. `peak_mib` and `standstill` are of its whole life."""
+    """One operator. `peak_mib` and `standstill` cover its whole life."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self._process = process
@@ -141,7 +141,7 @@ def pods_of(cluster: Cluster, attempt: int) -> list[dict[str, Any]]:
 
 
 async def make_ready(cluster: Cluster, pods: list[dict[str, Any]]) -> None:
-    """As kubelets do: each pod by itself, in the time that an image takes."""
+    """Starts the pods like kubelets: each separately, after the time that an image takes."""
     for index, pod in enumerate(pods):
         pod["spec"]["nodeName"] = f"node-{index}"
         conditions = [
@@ -171,7 +171,7 @@ async def measure(hosts: int) -> str:
             await until(lambda: state(cluster, "digits") == "Running", operator)
             first = operator.peak_mib, operator.standstill
         async with an_operator(url) as operator:
-            # It has looked at the gang when it has looked at another job, too.
+            # Once it has reconciled another job, it has reconciled the gang.
             cluster.add("tputrainingjobs", a_job("other", 1))
             await until(lambda: state(cluster, "other") == "Starting", operator)
             found = operator.peak_mib

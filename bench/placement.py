@@ -1,9 +1,9 @@
-"""How long a slice takes to be scheduled: affinity against leader first (docs/adr/0006-slice-placement.md).
+"""How long it takes to schedule a slice: affinity compared with leader first (docs/adr/0006-slice-placement.md).
 
     python -m bench.placement [--hosts 256] [--runs 3]
 
-The real API server and scheduler, simulated nodes, two free pools of the slice's shape. Both ways in turn in one run;
-prints the seconds from the first creation to the last binding, and their ratio, as JSON.
+Uses the real API server and scheduler, simulated nodes, and two free pools of the slice's shape. One run measures both
+methods in turn and prints the seconds from the first creation to the last binding, and their ratio, as JSON.
 """
 
 import argparse
@@ -32,7 +32,7 @@ GENERATIONS = {16: ("v5e", "tpu-v5-lite-podslice"), 64: ("v5e", "tpu-v5-lite-pod
 
 
 def gang(hosts: int) -> list[Object]:
-    """The pods of one slice, as the operator makes them."""
+    """The pods of one slice, as the operator creates them."""
     generation, _ = GENERATIONS[hosts]
     recipe = {"globalBatchSize": hosts * 4, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": "0.1"}}
     job = parse_job(
@@ -50,7 +50,7 @@ def gang(hosts: int) -> list[Object]:
     resolution = resolve(job.spec)
     pods = [worker_pod(job, resolution, worker) for worker in workers(resolution.layout, 1)]
     for pod in pods:
-        # No job stands behind them; an owner that does not exist would have them collected.
+        # Their job does not exist, so the garbage collector would delete pods with an owner.
         del pod["metadata"]["ownerReferences"]
         pod["spec"]["containers"][0]["env"] = []
     return pods

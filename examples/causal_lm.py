@@ -1,6 +1,6 @@
-"""A causal language model with Hugging Face transformers: a tiny GPT-2, randomly initialised, on a text's bytes.
+"""A causal language model with Hugging Face transformers: a tiny, randomly initialised GPT-2 on the bytes of a text.
 
-A byte is a token. The text is this project's own README and documentation of one day, shipped beside this file as
+Each byte is a token. The text is an old version of this project's README and documentation, shipped with this file as
 `causal_lm.npy`: one uint8 per token, made with `numpy.frombuffer(text.encode(), dtype="uint8")`.
 """
 
@@ -36,18 +36,18 @@ def task(context: int = 64, layers: int = 2, width: int = 64) -> Task:
         eos_token_id=None,
         use_cache=False,
     )
-    # With "eager" and the mask in `outputs` the model asks its tensors nothing: every such question would make the
-    # device wait for the host, once a step.
+    # With "eager" and the mask in `outputs` the model reads no tensor values: each such read would make the device
+    # wait for the host in every step.
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    # GPT-2's class name alone does not tell transformers which loss is meant, and it would warn of its guess.
+    # transformers cannot infer the loss from GPT-2's class name alone, and would warn about its guess.
     model.loss_type = "ForCausalLM"
     train, held_out = windows(context)
     return Task(model=model, train=train, loss=loss, evaluation=held_out, metrics=metrics)
 
 
 def windows(context: int) -> tuple[TensorDataset, TensorDataset]:
-    """Examples of `context` tokens each, shape [context]. Training ones overlap by half; the last tenth of the text is
-    held out."""
+    """Examples of `context` tokens each, shape [context]. Training examples overlap by half; the last tenth of the text
+    is held out."""
     tokens = torch.from_numpy(np.load(TOKENS).astype(np.int64))
     border = len(tokens) * 9 // 10
     return (

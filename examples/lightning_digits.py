@@ -1,6 +1,6 @@
 """Handwritten digits as a LightningModule and a LightningDataModule, written for Lightning's own Trainer.
 
-Nothing in it knows of this project; `task` only puts the two together. scikit-learn's 1797 images of 8x8 pixels.
+Neither knows about this project; `task` combines the two. The data is scikit-learn's 1797 images of 8x8 pixels.
 """
 
 from __future__ import annotations
@@ -78,5 +78,5 @@ class Classifier(lightning.LightningModule):
 
 
 def task(learning_rate: float, weight_decay: float, hidden: int = 128) -> tuple[Classifier, Digits]:
-    """The recipe's rate and decay, and `parameters.hidden`, by their names."""
+    """Passes the recipe's rate and decay and `parameters.hidden` by name."""
     return Classifier(hidden, learning_rate, weight_decay), Digits()

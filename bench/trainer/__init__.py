@@ -1,1 +1,1 @@
-"""How fast this trainer's loop is beside others, and what its parts cost: `python -m bench.trainer`."""
+"""How fast this trainer's loop is compared with others, and what its parts cost: `python -m bench.trainer`."""

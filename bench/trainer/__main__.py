@@ -1,9 +1,9 @@
-"""How fast this trainer's loop is beside others, and what its parts cost (docs/performance.md).
+"""How fast this trainer's loop is compared with others, and what its parts cost (docs/performance.md).
 
     python -m bench.trainer [--quick] [--rounds 9] [--steps 800]
         [--parts mlp transformer features doctor] [--docs docs/performance.md]
 
-Every run is a process of its own on XLA's CPU device; runs alternate. Prints tables, then all numbers as JSON.
+Every run is a separate process on XLA's CPU device; runs alternate. Prints tables, then all numbers as JSON.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bench.trainer.tables import doctor_table, features_table, filled_in, loops_
 
 PACKAGES = ("torch", "torch_xla", "pytorch-lightning", "accelerate")
 SMALL = "mlp"
-"""What a step costs whatever the model weighs most on the smaller one: features and doctor are measured there."""
+"""Fixed costs of a step show most with the smaller model, so features and doctor are measured with it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One table: how long its runs are, how many rounds, and `--quick`'s runs, of which there is one round."""
+    """One table: the length of its runs, the number of rounds, and the length of the single round of `--quick`."""
 
     length: Length
     rounds: int
@@ -85,7 +85,7 @@ def machine() -> dict[str, Any]:
 
 
 def results_of(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
-    """All numbers, and the tables by the name of their place in the docs; each is printed as soon as it is there."""
+    """All numbers, and the tables by the name of their place in the docs; prints each as soon as it is complete."""
     results: dict[str, Any] = {"machine": machine()}
     tables = {"machine": machine_line(results["machine"])}
     for name in options.parts:
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables into this file")
     options = parser.parse_args()
-    # Not the default, which would leave the run's processes behind.
+    # The default would leave the run's processes behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         results, tables = results_of(options)

@@ -1,4 +1,4 @@
-"""The loop of Accelerate's own documentation. It takes the XLA device because torch_xla can be imported."""
+"""The loop from Accelerate's documentation. It uses the XLA device because torch_xla can be imported."""
 
 from __future__ import annotations
 

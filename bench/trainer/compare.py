@@ -1,7 +1,7 @@
-"""Rounds of runs in turn, and what may be said of them: medians, and ratios within a round.
+"""Rounds of alternating runs, and their statistics: medians, and ratios within a round.
 
-A machine's speed drifts by more than what is to be seen here. Two runs of one round are neighbours in time, so their
-ratio holds even where both rates do not; and every second round goes backwards, so that nobody is always first.
+A machine's speed drifts by more than the differences measured here. Two runs of one round are close in time, so their
+ratio holds even where their rates do not. Every second round is in reverse order, so that no loop is always first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of the rounds, and the least and the greatest of them."""
+    """The median, minimum and maximum of the rounds."""
 
     median: float
     least: float
@@ -25,7 +25,7 @@ class Spread:
 
 
 def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], float]) -> dict[str, list[float]]:
-    """What `run` returned for every name, per round."""
+    """The results of `run` for each name, per round."""
     results: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
@@ -34,5 +34,5 @@ def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], float]) 
 
 
 def ratios(rates: Mapping[str, Sequence[float]], of: str, to: str) -> Spread:
-    """How many times as fast `of` was as `to`, in the same round."""
+    """How many times faster `of` was than `to`, within each round."""
     return Spread.of([a / b for a, b in zip(rates[of], rates[to], strict=True)])

@@ -1,4 +1,4 @@
-"""One run of another loop, in a process of its own: `python -m bench.trainer.contender LOOP MODEL STEPS`."""
+"""One run of another loop, in its own process: `python -m bench.trainer.contender LOOP MODEL STEPS`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOPS = {
 
 
 def main(loop: str, name: str, steps: int) -> None:
-    # Imported as chosen: what one framework does to torch at import is no other's burden.
+    # Imported only if chosen: what one framework does to torch on import must not slow down another.
     module, _, function = LOOPS[loop].partition(":")
     train = getattr(importlib.import_module(f"bench.trainer.{module}"), function)
     model = MODELS[name]

@@ -1,4 +1,4 @@
-"""Training loops written by hand for torch_xla: the best one known, and the one that tutorials show."""
+"""Training loops written by hand for torch_xla: the best known one, and the one that tutorials show."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tpu_trainer import Task
 
 
 def best(task: Task, batch: int, steps: int) -> None:
-    """Batches sent ahead by a thread; gradients gone before the sync, so that they are no outputs of the graph."""
+    """A thread sends batches ahead; gradients are freed before the sync, so that they are not outputs of the graph."""
     device = torch_xla.device()
     model = task.model.train().to(device)
     update = optimizer(model)
     batches = iter(MpDeviceLoader(loader(task, batch), device))
     before = torch.tensor(float("nan"))
     for step in range(1, steps + 1):
-        # The loader's next() syncs what the step before has traced.
+        # The loader's next() syncs what the previous step traced.
         loss = task.loss(model, next(batches))
         loss.backward()  # type: ignore[no-untyped-call]
         update.step()
         update.zero_grad()
         if due(step, steps):
-            # Synced first: reading a pending value would compile and run a graph of its own. And the loss of the step
+            # Synced first: reading a pending value would compile and run its own graph. And the loss of the step
             # before, so that the device is not left without work while the host waits.
             torch_xla.sync()
             report(step - 1, before.item())
@@ -34,7 +34,7 @@ def best(task: Task, batch: int, steps: int) -> None:
 
 
 def naive(task: Task, batch: int, steps: int) -> None:
-    """Every batch moved when its turn has come; gradients kept until the next step begins."""
+    """Moves each batch when its turn comes; keeps gradients until the next step begins."""
     device = torch_xla.device()
     model = task.model.train().to(device)
     update = optimizer(model)

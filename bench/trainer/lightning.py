@@ -1,4 +1,4 @@
-"""PyTorch Lightning's Trainer: stripped of all it can do without, and as it comes."""
+"""PyTorch Lightning's Trainer: stripped to the minimum, and with its defaults."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tpu_trainer import Task
 
 
 def lean(task: Task, batch: int, steps: int) -> None:
-    """No bar, no logger, no checkpoint, no summary."""
+    """Without progress bar, logger, checkpoints and summary."""
     without = dict.fromkeys(("enable_progress_bar", "logger", "enable_checkpointing", "enable_model_summary"), False)
     _fit(Module(task, logs=False), task, batch, steps, without)
 
 
 def default(task: Task, batch: int, steps: int) -> None:
-    """What Trainer() does when it is told nothing, and the usual self.log of the loss."""
+    """Trainer() without arguments, and the usual self.log of the loss."""
     _fit(Module(task, logs=True), task, batch, steps, {})
 
 
 class XlaCpu(XLAAccelerator):
-    """Lightning asks the cloud for TPU chips before it lets its XLA code run; here XLA's CPU device stands for one."""
+    """Lightning looks for TPU chips before it lets its XLA code run; here XLA's CPU device poses as one."""
 
     @staticmethod
     def is_available() -> bool:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """The two models that every loop trains, as tasks. `mlp` and `transformer` are also this trainer's entrypoints.
 
-One is bound by what a loop does around the device's work (a few milliseconds per step), the other by that work.
+One is bound by the loop's overhead around the device's work (a few milliseconds per step), the other by that work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Model:
 
 
 class Repeated(Dataset[Any]):
-    """A pool of examples as one long dataset, so that no loop comes to the end of an epoch while it is timed."""
+    """A pool of examples as one long dataset, so that no loop reaches the end of an epoch while it is timed."""
 
     def __init__(self, pool: TensorDataset) -> None:
         self._pool = pool
@@ -109,7 +109,7 @@ MODELS = {
 
 
 def loader(task: Task, batch: int) -> DataLoader[Any]:
-    """The batches of the loops that are not this trainer's: as many examples, read and put together the same way."""
+    """The batches for the other loops: as many examples as this trainer's, read and collated the same way."""
     return DataLoader(task.train, batch_size=batch, shuffle=True, drop_last=True)
 
 
@@ -129,7 +129,7 @@ def _next_token(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
 
 
 def _on_xla(output: Tensor) -> Tensor:
-    """Eager PyTorch is twice as fast on a CPU: a loop that had fallen back to it would win."""
+    """Eager PyTorch is twice as fast on a CPU: a loop that fell back to it would win."""
     if output.device.type != "xla":
         raise RuntimeError(f"this loop trains on {output.device}; only what runs on the XLA device may be compared")
     return output

@@ -1,4 +1,4 @@
-"""What is compared: its name in the JSON, and in words."""
+"""What is compared: names in the JSON, and their descriptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKS = {
 }
 
 PLAIN_PAIR = "plain-pair"
-"""Nothing switched on, with one host and with two: what only several replicas do is compared with the second."""
+"""Nothing switched on, with one host and with two; the second is the baseline for what only several replicas do."""
 
 FEATURES = {
     "checkpoint": f"checkpoint every {CHECKPOINT_EVERY} steps",

@@ -1,6 +1,6 @@
-"""`python -m tpu_trainer`, with a line about what its doctor has cost so far: `python -m bench.trainer.observed`.
+"""`python -m tpu_trainer` that also prints what its doctor has cost so far: `python -m bench.trainer.observed`.
 
-The doctor keeps its own account; this makes it heard, and changes nothing else.
+The doctor keeps its own account; this prints it, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LINE = re.compile(r"doctor at step (\d+): (\{.*\})")
 def doctor_cost(lines: Sequence[tuple[float, str]], warm_up: int) -> dict[str, Any]:
     """Seconds per check: all of those in the warm-up, and per step after it; beside a whole step's seconds.
 
-    Raises NotComparable where there are fewer than two accounts after the warm-up.
+    Raises NotComparable if there are fewer than two accounts after the warm-up.
     """
     told = [(at, found) for at, line in lines if (found := _LINE.match(line)) and int(found[1]) >= warm_up]
     if len(told) < 2:
@@ -40,7 +40,7 @@ def main() -> int:
             if step % READ_EVERY == 0:
                 print(f"doctor at step {step}: {json.dumps(self.seconds)}", flush=True)
 
-    # Before `replica` is imported, which `train` does late.
+    # This must run before `train` imports `replica`, which it does late.
     doctor.Doctor = Observed  # type: ignore[misc]
     return train()
 

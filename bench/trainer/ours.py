@@ -1,4 +1,4 @@
-"""This trainer as a worker runs it: `python -m tpu_trainer` with a run spec, a host per replica on XLA's CPU device."""
+"""This trainer as a worker runs it: `python -m tpu_trainer` with a run spec, one host per replica, XLA's CPU device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.trainer.models import LEARNING_RATE, MODELS, SEED
 
 
 def run_spec(model: str, steps: int, hosts: int = 1, **more: Any) -> dict[str, Any]:
-    """The run spec of `model`; `more` are further fields of it (checkpoint, report)."""
+    """The run spec of `model`; `more` adds fields (checkpoint, report)."""
     batch = MODELS[model].batch
     return {
         "schema": "runspec/v1",
@@ -31,7 +31,7 @@ def run_spec(model: str, steps: int, hosts: int = 1, **more: Any) -> dict[str, A
 
 
 def environments(spec: Mapping[str, Any], directory: Path) -> list[dict[str, str]]:
-    """Per host what the operator would set; the run spec, the progress file and the report are in `directory`."""
+    """The environment that the operator would set per host; run spec, progress file and report are in `directory`."""
     file = directory / "run.json"
     file.write_text(json.dumps(spec))
     hosts = spec["slice"]["hosts"]

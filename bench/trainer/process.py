@@ -1,4 +1,4 @@
-"""One timed run, each of its hosts a process of its own: watched line by line, and always reaped."""
+"""One timed run with a process per host: read line by line, and always reaped."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LIMIT = 900.0
 def watch(module: str, arguments: Sequence[str], *hosts: Mapping[str, str]) -> list[tuple[float, str]]:
     """The lines that `python -m module arguments` prints, each with the monotonic seconds at which it came.
 
-    `hosts`: for each process what its environment has besides; the lines are those of the first.
+    `hosts`: the additional environment of each process; the lines come from the first.
 
-    Raises NotComparable with the end of its output where the first one fails, or is still there after LIMIT.
+    Raises NotComparable with the end of its output if the first one fails or still runs after LIMIT.
     """
     with tempfile.TemporaryFile("w+") as errors, contextlib.ExitStack() as started:
         outputs: list[IO[str] | int] = [subprocess.PIPE, *[errors] * (len(hosts) - 1)]
@@ -62,7 +62,7 @@ def _process(
     limit.start()
     try:
         yield process
-        # The first has ended well, and its numbers stand; the others end with it.
+        # The first has succeeded and its numbers count; the others end with it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=60)
     finally:

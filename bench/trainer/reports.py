@@ -1,6 +1,6 @@
-"""The one line that every loop prints once it has read a loss, and the stopwatch that stands outside and reads it.
+"""The line that every loop prints once it has read a loss, and the stopwatch that reads it from outside.
 
-Nothing that a loop says about its own speed is used: the times are those at which its lines came.
+A loop's own claims about its speed are ignored: only the arrival times of its lines count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINE = re.compile(r"step (\d+)(?:/\d+)?: loss ([^\s,]+)")
 
 @dataclass(frozen=True)
 class Report:
-    """After `step` steps the loss was `loss`; the line came at `at` (monotonic seconds)."""
+    """After `step` steps the loss was `loss`; the line arrived at `at` (monotonic seconds)."""
 
     step: int
     loss: float
@@ -25,7 +25,7 @@ class Report:
 
 
 class NotComparable(Exception):
-    """A run that trained nothing, or too little to be timed; the text says which."""
+    """A run that trained nothing, or too little to be timed; the message says which."""
 
 
 def due(step: int, steps: int) -> bool:
@@ -38,15 +38,15 @@ def report(step: int, loss: float) -> None:
 
 
 def parse(line: str, at: float) -> Report | None:
-    """None for every line that is no report."""
+    """None for a line that is not a report."""
     found = _LINE.match(line)
     return Report(int(found[1]), float(found[2]), at) if found else None
 
 
 def steps_per_second(reports: Sequence[Report], warm_up: int) -> float:
-    """Over all steps after the first report with at least `warm_up` steps done.
+    """The rate over all steps after the first report with at least `warm_up` steps done.
 
-    Raises NotComparable where there are fewer than two such reports.
+    Raises NotComparable if there are fewer than two such reports.
     """
     timed = [report for report in reports if report.step >= warm_up]
     if len(timed) < 2:
@@ -56,7 +56,7 @@ def steps_per_second(reports: Sequence[Report], warm_up: int) -> float:
 
 
 def check_learned(reports: Sequence[Report], chance: float) -> None:
-    """Raises NotComparable where the last loss is no better than `chance`: nothing is as fast as not to train."""
+    """Raises NotComparable if the last loss is not better than `chance`: not training at all is the fastest."""
     last = reports[-1]
     # Written so that a NaN does not pass.
     if not last.loss < 0.9 * chance:

@@ -1,4 +1,4 @@
-"""The runs that are compared: which loop, on which model, for how long, with what switched on."""
+"""The compared runs: which loop, on which model, for how long, with what switched on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bench.trainer.process import watch
 from bench.trainer.reports import NotComparable, check_learned, parse, steps_per_second
 
 DOCTOR_HOSTS = 2
-"""Most of what the doctor does is to compare replicas."""
+"""Two, because most of the doctor's work is comparing replicas."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """What the run spec says where it is on (some of it names the run's directory), and what that leaves behind.
+    """What the run spec says if the feature is on (partly with the run's directory), and what it leaves behind.
 
-    `trace`: a file, and what stands in it. A feature that was not on costs nothing.
+    `trace`: a file and text in it, which prove that the feature was on; otherwise it would seem to cost nothing.
     """
 
     fields: Callable[[Path], dict[str, Any]]
@@ -82,7 +82,7 @@ def rate_of_feature(name: str, model: str, length: Length) -> float:
 
 
 def cost_of_doctor(model: str, length: Length) -> dict[str, Any]:
-    """What the doctor of host 0 says it has spent, in a gang of DOCTOR_HOSTS; waiting for the others included."""
+    """The time that the doctor of host 0 reports in a gang of DOCTOR_HOSTS, including waiting for the others."""
     with tempfile.TemporaryDirectory() as name:
         spec = ours.run_spec(model, length.steps, DOCTOR_HOSTS)
         lines = watch("bench.trainer.observed", [], *ours.environments(spec, Path(name)))

@@ -32,7 +32,7 @@ def features_table(part: Mapping[str, Any]) -> str:
 
 
 def doctor_table(part: Mapping[str, Any]) -> str:
-    """What each check took of host 0's time in the first steps, and per step after them."""
+    """What each check took of host 0's time in the first steps, and per step afterwards."""
     runs = part["runs"]
     rows = [["check", "first steps", "then per step", "of a step", "min..max"]]
     for check in runs[0]["perStep"]:
@@ -50,7 +50,7 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def filled_in(document: str, name: str, text: str) -> str:
-    """The document with `text` between its lines `<!-- name -->` and `<!-- end -->`; unchanged where they are not."""
+    """The document with `text` between its lines `<!-- name -->` and `<!-- end -->`; unchanged without these lines."""
     before, begin, rest = document.partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     return f"{before}{begin}{text}\n{end}{after}" if begin and end else document
@@ -61,7 +61,7 @@ def _range(spread: Spread, form: str) -> str:
 
 
 def _captioned(part: Mapping[str, Any], rounds: Sequence[object], rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the head."""
+    """The first row is the header."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     caption = f"Rounds: {len(rounds)}; a run is {part['steps']} steps, after {part['warmUp']} that are not timed."
     return "\n".join([caption, "", head, "|" + "---|" * len(rows[0]), *body])

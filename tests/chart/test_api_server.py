@@ -292,7 +292,7 @@ def test_the_metrics_of_the_installed_operator_describe_its_jobs(cluster: Cluste
         wait_until(
             lambda: 'tpujob_jobs{state="Starting"} 1.0' in operator.metrics(),
             timeout=60,
-            what="the job is counted as one that starts",
+            what="the job is counted as starting",
         )
     finally:
         cluster.plane.children.stop(operator.name, grace=30)

@@ -130,7 +130,7 @@ def test_a_worker_finds_the_nodes_of_its_reservation(
         def waits() -> bool:
             return any(c["reason"] == "Unschedulable" for c in found()["status"].get("conditions", []))
 
-        wait_until(waits, timeout=60, what="no node of the reservation is there yet")
+        wait_until(waits, timeout=60, what="the pod waits for a node of the reservation")
         patch = json.dumps({"metadata": {"labels": labels}, "spec": {"taints": [TPU_TAINT, TAINT]}})
         control_plane.kubectl("patch", "node", pool.nodes[1], "--type=merge", f"--patch={patch}")
         wait_until(lambda: found()["spec"].get("nodeName"), timeout=60, what="the pod has a node")

@@ -69,5 +69,5 @@ def kill_workers(training: Training, hosts: list[int]) -> None:
         training.chronicle.wait(
             lambda told, attempt=attempt: told.status() if told.status()["attempt"] > attempt else None,
             timeout=START_SECONDS,
-            what="the next attempt",
+            what="the next attempt has begun",
         )

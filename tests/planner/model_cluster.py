@@ -87,7 +87,7 @@ class ModelCluster:
     def write_status(self, body: Object) -> None:
         read = self.read_job()
         if body["metadata"]["resourceVersion"] != read["metadata"]["resourceVersion"]:
-            raise Conflict(409, "Conflict", "the job is not what it was when it was read")
+            raise Conflict(409, "Conflict", "the job has changed since it was read")
         if body["status"] != read.get("status"):
             self.job["status"] = copied(body["status"])
             self._new_version()
@@ -108,7 +108,7 @@ class ModelCluster:
     def delete_job(self, uid: str) -> None:
         """Background deletion, the default: the job is gone at once, its objects follow."""
         if self.read_job()["metadata"]["uid"] != uid:
-            raise Conflict(409, "Conflict", "the job is another one by now")
+            raise Conflict(409, "Conflict", "the job was replaced by another one")
         self.job_is_gone = True
 
     # What other actors do to the job.

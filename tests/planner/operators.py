@@ -199,7 +199,7 @@ def look(cluster: ModelCluster) -> Plan:
     # With notes, the plan also says why a gang waits.
     whole, slimmed = (replace(operator.view(thinned), notes=Notes()) for thinned in (dict, slim))
     same = plan(whole, cluster.now, cluster.reporting) == plan(slimmed, cluster.now, cluster.reporting)
-    assert same, "a slimmed pod lacks what is read"
+    assert same, "a slimmed pod lacks a field that the planner reads"
     return decided
 
 

@@ -128,7 +128,7 @@ class Gang(Surroundings):
         done = operator.work(**how)
 
         created = {int(name.split("-")[1]) for name in named(done, "create Pod/")}
-        assert created <= {before.attempt}, "workers of another attempt than the status said"
+        assert created <= {before.attempt}, "workers of an attempt that the status does not name"
         assert not (created and leftovers), "workers of two attempts exist together"
         assert all(cluster.pods.get(name) == pod for name, pod in foreign.items()), "another job's pod is touched"
         if is_finished(before):
@@ -159,7 +159,7 @@ class Gang(Surroundings):
         fired("a stale pass")
         if isinstance(done.error, Conflict):
             fired("a stale pass that conflicts")
-        assert all(pod in self.own_pods() for pod in newer), "workers of an attempt it does not know of are touched"
+        assert all(pod in self.own_pods() for pod in newer), "the pass touches workers of an attempt that it does not know"
         # Only a finished job is deleted, and a job stays finished.
         assert was_there is not self.cluster.job_is_gone or is_finished(before)
         # No API server can refuse a worker that is created too late; the next pass must delete it.

@@ -7,7 +7,7 @@ eight replicas that trace and compile at once on two cores: so they wait for eac
 and all but the first find the program compiled. Nothing else is replaced: launch, ordinals, placement, broadcast, the
 loop and the flat bucket are those of a TPU run.
 
-The patches stand at import, because the started processes import this module anew.
+The patches apply on import, because the started processes import this module again.
 """
 
 from __future__ import annotations

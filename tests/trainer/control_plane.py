@@ -1,6 +1,6 @@
 """`python -m tpu_trainer` whose replicas do not train: each tries what a backend offers beside the bucket, and says so.
 
-The replacement stands at import, because the started processes import this module anew.
+The replacement applies on import, because the started processes import this module again.
 """
 
 from __future__ import annotations

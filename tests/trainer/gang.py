@@ -161,7 +161,7 @@ class Launcher:
 
     def _base(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
-        # Compiling torch's Python anew in every process would take most of the tests' time.
+        # Compiling torch's Python files again in every process would take most of the tests' time.
         kept.pop("PYTHONDONTWRITEBYTECODE", None)
         return {
             **kept,
@@ -177,7 +177,7 @@ device each of one program (xla-spmd)."""
 
 
 def start_replicas(launcher: Launcher, kind: str, replicas: int, **changes: Any) -> Gang:
-    """`replicas` replicas of one of KINDS; `changes` are those of `run_spec`."""
+    """`replicas` replicas of one of KINDS; for `changes` see `run_spec`."""
     if kind == "chips":
         spec = run_spec(backend="xla", hardware="TPU", replicas=replicas, **changes)
         return launcher.start(spec, module="tests.trainer.chip_replicas", **chips(replicas))

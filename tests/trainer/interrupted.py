@@ -48,7 +48,7 @@ def task(hp: Hyperparameters) -> Task:
 
     def reached(place: int) -> None:
         if mine and place == int(call):
-            # The kubelet asks the host's first process to stop, which is not that of a chip.
+            # The kubelet asks the host's first process to stop, which is not a chip's process.
             asked = os.getppid() if name == "TERM" and parent_process() else os.getpid()
             os.kill(asked, signal.Signals[f"SIG{name}"])
 

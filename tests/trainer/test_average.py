@@ -1,4 +1,4 @@
-"""The average of the weights: that of plain PyTorch, evaluated and kept, and no part of the training."""
+"""The average of the weights equals plain PyTorch's, is evaluated and kept, and does not affect the training."""
 
 from __future__ import annotations
 

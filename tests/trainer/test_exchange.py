@@ -38,7 +38,7 @@ def test_gradients_that_are_not_finite_are_signalled(bad: float) -> None:
 
 
 class Device:
-    """As much of a backend as signals need: two replicas, one of which takes `slowest` seconds for a step."""
+    """As much of a backend as signals need: two replicas; one takes `slowest` seconds for a step."""
 
     terms = 2
 

@@ -136,7 +136,7 @@ def test_metric_objects_cover_the_whole_set_logged_or_computed_at_the_end(world:
         module.log("accuracy", found["accuracy"])
         module.log("missed", found["matrix"][0, 2].float())
         module.metrics["classes"].reset()
-        # Never reset: it goes on counting from one evaluation to the next.
+        # Never reset: it keeps counting from one evaluation to the next.
         module.log("sum", module.metrics["sum"].compute())
 
     missed = ((VALUES >= 0) & (VALUES < 0.5)).sum().item()

@@ -1,4 +1,4 @@
-"""A run that goes on on a slice of another size: the rest of the examples, by the new recipe, in the same order."""
+"""A run that continues on a slice of another size trains on the remaining examples in the same order."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Spy(torch.optim.AdamW):
 
 
 def layer_decay(hp: Hyperparameters) -> Task:
-    """Twelve groups, as timm's param_groups_layer_decay makes them: the rate is left to whoever schedules it."""
+    """Twelve groups, as timm's param_groups_layer_decay makes them: the rate is left to the scheduler."""
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(11)], nn.Linear(8, tasks.CLASSES))
 
     def groups(parameters: Any, hp: Hyperparameters) -> Spy:

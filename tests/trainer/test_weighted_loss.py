@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 def examples() -> TensorDataset:
-    """Labels of sequences of 5, most of which do not count; some sequences have none that does."""
+    """Labels of sequences of 5; most labels do not count, and in some sequences none does."""
     generator = torch.Generator().manual_seed(7)
     labels = torch.randint(0, 3, (72, 5), generator=generator)
     labels[torch.rand(72, 5, generator=generator) < 0.8] = IGNORED

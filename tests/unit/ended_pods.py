@@ -352,7 +352,7 @@ EXIT_CODES = (
     ),
     FailedPod("a crash", exited(139), "Unknown", "Crashed", "the worker was ended by SIGSEGV (exit code 139)"),
     FailedPod("any other code", exited(3, "bad luck"), "Unknown", "ExitCode", "bad luck"),
-    FailedPod("a code that is no signal's", exited(255), "Unknown", "ExitCode", "the worker exited with code 255"),
+    FailedPod("a code without a signal", exited(255), "Unknown", "ExitCode", "the worker exited with code 255"),
     FailedPod(
         "an error while a sidecar still runs",
         with_status(exited(1, "ValueError: 3"), phase="Running"),

@@ -15,5 +15,5 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def obeyed(output: str) -> list[str]:
-    """What of the output a terminal would obey, beyond what rich writes."""
+    """The parts of the output that a terminal would obey, except what rich writes."""
     return _OBEYED.findall(_OF_RICH.sub("", output))

@@ -1,4 +1,4 @@
-"""A progress service with a cluster behind it that is no server. For the tests of the service."""
+"""A progress service with a fake cluster instead of an API server, for the tests of the service."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -56,7 +56,7 @@ def test_a_failure_says_where_and_when_it_happened() -> None:
             0,
             id="a failed pod that is deleted afterwards failed first",
         ),
-        pytest.param([ended(pod(0), 0, after=1), ended(pod(1), 3, after=9)], 1, id="success is no failure"),
+        pytest.param([ended(pod(0), 0, after=1), ended(pod(1), 3, after=9)], 1, id="success is not a failure"),
         pytest.param([deleted(ended(pod(0), 0), after=8), ended(pod(1), 3, after=9)], 1, id="nor is its deletion"),
     ],
 )

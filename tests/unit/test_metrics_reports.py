@@ -1,4 +1,4 @@
-"""How a worker's report was answered is what is counted, whoever refused it."""
+"""Reports of workers are counted by their answer, whichever part of the service refused them."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

@@ -203,7 +203,7 @@ async def test_an_expired_certificate_is_not_trusted(authority: Authority) -> No
             await certificate_seen(port, trusting(authority), HOST)
 
 
-# OpenSSL here may not speak the old versions at all, and Python warns of whoever asks for them.
+# OpenSSL here may not support the old versions at all, and Python warns about code that requests them.
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 async def test_old_versions_of_tls_are_refused(authority: Authority) -> None:
     client = trusting(authority)

@@ -112,7 +112,7 @@ WRONG = {
     "a step between two": (b'{"phase": "Training", "step": 7.5}', "step: input should be a valid integer"),
     "a step that is a flag": (b'{"phase": "Training", "step": true}', "step: input should be a valid integer"),
     "a step below zero": (b'{"phase": "Training", "step": -1}', "step: input should be greater than or equal to 0"),
-    "a step beyond counting": (b'{"phase": "Training", "step": %d}' % 10**400, "step: input should be less than"),
+    "a step that is too large": (b'{"phase": "Training", "step": %d}' % 10**400, "step: input should be less than"),
     "a loss as text": (b'{"phase": "Training", "step": 7, "loss": "0.5"}', "loss: input should be a valid number"),
     "a metric as text": (
         b'{"phase": "Training", "step": 7, "metrics": {"accuracy": "0.9"}}',

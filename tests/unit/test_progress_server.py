@@ -272,7 +272,7 @@ async def test_a_bad_report_does_not_excuse_the_silence_of_its_job(
 
 
 async def test_many_workers_behind_one_address_are_all_accepted(desk: Desk, worker: TestClient[Any, Any]) -> None:
-    """An accepted token is no refusal, however many of them are new."""
+    """Accepted tokens do not count as refusals, however many of them are new."""
     bearers = [{"Authorization": f"Bearer {number}"} for number in range(100)]
     desk.cluster.tokens = {str(number): desk.cluster.tokens["token"] for number in range(100)}
     heard = []

@@ -94,7 +94,7 @@ async def test_an_unknown_token_is_401() -> None:
         {"username": "system:serviceaccount:default:default", "extra": {POD_NAME: ["digits-1-0-0"]}},
         {"username": "system:serviceaccount:default:default", "extra": {POD_NAME: [], POD_UID: []}},
     ],
-    ids=["nobody", "a person", "a person who says pod", "unbound", "no uid", "empty"],
+    ids=["nobody", "a user", "a user who claims a pod", "unbound", "no uid", "empty"],
 )
 async def test_a_token_without_a_pod_is_403(user: Object) -> None:
     refused = await refusal(ReviewingCluster(tokens={"token": token_of(pod(), user=user)}))

@@ -123,7 +123,7 @@ def test_what_deserves_a_second_look_gets_a_warning(replicas: int, before: dict[
 @pytest.mark.parametrize(
     ("tuned", "replicas", "batch", "at_once", "accumulation"),
     [
-        # The fewest passes whose part is no larger than the one a replica was tuned with.
+        # The fewest passes whose part is at most as large as the one a replica was tuned with.
         (32, 8, 1024, 32, 4),
         (32, 16, 96 * 32, 96, 2),
         (8, 8, 1024, 128, 1),

@@ -25,7 +25,7 @@ def writing(by: Author, *steps: int, keep: int = 1) -> Callable[[Store], None]:
     """Writes checkpoints that only `by` could have written: its attempt is in their tensors."""
 
     def run(store: Store) -> None:
-        # A cut-off writer may find its files deleted under it: then its checkpoint does not count, and it goes on.
+        # A cut-off writer may find its files deleted under it: then its checkpoint does not count, and it continues.
         with suppress(StorageError):
             prepare(Target(store, by, keep))
         for step in steps:
