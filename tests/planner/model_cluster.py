@@ -156,4 +156,4 @@ def _find(place: dict[str, Object], name: str, uid: str) -> None:
     if name not in place:
         raise NotFound(404, "NotFound", f"there is no {name}")
     if place[name]["metadata"]["uid"] != uid:
-        raise Conflict(409, "Conflict", f"{name} is another one by now")
+        raise Conflict(409, "Conflict", f"{name} was replaced by another one")

@@ -159,7 +159,7 @@ class Gang(Surroundings):
         fired("a stale pass")
         if isinstance(done.error, Conflict):
             fired("a stale pass that conflicts")
-        assert all(pod in self.own_pods() for pod in newer), "the pass touches workers of an attempt that it does not know"
+        assert all(pod in self.own_pods() for pod in newer), "workers of an attempt that it does not know are touched"
         # Only a finished job is deleted, and a job stays finished.
         assert was_there is not self.cluster.job_is_gone or is_finished(before)
         # No API server can refuse a worker that is created too late; the next pass must delete it.

@@ -244,7 +244,7 @@ def test_a_job_created_suspended_starts_nothing() -> None:
 def test_suspending_stops_the_gang() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)
-    assert described(one_pass(cluster)) == [], "a worker is stopped before the status says that the suspension is requested"
+    assert described(one_pass(cluster)) == [], "a worker is stopped before the status says so"
     assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS]
     assert kstatus(cluster.job) == "InProgress"
     kubelet.sweep(cluster)

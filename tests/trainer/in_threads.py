@@ -16,7 +16,7 @@ from tpu_trainer.backends.feed import feed_in_turn
 
 
 class _Meeting:
-    """Where replicas exchange values, round by round; a replica that waits for one that has left gets a ConnectionError."""
+    """Where replicas exchange values, round by round; waiting for one that has left is a ConnectionError."""
 
     def __init__(self, world: int) -> None:
         self._world = world
