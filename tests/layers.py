@@ -1,4 +1,4 @@
-"""The layers of tests, cheapest first: what each proves and what it needs. Read by `tests/conftest.py`."""
+"""The layers of tests, cheapest first: what each proves and what it needs."""
 
 import importlib.util
 import os

@@ -17,7 +17,7 @@ _LINE = re.compile(r"doctor at step (\d+): (\{.*\})")
 
 
 def doctor_cost(lines: Sequence[tuple[float, str]], warm_up: int) -> dict[str, Any]:
-    """Seconds per check: all of those in the warm-up, and per step after it; beside a whole step's seconds.
+    """Seconds per check: in total for the warm-up, and per step after it; and the seconds of a whole step.
 
     Raises NotComparable if there are fewer than two accounts after the warm-up.
     """

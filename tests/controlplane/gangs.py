@@ -32,8 +32,7 @@ class Gang:
         self._space.wait(reached, f"{self.name} runs in attempt {attempt}", timeout)
 
     def must_have_restarted(self, times: int) -> None:
-        """So often and no oftener; of all workers only the last gang's are left, and the one that failed last, for its
-        log."""
+        """Exactly this often; only the last gang's workers are left, and the one that failed last, for its log."""
         found = self._job()["status"]
         failed = [found["lastFailure"]["pod"]] if times else []
         assert found["attempt"] == times + 1

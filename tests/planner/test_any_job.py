@@ -28,7 +28,7 @@ _STATUS = jsonschema.Draft7Validator(structural(Status))
 _INT64 = 2**63
 _LARGEST_CONFIG_MAP = 2**20
 
-# How a running gang ends, and one that does not start.
+# How running gangs end, and gangs that do not start.
 MISHAPS: dict[str, Mishap] = {**ENDINGS, **LOSSES, **STARTS}
 FEW = settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 

@@ -146,7 +146,7 @@ SAVES = {
 @pytest.mark.parametrize("saves", SAVES)
 @pytest.mark.parametrize("resumed", ["while its workers stop", "later"])
 def test_a_suspension_keeps_what_the_worker_reported_as_saved(saves: str, resumed: str) -> None:
-    """The last report comes right before the pod goes."""
+    """The last report comes right before the pod is deleted."""
     step, expected = SAVES[saves]
     cluster = given_a_gang_that_trains()
     cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}

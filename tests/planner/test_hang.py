@@ -1,4 +1,4 @@
-"""When a running gang counts as hung, and what it is asked first."""
+"""When a running gang counts as hung, and what the operator asks it first."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -411,7 +411,7 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
 
 
 def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:
-    """Foreground deletion: the job goes when its pods are gone."""
+    """Foreground deletion: the job is deleted when its pods are gone."""
     cluster = given_a_running_gang()
     cluster.job["metadata"]["deletionTimestamp"] = format_time(cluster.now)
     kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])

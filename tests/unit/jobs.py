@@ -1,4 +1,4 @@
-"""A valid job as plain data, and copies of it with single fields changed. Used by the unit and planner tests."""
+"""A valid job as plain data, and copies of it with single fields changed."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Worker pods as an API server shows them. Used by the unit and planner tests."""
+"""Worker pods as an API server shows them."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

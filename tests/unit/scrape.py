@@ -1,4 +1,4 @@
-"""What Prometheus would read from the operator's metrics. Used by the metrics' tests."""
+"""What Prometheus would read from the operator's metrics."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
