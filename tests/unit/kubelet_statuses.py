@@ -1,5 +1,4 @@
-"""A worker's pod as a kubelet of Kubernetes 1.35 leaves it when something went wrong. Used by `ended_pods`,
-`stuck_pods` and the tests of the classifier."""
+"""A worker's pod as a kubelet of Kubernetes 1.35 leaves it when something went wrong."""
 
 from dataclasses import dataclass, field
 from typing import Any
