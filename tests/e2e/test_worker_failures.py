@@ -183,18 +183,13 @@ Stories = dict[str, Future[Story]]
 
 
 @pytest.fixture(scope="module")
-def stories(
-    cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage, recoveries: Recoveries
-) -> Iterator[Stories]:
+def stories(cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage) -> Iterator[Stories]:
     """All trainings of this module, by the name of their failure; they start when the first one is requested."""
 
     def hurt(name: str, fault: Fault) -> Story:
         with started(cluster, storage, STEP_SECONDS, fault.env, **fault.spec) as training:
             fault.inflict(training)
-            story = Story.of(training)
-        if name in HEALED:
-            recoveries[f"worker {name}"] = recovery(story.chronicle, 2)
-        return story
+            return Story.of(training)
 
     with ThreadPoolExecutor(AT_ONCE) as together:
         # The longest start first.
@@ -245,8 +240,9 @@ def test_the_failure_is_on_record(stories: Stories, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEALED)
-def test_the_gang_is_restarted_once(stories: Stories, name: str) -> None:
+def test_the_gang_is_restarted_once(stories: Stories, name: str, recoveries: Recoveries) -> None:
     story = stories[name].result()
+    recoveries[f"worker {name}"] = recovery(story.chronicle, 2)
     assert story.chronicle.attempts() == [1, 2]
     assert story.chronicle.created() == [f"{NAME}-{attempt}-0-{host}" for attempt in (1, 2) for host in range(HOSTS)]
     assert story.status["restarts"]["byClass"] == {FAULTS[name].failure_class: 1}

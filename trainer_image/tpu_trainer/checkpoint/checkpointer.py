@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 
@@ -105,12 +104,13 @@ class Checkpointer(Checkpoints):
     ) -> None:
         super().__init__(due)
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
-        self._writing: Future[Result] | None = None
+        self._writing: Thread | None = None
+        self._results: list[Result] = []
         self.last_step = self._newest = resumed
         self._since = now()
 
     def overdue(self) -> bool:
-        if self._writing is not None and self._writing.done():
+        if self._writing is not None and not self._writing.is_alive():
             self._wait()
         return self._when.by_time(self._now() - self._since)
 
@@ -139,18 +139,19 @@ class Checkpointer(Checkpoints):
         snapshot = self._take(step, position, health)
         self._newest, self._since = step, self._now()
         self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
-        writing: Future[Result] = Future()
-        self._writing = writing
         # A daemon: storage that never answers must not keep the process from ending once it has been told to.
-        Thread(
-            target=lambda: writing.set_result(_write(self._target, snapshot)), name="checkpoint", daemon=True
-        ).start()
+        self._writing = Thread(
+            target=lambda: self._results.append(_write(self._target, snapshot)), name="checkpoint", daemon=True
+        )
+        self._writing.start()
 
     def _wait(self) -> Result | None:
         """Waits for the write under way, if there is one, and takes its result into account."""
         if self._writing is None:
             return None
-        result, self._writing = self._writing.result(), None
+        # Joined, because a thread that still frees its tensors while the interpreter exits aborts the process.
+        self._writing.join()
+        result, self._writing = self._results.pop(), None
         if result.failure is not None:
             newest = "there is none" if self.last_step is None else f"the newest is of step {self.last_step}"
             self._say(f"the checkpoint of step {result.step} was not written, {newest}: {result.failure}")
