@@ -125,8 +125,8 @@ class Gang:
 class Launcher:
     """Hands out gangs and remembers their processes."""
 
-    def __init__(self, directory: Path, bytecode: Path) -> None:
-        self._directory, self._bytecode = directory, bytecode
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._hosts: list[Host] = []
 
     def start(self, spec: dict[str, Any], module: str = "tpu_trainer", **env: str) -> Gang:
@@ -161,12 +161,9 @@ class Launcher:
 
     def _base(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
-        # Compiling torch's Python files again in every process would take most of the tests' time.
-        kept.pop("PYTHONDONTWRITEBYTECODE", None)
         return {
             **kept,
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
-            "PYTHONPYCACHEPREFIX": str(self._bytecode),
             "OMP_NUM_THREADS": "1",
         }
 

@@ -31,9 +31,9 @@ GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, bytecode: Any) -> Any:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Per gang what its processes found, in the order of their ranks; every gang runs once."""
-    launcher = Launcher(tmp_path_factory.mktemp("gangs"), bytecode)
+    launcher = Launcher(tmp_path_factory.mktemp("gangs"))
     results: dict[str, list[dict[str, Any]]] = {}
 
     def of(name: str) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +24,9 @@ def warnings(gang: Gang) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def ill(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Iterator[Gang]:
+def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
     """One torch_xla process that does everything wrong, one thing after the other."""
-    launcher = Launcher(tmp_path_factory.mktemp("ill"), bytecode)
+    launcher = Launcher(tmp_path_factory.mktemp("ill"))
     gang = launcher.start(
         run_spec(backend="xla", entrypoint="tests.trainer.doctor_tasks:every_pitfall", trainSteps=doctor_tasks.STEPS)
     )

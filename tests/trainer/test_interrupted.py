@@ -64,14 +64,14 @@ class Undisturbed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> Callable[[Gangs], Undisturbed]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Gangs], Undisturbed]:
     """Per kind of gang."""
     known: dict[Gangs, Undisturbed] = {}
 
     def run(gangs: Gangs) -> Undisturbed:
         if gangs not in known:
             directory = tmp_path_factory.mktemp("uninterrupted")
-            launcher = Launcher(directory, bytecode)
+            launcher = Launcher(directory)
             try:
                 gang = gangs.start(launcher, checkpoint={"uri": str(directory / "checkpoints"), "keep": 1})
                 assert set(gang.wait()) == {0}, gang.output()

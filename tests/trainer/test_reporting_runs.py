@@ -51,9 +51,9 @@ def start(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> list[float]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a run that reports to nobody."""
-    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"), bytecode)
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
     try:
         gates = Gates(tmp_path_factory.mktemp("gates") / "none")
         spec = run_spec(entrypoint="tests.trainer.gated:task", replicas=1, trainSteps=STEPS)

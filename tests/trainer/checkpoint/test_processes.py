@@ -19,7 +19,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start(bytecode: Path) -> Iterator[Start]:
+def start() -> Iterator[Start]:
     """Starts a module of this folder with arguments; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
@@ -28,10 +28,8 @@ def start(bytecode: Path) -> Iterator[Start]:
             **os.environ,
             "PJRT_DEVICE": "CPU",
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
-            "PYTHONPYCACHEPREFIX": str(bytecode),
             "OMP_NUM_THREADS": "1",
         }
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", f"tests.trainer.checkpoint.{module}", *arguments]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         started.append(process)
