@@ -17,14 +17,14 @@ from tests.e2e.training import HOSTS, NAME, START_SECONDS, Training, result, sta
 
 # Long runs: `make soak`.
 SEEDS = range(10) if os.environ.get("SOAK") == "1" else range(1)
-OPERATOR_KILLS = 20
-WORKER_KILLS = 3
+OPERATOR_KILLS = 12
+WORKER_KILLS = 2
 # Counted from when its process appears; it needs about two seconds to begin its work.
 LONGEST_LIFE_SECONDS = 5.0
 STEP_SECONDS = 0.2
 
 # The training must not end before the operator has died for the last time: an attempt runs 50 steps and then waits,
-# which leaves 90 of the 240 steps to the last attempt.
+# which leaves 140 of the 240 steps to the last attempt.
 ENV = {PACED_ATTEMPTS: str(WORKER_KILLS + 1), GATE: "50", "TPU_TRAINER_HANG_SECONDS": "3600"}
 
 

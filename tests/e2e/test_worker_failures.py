@@ -23,8 +23,9 @@ from tests.e2e.training import HOSTS, NAME, Training, result, started
 # More would only wait for each other: starting a worker takes ten seconds of CPU time.
 AT_ONCE = 3
 STEP_SECONDS = 0.05
-HANG_SECONDS = 5
-NO_PROGRESS_SECONDS = 15
+# Long enough for a healthy worker that shares two cores with everything else.
+HANG_SECONDS = 30
+NO_PROGRESS_SECONDS = 30
 
 # The parts into which a job's seconds are divided; the remaining field is a part of the productive seconds.
 ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
