@@ -204,19 +204,19 @@ except StorageDeniedError as error:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.parametrize("operation", [("list", "step-"), ("delete", "step-1/a")])
 def test_a_directory_of_another_user_names_the_user_that_must_be_let_in(tmp_path: Path, operation: tuple[str]) -> None:
-    DirectoryStore(tmp_path / "root").put("step-1/a", b"")
-    (tmp_path / "root/step-1").chmod(0o700)
+    DirectoryStore(tmp_path / "place").put("step-1/a", b"")
+    (tmp_path / "place/step-1").chmod(0o700)
     for directory in (tmp_path, *tmp_path.parents):
         if directory.is_relative_to(Path(tempfile.gettempdir(), "pytest-of-root")):
             directory.chmod(0o755)
-    command = [sys.executable, "-c", AS_A_STRANGER, str(tmp_path / "root"), *operation]
+    command = [sys.executable, "-c", AS_A_STRANGER, str(tmp_path / "place"), *operation]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert f"Permission denied ({tmp_path}/root/step-1" in said
+    assert f"Permission denied ({tmp_path}/place/step-1" in said
     assert "the worker runs as user 65532 of group 65532, which must be allowed to read and write there" in said
 
 
 def test_a_directory_is_deleted_with_its_last_file_but_the_root_stays(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "root")
+    store = DirectoryStore(tmp_path / "place")
     store.put("step-1/a", b"")
     store.delete("step-1/a")
-    assert list(tmp_path.rglob("*")) == [tmp_path / "root"]
+    assert list(tmp_path.rglob("*")) == [tmp_path / "place"]
