@@ -5,7 +5,7 @@ failure's class.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.failures import FailureReason
@@ -80,16 +80,23 @@ def hang(
 ) -> Failure:
     """The failure of a gang without progress. A long message keeps its first line and the end of its stacks."""
     what, _, stacks = message.partition("\n")
+    return failure_of(pod, attempt, FailureClass.HANG, reason, with_ending(what, stacks, "\n"), now)
+
+
+def failure_of(
+    pod: WorkerPod, attempt: int, failure_class: FailureClass, reason: str, message: str, time: datetime
+) -> Failure:
+    """The record of a failure that `pod` shows."""
     return Failure(
         attempt=attempt,
         pod=pod.name,
         node=pod.node,
         slice=pod.worker.slice,
         host=pod.worker.host,
-        failure_class=FailureClass.HANG,
+        failure_class=failure_class,
         reason=reason,
-        message=with_ending(what, stacks, "\n"),
-        time=format_time(now),
+        message=message,
+        time=format_time(time),
     )
 
 
@@ -159,17 +166,7 @@ def _last_heard(pod: WorkerPod, now: datetime) -> datetime:
 
 
 def _record(end: _End, attempt: int, now: datetime) -> Failure:
-    pod = end.pod
-    return Failure(
-        attempt=attempt,
-        pod=pod.name,
-        node=pod.node,
-        slice=pod.worker.slice,
-        host=pod.worker.host,
-        exit_code=pod.exit_code,
-        failure_class=end.row.failure_class,
-        reason=end.row.reason_for(pod),
-        message=end.row.message_for(pod),
-        time=format_time(min(end.began, now)),
-        step=step_reached(pod),
-    )
+    pod, row = end.pod, end.row
+    message, time = row.message_for(pod), min(end.began, now)
+    failure = failure_of(pod, attempt, row.failure_class, row.reason_for(pod), message, time)
+    return replace(failure, exit_code=pod.exit_code, step=step_reached(pod))

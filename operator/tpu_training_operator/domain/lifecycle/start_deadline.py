@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass, RunPolicy
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.failures.first import failure_of
 from tpu_training_operator.domain.failures.messages import with_ending
 from tpu_training_operator.domain.failures.pod_signs import has_started
 from tpu_training_operator.domain.hosts import waits_for
-from tpu_training_operator.domain.observed import WorkerPod, format_time
+from tpu_training_operator.domain.observed import WorkerPod
 
 # Pulling a large image on a new node takes a while.
 _LONGEST_START = timedelta(minutes=30)
@@ -45,17 +46,8 @@ def not_started(late: Late, event: str, attempt: int, now: datetime) -> Failure:
     pod = late.pod
     waits = f"{waits_for(pod)} ({event})" if event else waits_for(pod)
     what = f"the container has not started within {late.limit.total_seconds():.0f} s on its node"
-    return Failure(
-        attempt=attempt,
-        pod=pod.name,
-        node=pod.node,
-        slice=pod.worker.slice,
-        host=pod.worker.host,
-        failure_class=FailureClass.INFRASTRUCTURE,
-        reason=FailureReason.NOT_STARTED,
-        message=with_ending(what, waits),
-        time=format_time(now),
-    )
+    message = with_ending(what, waits)
+    return failure_of(pod, attempt, FailureClass.INFRASTRUCTURE, FailureReason.NOT_STARTED, message, now)
 
 
 @dataclass(frozen=True)
