@@ -35,9 +35,9 @@ class Space:
     def uids(self) -> dict[str, str]:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
 
-    def apply_waiting(self, name: str = "digits", **changes: Any) -> None:
+    def waiting(self, name: str = "digits", **changes: Any) -> str:
         """The digits job with workers that only wait."""
-        job = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
+        job: Object = yaml.safe_load((REPOSITORY / "examples" / "digits.yaml").read_text())
         job["metadata"]["name"] = name
         del job["spec"]["trainer"]["entrypoint"]
         # By default TPU workers request most of a machine larger than this one.
@@ -48,7 +48,10 @@ class Space:
             "resources": {"requests": requests},
         }
         job["spec"] |= changes
-        self.kubectl("apply", "-f", "-", input=yaml.safe_dump(job))
+        return yaml.safe_dump(job)
+
+    def apply_waiting(self, name: str = "digits", **changes: Any) -> None:
+        self.kubectl("apply", "-f", "-", input=self.waiting(name, **changes))
 
     def wait_running(self, name: str = "digits") -> None:
         self.kubectl("wait", "--for=condition=GangReady", f"tpujob/{name}", "--timeout=120s")

@@ -1,6 +1,7 @@
-"""One small training on real nodes, in its own namespace, long enough to be hurt in the middle.
+"""One small job on real nodes, in its own namespace, long enough to be hurt in the middle.
 
-It uses two hosts, checkpoints in a bucket, and the slowed digits example (`paced_digits`).
+It runs on two hosts: the slowed digits example (`paced_digits`) with checkpoints in a bucket, or with `OWN_LOOP` a loop
+without torch.
 """
 
 from collections.abc import Iterator
@@ -27,12 +28,18 @@ STEPS_BETWEEN_CHECKPOINTS = 20
 RUN_SECONDS = 600.0
 START_SECONDS = 300.0
 
+# Fields that make it a job with its own loop.
+OWN_LOOP: Object = {
+    "trainer": {"entrypoint": None, "command": ["python3", "-m", "tests.e2e.own_loop"]},
+    "checkpoint": None,
+}
+
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], **spec: Any) -> Object:
     """The job. `pace`: seconds added to each step of the first attempt. `env`: additional variables for
-    `paced_digits` or the trainer. `spec`: fields to replace."""
+    `paced_digits` or the trainer. `spec`: fields to replace; None leaves a field out."""
     variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
     trainer = {
         "image": "ghcr.io/example/digits:1",
@@ -42,23 +49,28 @@ def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], 
         "terminationGracePeriodSeconds": 10,
         **spec.pop("trainer", {}),
     }
+    fields = {
+        "slice": {"acceleratorType": "v5litepod-8", "hardware": "CPU"},
+        "trainer": _set(trainer),
+        "recipe": {
+            "tunedOn": {"acceleratorType": "v5litepod-8"},
+            "globalBatchSize": 64,
+            "trainSteps": STEPS,
+            "optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"},
+        },
+        "checkpoint": {"uri": f"gs://{BUCKET}/{folder}", "everySteps": STEPS_BETWEEN_CHECKPOINTS, "keep": 2},
+        **spec,
+    }
     return {
         "apiVersion": "tpu-operator.dev/v1alpha1",
         "kind": "TPUTrainingJob",
         "metadata": {"name": NAME},
-        "spec": {
-            "slice": {"acceleratorType": "v5litepod-8", "hardware": "CPU"},
-            "trainer": trainer,
-            "recipe": {
-                "tunedOn": {"acceleratorType": "v5litepod-8"},
-                "globalBatchSize": 64,
-                "trainSteps": STEPS,
-                "optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"},
-            },
-            "checkpoint": {"uri": f"gs://{BUCKET}/{folder}", "everySteps": STEPS_BETWEEN_CHECKPOINTS, "keep": 2},
-            **spec,
-        },
+        "spec": _set(fields),
     }
+
+
+def _set(fields: Object) -> Object:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Training(Space):
@@ -82,9 +94,11 @@ class Training(Space):
         return max((int(name.split("/step-")[1][:8]) for name in names if name.endswith("/COMMIT")), default=0)
 
     def wait_attempt(self, attempt: int = 1) -> None:
-        """Waits until all workers of the attempt are ready."""
+        """Waits until all workers of the attempt have been ready."""
         self.chronicle.wait(
-            lambda told: _running(told.status(), attempt) or None, timeout=START_SECONDS, what=f"attempt {attempt} runs"
+            lambda told: any(_running(status, attempt) for status in told.statuses()) or None,
+            timeout=START_SECONDS,
+            what=f"attempt {attempt} runs",
         )
 
     def wait_checkpoint(self, after: int = 0) -> int:
