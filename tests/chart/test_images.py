@@ -54,6 +54,13 @@ def test_the_trainer_image_installs_the_torch_of_the_tests() -> None:
 
 
 @pytest.mark.parametrize("folder", DOCKERFILES)
+def test_an_image_holds_bytecode_of_the_standard_library_and_of_our_package(folder: str) -> None:
+    compiled = [line for line in instructions(DOCKERFILES[folder], "RUN") if "compileall" in line]
+    assert any('get_path("stdlib")' in line for line in compiled)
+    assert any("$packages/" in line for line in compiled)
+
+
+@pytest.mark.parametrize("folder", DOCKERFILES)
 def test_an_image_runs_as_a_user_that_kubernetes_can_tell_is_not_root(folder: str) -> None:
     # runAsNonRoot refuses an image whose user is a name.
     assert instructions(DOCKERFILES[folder], "USER")[-1] == "65532:65532"
