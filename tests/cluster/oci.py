@@ -1,4 +1,4 @@
-"""Writes images as OCI archives without any tool or registry: one layer, one configuration.
+"""Writes images as OCI archives without any tool or registry: layers and one configuration.
 
 https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md
 """
@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import platform
+import shutil
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -18,17 +20,22 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_image(archive: Path, name: str, layer: Path, command: tuple[str, ...]) -> None:
-    """Writes the archive of an image with one layer, an uncompressed tar file.
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
-    name: with registry and tag; containerd imports the image under it. command: its entrypoint.
+
+def write_image(archive: Path, name: str, layers: Sequence[Path], settings: Mapping[str, object]) -> None:
+    """Writes the archive of an image; its layers, lowest first, are uncompressed tar files.
+
+    name: with registry and tag; containerd imports the image under it. settings: how its container starts, such as
+    Entrypoint.
     """
+    described = [_descriptor(LAYER, layer) for layer in layers]
     config = json.dumps(
         {
             "architecture": ARCHITECTURES[platform.machine()],
             "os": "linux",
-            "config": {"Entrypoint": command, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]},
-            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+            "config": {"Env": [f"PATH={PATH}"], **settings},
+            "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in described]},
         }
     ).encode()
     manifest = json.dumps(
@@ -36,7 +43,7 @@ def write_image(archive: Path, name: str, layer: Path, command: tuple[str, ...])
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": _descriptor(CONFIG, config),
-            "layers": [_descriptor(LAYER, layer)],
+            "layers": described,
         }
     ).encode()
     named = _descriptor(MANIFEST, manifest) | {"annotations": {"io.containerd.image.name": name}}
@@ -45,7 +52,8 @@ def write_image(archive: Path, name: str, layer: Path, command: tuple[str, ...])
         _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [named]}).encode())
         for blob in (config, manifest):
             _add(tar, _blob_path(_digest(blob)), blob)
-        tar.add(layer, _blob_path(_digest(layer)))
+        for layer, description in zip(layers, described, strict=True):
+            tar.add(layer, _blob_path(str(description["digest"])))
 
 
 def write_program_image(archive: Path, name: str, program: Path) -> None:
@@ -53,8 +61,33 @@ def write_program_image(archive: Path, name: str, program: Path) -> None:
     layer = archive.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
         _add(tar, program.name, program.read_bytes())
-    write_image(archive, name, layer, (f"/{program.name}",))
+    write_image(archive, name, [layer], {"Entrypoint": [f"/{program.name}"]})
     layer.unlink()
+
+
+def write_folder_layer(layer: Path, folder: str) -> None:
+    """Writes a layer in which everybody may enter the folder."""
+    with tarfile.open(layer, "w") as tar:
+        entry = tarfile.TarInfo(folder)
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(entry)
+
+
+def extract_layer(archive: Path, layer: Path) -> None:
+    """Writes the only layer of an archive that `write_image` has written."""
+    with tarfile.open(archive) as tar:
+        [manifest] = json.loads(_read(tar, "index.json"))["manifests"]
+        [described] = json.loads(_read(tar, _blob_path(manifest["digest"])))["layers"]
+        source = tar.extractfile(_blob_path(described["digest"]))
+        assert source is not None
+        with layer.open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _read(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    assert file is not None
+    return file.read()
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import existing as existing_cluster
+from tests.cluster import oci
 from tests.cluster.api import Object
 from tests.cluster.existing import ExistingCluster
-from tests.cluster.images import Image, base_image, build_image
+from tests.cluster.images import Image, base_image, base_image_with, build_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
@@ -26,6 +27,16 @@ OPERATOR_NAMESPACE = "tpu-system"
 
 # Containers of the digits image see these at the same path as here: the environment, and the Python behind it.
 SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
+
+
+# The image of examples/digits.yaml for the tests: no torch in it. The tests' own environment, which the nodes share
+# with every container, stands where this says; copying its 7 GB into an image would test nothing more. The environment
+# may be below root's home, which is closed to others.
+DIGITS = {
+    "Env": [f"PATH={sys.prefix}/bin:{oci.PATH}", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"],
+    "WorkingDir": str(REPOSITORY),
+    "User": "65532:65532",
+}
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +59,11 @@ def images(cluster: RealCluster) -> None:
     """
     if not cluster.owns_nodes:
         return
-    version = importlib.metadata.version("tpu-training-operator")
-    environment = {"ENVIRONMENT": sys.prefix, "REPOSITORY": str(REPOSITORY)}
-    built = (
-        (REPOSITORY / "operator" / "Dockerfile", f"ghcr.io/example/tpu-training-operator:{version}", {}),
-        (Path(__file__).with_name("digits.Dockerfile"), "ghcr.io/example/digits:1", environment),
-    )
-    for dockerfile, name, build_args in built:
-        image = build_image(dockerfile, REPOSITORY, name, build_args, into=cluster.directory)
+    operator = f"ghcr.io/example/tpu-training-operator:{importlib.metadata.version('tpu-training-operator')}"
+    for image in (
+        build_image(REPOSITORY / "operator" / "Dockerfile", REPOSITORY, operator, {}, into=cluster.directory),
+        base_image_with("ghcr.io/example/digits:1", "root", DIGITS, into=cluster.directory),
+    ):
         cluster.load_image(image.archive)
         image.archive.unlink()
 
