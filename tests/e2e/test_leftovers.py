@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,42 +22,56 @@ with RealCluster(nodes=1) as cluster:
 """
 
 
-@pytest.fixture
-def killed(cluster: RealCluster) -> Iterator[tuple[Path, set[int]]]:
-    """The directory and the former processes of a second cluster whose run was killed."""
+@dataclass(frozen=True)
+class Killed:
+    """A second cluster whose run was killed: its former processes, and what else of it was there before a sweep."""
+
+    processes: set[int]
+    traces: list[Path]
+    outlived: bool
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: RealCluster) -> Killed:
+    """One such cluster serves all tests, because its start takes ten seconds of CPU time; it is swept away at once."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_A_CLUSTER], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as run:
         assert run.stdout is not None
         directory = Path(run.stdout.readline().strip())
         processes = _processes_of(directory)
-        assert len(processes) > 5
         run.send_signal(signal.SIGKILL)
-    yield directory, processes
-    directories.sweep()
+    try:
+        outlived = not _have_ended(processes)
+        groups = Path("/sys/fs/cgroup").glob(f"**/{cgroups.cluster_group(directory)}")
+        traces = [directory, Path("/sys/class/net", network.bridge_name(directory)), *groups]
+        return Killed(processes, [path for path in traces if path.exists()], outlived)
+    finally:
+        directories.sweep()
 
 
-def test_no_process_outlives_a_killed_run(killed: tuple[Path, set[int]]) -> None:
-    _, processes = killed
-    wait_until(lambda: not any(start_ticks(pid) for pid in processes), timeout=30, what="all processes have ended")
+def test_no_process_outlives_a_killed_run(killed: Killed) -> None:
+    assert len(killed.processes) > 5
+    assert not killed.outlived
 
 
-def test_a_sweep_removes_bridge_control_groups_and_files(killed: tuple[Path, set[int]]) -> None:
-    directory, _ = killed
-    bridge = Path("/sys/class/net", network.bridge_name(directory))
-    groups = list(Path("/sys/fs/cgroup").glob(f"**/{cgroups.cluster_group(directory)}"))
-    assert bridge.exists()
-    assert groups
-    directories.sweep()
-    assert not any(path.exists() for path in (bridge, directory, *groups))
+def test_a_sweep_removes_bridge_control_groups_and_files(killed: Killed) -> None:
+    assert len(killed.traces) >= 3
+    assert not any(path.exists() for path in killed.traces)
 
 
-def test_a_second_cluster_and_its_sweep_leave_the_first_alone(
-    cluster: RealCluster, killed: tuple[Path, set[int]]
-) -> None:
-    directories.sweep()
+def test_a_second_cluster_and_its_sweep_leave_the_first_alone(cluster: RealCluster, killed: Killed) -> None:
     assert cluster.kubectl("get", "nodes", "--no-headers").stdout.split().count("Ready") == len(cluster.nodes)
     assert Path("/sys/class/net", network.bridge_name(cluster.directory)).exists()
+
+
+def _have_ended(processes: set[int]) -> bool:
+    """Waits for it."""
+    try:
+        wait_until(lambda: not any(start_ticks(pid) for pid in processes), timeout=30, what="all processes have ended")
+    except TimeoutError:
+        return False
+    return True
 
 
 def _processes_of(directory: Path) -> set[int]:

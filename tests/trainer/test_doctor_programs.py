@@ -37,7 +37,7 @@ def all_at_once(calls: list[Callable[[], None]]) -> list[Exception | None]:
         return [future.exception() for future in [threads.submit(call) for call in calls]]
 
 
-def test_replicas_with_equal_programs_go_on(server: TCPStore) -> None:
+def test_replicas_with_equal_programs_continue(server: TCPStore) -> None:
     gang = [replica(server, rank, 4, ["a", "b", "a"]) for rank in range(4)]
     for step in (1, 2, 3):
         assert compare(gang, step) == [None] * 4

@@ -323,7 +323,7 @@ def test_frozen_parameters_may_be_infinite() -> None:
     assert run(task, 2).outcome.code is ExitCode.Succeeded
 
 
-def test_a_metric_that_is_not_finite_at_the_end_is_warned_of() -> None:
+def test_a_metric_that_is_not_finite_at_the_end_is_a_warning() -> None:
     def task(hp: Any, rank: int) -> Task:
         found = bad_at([])(hp, rank)
         metrics = lambda model, batch: {  # noqa: E731
@@ -338,7 +338,7 @@ def test_a_metric_that_is_not_finite_at_the_end_is_warned_of() -> None:
     assert ran.progress[-1]["warnings"] == list(ran.warnings)
 
 
-def test_an_empty_evaluation_dataset_is_warned_of() -> None:
+def test_an_empty_evaluation_dataset_is_a_warning() -> None:
     def task(hp: Any, rank: int) -> Task:
         found = bad_at([])(hp, rank)
         return replace(found, evaluation=TensorDataset(torch.zeros(0, 6)), metrics=lambda model, batch: {})

@@ -114,7 +114,7 @@ def test_a_tasks_scheduler_owns_the_rate_and_the_run_says_so(tmp_path: Path) -> 
     assert [said.partition(";")[0] for said in made.warnings] == ["the task schedules the learning rate itself"]
 
 
-def test_a_module_that_ignores_the_recipes_rate_is_warned(tmp_path: Path) -> None:
+def test_a_module_that_ignores_the_recipes_rate_gets_a_warning(tmp_path: Path) -> None:
     (said,) = trained("Unscaled", tmp_path).warnings
     assert said.startswith("the optimizer was built with learning rate 0.1; the recipe's scaled rate is 0.3 and is not")
 

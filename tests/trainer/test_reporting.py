@@ -282,7 +282,7 @@ def answers(status: int, body: bytes) -> Callable[[ProgressService], None]:
         pytest.param(hangs, "TimeoutError: ", id="hanging"),
     ],
 )
-def test_any_trouble_with_the_service_is_one_line_and_reports_go_on(
+def test_any_trouble_with_the_service_is_one_line_and_reports_continue(
     trouble: Callable[[ProgressService], None],
     reason: str,
     service: ProgressService,

@@ -159,7 +159,7 @@ def test_trouble_with_the_store_is_one_line_and_never_an_error_of_the_run(
     assert str(error).partition("\n")[0] in said
 
 
-def test_while_the_run_goes_on_the_history_is_written_every_few_minutes() -> None:
+def test_during_a_run_the_history_is_written_every_few_minutes() -> None:
     time, store = [0.0], SlowStore()
     store.open.set()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])

@@ -93,7 +93,7 @@ def steps_in(store: Store) -> int | None:
     return None if found is None else found.commit.step
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(gate: Gate) -> None:
+def test_training_continues_while_a_checkpoint_is_written(gate: Gate) -> None:
     store = MemoryStore()
     run = Run(Intercepted(store, gate), Due(2, None, 99))
     gate.shut()

@@ -114,7 +114,7 @@ def test_a_restored_run_continues_to_the_same_bits_as_one_that_never_stopped(
     assert other.second.weight is other.first.weight
 
 
-def test_training_on_does_not_change_a_snapshot() -> None:
+def test_further_training_does_not_change_a_snapshot() -> None:
     model, optimizer = started(adamw)
     train(model, optimizer, steps=2, seed=1)
     ema = torch.zeros(3)

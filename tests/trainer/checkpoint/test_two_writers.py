@@ -47,7 +47,7 @@ def check_newest(store: Store, expected: Folder) -> None:
 
 
 @given(order=orders)
-def test_an_old_attempt_beside_its_successor_costs_the_successor_nothing(order: list[int]) -> None:
+def test_an_old_attempt_does_not_harm_its_successor(order: list[int]) -> None:
     store = MemoryStore()
     commit(store, 10, OLD, content=content(OLD, 10))
     Turns(store, order).run([writing(OLD, 20, 30), writing(NEW, 20, 30, 40)])
