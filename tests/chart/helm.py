@@ -18,6 +18,9 @@ FULL_NAME = "tpu-tpu-training-operator"
 # The APIs of a cluster with a Prometheus operator, besides Kubernetes' own.
 MONITORING = ("monitoring.coreos.com/v1", "monitoring.googleapis.com/v1")
 
+# Ten times faster, where PyYAML was built with libyaml: the definition alone has thousands of lines.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 class Refused(Exception):
     """helm ended with an error; the message is its output."""
@@ -51,7 +54,7 @@ class Helm:
         """The objects of release `tpu` in namespace `tpu-system`, for a cluster that has these APIs."""
         known = [f"--api-versions={api}" for api in apis]
         output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *known, values=values or {})
-        return [item for item in yaml.safe_load_all(output) if item]
+        return [item for item in yaml.load_all(output, LOADER) if item]
 
 
 def nested(path: str, value: Any) -> Object:
