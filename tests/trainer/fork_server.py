@@ -12,8 +12,8 @@ read later (`READ_LATER`). What a fork cannot show is what depends on the start 
 interpreter: the seed of hashes, and the import of the packages itself. So each kind of gang is also started by the real
 command, in the tests named `..._by_the_real_command`.
 
-A server serves one test worker. It has a single thread, and ends with the worker, however that ends, and with all that it
-has forked.
+A server serves one test worker. It has a single thread, and ends with the worker, however that ends. With it end all
+processes that it has forked.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Launcher:
         for index in range(hosts):
             log = directory / f"termination-{index}"
             worker = {
-                **self._base(),
+                **self.base(),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "TPUJOB_RUN_SPEC": str(directory / "run.json"),
@@ -177,7 +177,7 @@ class Launcher:
         for host in self._hosts:
             host.reap()
 
-    def _base(self) -> dict[str, str]:
+    def base(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
         return {
             **kept,
