@@ -10,7 +10,7 @@ Why this is sound: the packages start no thread and open nothing when they are i
 read the environment, so processes share a server only if their environments differ in nothing but variables that are
 read later (`READ_LATER`). What a fork cannot show is what depends on the start of an
 interpreter: the seed of hashes, and the import of the packages itself. So each kind of gang is also started by the real
-command, in the tests named `..._by_the_real_command`.
+command, in the tests whose name or fixture says `the_real_command`.
 
 A server serves one test worker. It has a single thread, and ends with the worker, however that ends. With it end all
 processes that it has forked.
