@@ -6,11 +6,11 @@ is real in everything else: a process with a session, an environment, a director
 imports this project's code itself, whose main thread runs MODULE as `__main__`, and which the interpreter ends. The
 processes that it starts, replicas among them, are fresh interpreters, for multiprocessing spawns them.
 
-Why this is sound: the packages start no thread and open nothing when they are imported (the server asserts it). They do
-read the environment, so processes share a server only if their environments differ in nothing but variables that are
-read later (`READ_LATER`). What a fork cannot show is what depends on the start of an
-interpreter: the seed of hashes, and the import of the packages itself. So each kind of gang is also started by the real
-command, in the tests whose name or fixture says `the_real_command`.
+Why this is sound: the packages start no thread when they are imported (the server asserts it). They do read the
+environment, so processes share a server only if their environments differ in nothing but variables that are read later
+(`READ_LATER`). What a fork cannot show is what depends on the start of an interpreter: the seed of hashes, which forks
+share, and the import of the packages itself. So each kind of gang is also started by the real command, in tests whose
+names say so.
 
 A server serves one test worker. It has a single thread, and ends with the worker, however that ends. With it end all
 processes that it has forked.

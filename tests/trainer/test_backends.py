@@ -1,4 +1,4 @@
-"""What every backend offers beside the bucket, on processes of the real command: gather, store, hashes, counters, devices."""
+"""What every backend offers beside the bucket: gather, store, hashes, counters, devices."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 
 
 @pytest.fixture(scope="module")
-def found_by_the_real_command(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Per gang what its processes found, in the order of their ranks; every gang runs once."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Per gang what its processes found, in the order of their ranks; every gang runs once, by the real command."""
     launcher = Launcher(tmp_path_factory.mktemp("gangs"))
     results: dict[str, list[dict[str, Any]]] = {}
 
@@ -51,58 +51,50 @@ def found_by_the_real_command(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", GANGS)
-def test_gather_returns_all_rows_in_rank_order_on_every_process(found_by_the_real_command: Any, name: str) -> None:
+def test_gather_returns_all_rows_in_rank_order_on_every_process_of_the_real_command(found: Any, name: str) -> None:
     world = GANGS[name][2]
     tables = [[[rank, value] for rank in range(world)] for value in (0.5, 0.25)]
-    assert [one["gathered"] for one in found_by_the_real_command(name)] == [tables] * world
+    assert [one["gathered"] for one in found(name)] == [tables] * world
 
 
 @pytest.mark.parametrize(("name", "met"), [("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", None)])
-def test_all_processes_share_one_store_and_a_single_process_has_none(
-    found_by_the_real_command: Any, name: str, met: int | None
-) -> None:
-    assert [one["store"] for one in found_by_the_real_command(name)] == [met] * GANGS[name][2]
+def test_all_processes_share_one_store_and_a_single_process_has_none(found: Any, name: str, met: int | None) -> None:
+    assert [one["store"] for one in found(name)] == [met] * GANGS[name][2]
 
 
 @pytest.mark.parametrize(("name", "terms"), [("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", 1)])
 def test_a_reduced_bucket_sums_one_term_per_process_but_the_partitioner_averages_itself(
-    found_by_the_real_command: Any, name: str, terms: int
+    found: Any, name: str, terms: int
 ) -> None:
-    assert {one["terms"] for one in found_by_the_real_command(name)} == {terms}
+    assert {one["terms"] for one in found(name)} == {terms}
 
 
 @pytest.mark.parametrize("name", ["xla", "chips"])
-def test_graph_hashes_differ_exactly_if_the_programs_do(found_by_the_real_command: Any, name: str) -> None:
-    first, second = found_by_the_real_command(name)
+def test_graph_hashes_differ_exactly_if_the_programs_do(found: Any, name: str) -> None:
+    first, second = found(name)
     assert first["hash"] == second["hash"]
     assert first["branch_hash"] != second["branch_hash"]
 
 
-def test_an_eager_backend_has_no_graph_hash(found_by_the_real_command: Any) -> None:
-    assert [one["hash"] for one in found_by_the_real_command("torch")] == [None] * 4
+def test_an_eager_backend_has_no_graph_hash(found: Any) -> None:
+    assert [one["hash"] for one in found("torch")] == [None] * 4
 
 
 @pytest.mark.parametrize("name", ["xla", "xla-spmd"])
-def test_host_reads_of_user_code_are_counted_and_the_backends_own_are_not(
-    found_by_the_real_command: Any, name: str
-) -> None:
-    assert [(one["own_reads"], one["reads"] >= 2) for one in found_by_the_real_command(name)] == [(0, True)] * GANGS[
-        name
-    ][2]
+def test_host_reads_of_user_code_are_counted_and_the_backends_own_are_not(found: Any, name: str) -> None:
+    assert [(one["own_reads"], one["reads"] >= 2) for one in found(name)] == [(0, True)] * GANGS[name][2]
 
 
 @pytest.mark.parametrize("name", ["xla", "xla-spmd"])
-def test_compilations_executions_and_operations_without_a_kernel_are_counted(
-    found_by_the_real_command: Any, name: str
-) -> None:
-    for one in found_by_the_real_command(name):
+def test_compilations_executions_and_operations_without_a_kernel_are_counted(found: Any, name: str) -> None:
+    for one in found(name):
         assert min(one["compilations"], one["executions"]) >= 1
         assert one["compile_seconds"] > 0
         assert list(one["fallbacks"]) == ["aten::nonzero"]
 
 
-def test_spmd_shards_rows_over_the_devices_and_replicates_the_rest(found_by_the_real_command: Any) -> None:
-    (one,) = found_by_the_real_command("xla-spmd")
+def test_spmd_shards_rows_over_the_devices_and_replicates_the_rest(found: Any) -> None:
+    (one,) = found("xla-spmd")
     assert one["shards"] == {"rows": [[4, 8]] * 4, "uneven": [[3, 8]] * 4, "number": [[]] * 4, "flag": [[1]] * 4}
 
 
