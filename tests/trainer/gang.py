@@ -147,7 +147,7 @@ class Launcher:
 
         `real`: started by the real command, not forked.
         """
-        packages = ("torch", "torch_xla") if spec["backend"].startswith("xla") else ("torch",)
+        packages = fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH
         directory = self._directory / f"gang-{len(self._hosts)}"
         directory.mkdir()
         (directory / "run.json").write_text(json.dumps(spec))

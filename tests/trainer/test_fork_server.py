@@ -19,7 +19,7 @@ MODULE = "tests.trainer.introspective"
 
 
 def environment(tmp_path: Path, packages: tuple[str, ...], end: str) -> dict[str, str]:
-    device = {"PJRT_DEVICE": "CPU"} if "torch_xla" in packages else {}
+    device = {"PJRT_DEVICE": "CPU"} if packages == fork_server.XLA else {}
     return {**Launcher(tmp_path).base(), **device, "TEST_END": end, "TEST_IMPORT": packages[-1]}
 
 
@@ -29,7 +29,7 @@ def said_and_code(process: Process) -> tuple[list[str], int]:
         return stdout.read().splitlines(), process.wait(timeout=DEADLINE)
 
 
-@pytest.mark.parametrize("packages", [("torch",), ("torch", "torch_xla")])
+@pytest.mark.parametrize("packages", [fork_server.TORCH, fork_server.XLA], ids=["torch", "xla"])
 def test_a_forked_process_is_what_the_real_command_starts(tmp_path: Path, packages: tuple[str, ...]) -> None:
     env = environment(tmp_path, packages, "return")
     (real, *real_lines), real_code = said_and_code(real_process(MODULE, env))
@@ -41,9 +41,9 @@ def test_a_forked_process_is_what_the_real_command_starts(tmp_path: Path, packag
 
 @pytest.mark.parametrize("end", [end for end in ENDS if end != "return"])
 def test_it_ends_like_the_real_command(tmp_path: Path, end: str) -> None:
-    env = environment(tmp_path, ("torch",), end) | {"TEST_IMPORT": ""}
+    env = environment(tmp_path, fork_server.TORCH, end) | {"TEST_IMPORT": ""}
     real, real_code = said_and_code(real_process(MODULE, env))
-    forked, code = said_and_code(fork_server.start(("torch",), MODULE, env, str(ROOT)))
+    forked, code = said_and_code(fork_server.start(fork_server.TORCH, MODULE, env, str(ROOT)))
     assert code == real_code
     assert [line for line in forked[1:] if not is_place(line)] == [line for line in real[1:] if not is_place(line)]
 
