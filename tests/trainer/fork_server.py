@@ -1,10 +1,11 @@
 """Forks the processes of the tests' gangs from a process that has imported torch, or torch and torch_xla, before.
 
-A gang's process spends 2.7 of its 3 seconds of CPU on importing torch, and 4.5 of its 6.5 on importing torch_xla; a test
-run starts hundreds of them. What is forked begins where `python -m MODULE` would, only with these packages imported. It
-is real in everything else: a process with a session, an environment, a directory and standard streams of its own, which
-imports this project's code itself, whose main thread runs MODULE as `__main__`, and which the interpreter ends. The
-processes that it starts, replicas among them, are fresh interpreters, for multiprocessing spawns them.
+A gang's process spends 2.7 of its 3 seconds of CPU on importing torch, and on the other backends 4.5 of 6.5 on
+importing torch_xla as well; a test run starts hundreds of them. What is forked begins where `python -m MODULE` would,
+only with these packages imported. It is real in everything else: a process with a session, an environment, a directory
+and standard streams of its own, which imports this project's code itself, whose main thread runs MODULE as `__main__`,
+and which the interpreter ends. The processes that it starts, replicas among them, are fresh interpreters, for
+multiprocessing spawns them.
 
 Why this is sound: the packages start no thread when they are imported (the server asserts it). They do read the
 environment, so processes share a server only if their environments differ in nothing but variables that are read later

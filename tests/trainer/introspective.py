@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -66,7 +65,7 @@ def _end(how: str) -> None:
     if how == "raise":
         raise ValueError("raised to the top")
     if how == "exit in a thread's lifetime":
-        threading.Thread(target=lambda: (time.sleep(0.1), print("the thread has ended"))).start()
+        threading.Thread(target=lambda: (threading.main_thread().join(), print("the thread has ended"))).start()
         sys.exit("last words")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
