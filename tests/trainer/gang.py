@@ -1,4 +1,8 @@
-"""Starts the hosts of a gang as real `python -m tpu_trainer` processes on loopback, and always reaps them."""
+"""Starts the hosts of a gang as processes on loopback that run `python -m tpu_trainer`, and always reaps them.
+
+They are forked from a process that has imported torch or torch_xla (`fork_server`), unless a test asks for the real
+command.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.ports import free_port
+from tests.trainer import fork_server
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 600.0
@@ -43,23 +48,31 @@ def run_spec(**changes: Any) -> dict[str, Any]:
     }
 
 
+Process = subprocess.Popen[str] | fork_server.ForkedProcess
+"""In a session of its own: the processes per chip are its children and must not outlive it."""
+
+
+def real_process(module: str, env: dict[str, str]) -> Process:
+    """The command that a worker pod runs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
 class Host:
     """One host's process. Its output is collected all the time, so that a full pipe never blocks it."""
 
-    def __init__(self, command: list[str], env: dict[str, str], termination_log: Path) -> None:
+    def __init__(self, process: Process, termination_log: Path) -> None:
         self.termination_log = termination_log
+        self.process = process
         self._lines: list[str] = []
         self._changed = threading.Condition()
-        # A session of its own: the processes per chip are its children and must not outlive it.
-        self.process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
         self._reader = threading.Thread(target=self._collect)
         self._reader.start()
 
@@ -129,8 +142,12 @@ class Launcher:
         self._directory = directory
         self._hosts: list[Host] = []
 
-    def start(self, spec: dict[str, Any], module: str = "tpu_trainer", **env: str) -> Gang:
-        """One process per host of `spec`, with the environment the operator would give it, `env` on top."""
+    def start(self, spec: dict[str, Any], module: str = "tpu_trainer", *, real: bool = False, **env: str) -> Gang:
+        """One process per host of `spec`, with the environment the operator would give it, `env` on top.
+
+        `real`: started by the real command, not forked.
+        """
+        packages = fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH
         directory = self._directory / f"gang-{len(self._hosts)}"
         directory.mkdir()
         (directory / "run.json").write_text(json.dumps(spec))
@@ -139,7 +156,7 @@ class Launcher:
         for index in range(hosts):
             log = directory / f"termination-{index}"
             worker = {
-                **self._base(),
+                **self.base(),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "TPUJOB_RUN_SPEC": str(directory / "run.json"),
@@ -150,7 +167,8 @@ class Launcher:
                 **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
                 **env,
             }
-            host = Host([sys.executable, "-m", module], worker, log)
+            process = real_process(module, worker) if real else fork_server.start(packages, module, worker, str(ROOT))
+            host = Host(process, log)
             self._hosts.append(host)
             gang.hosts.append(host)
         return gang
@@ -159,7 +177,7 @@ class Launcher:
         for host in self._hosts:
             host.reap()
 
-    def _base(self) -> dict[str, str]:
+    def base(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
         return {
             **kept,

@@ -1,4 +1,4 @@
-"""What every backend offers beside the bucket, on real processes: gather, store, hashes, counters, devices."""
+"""What every backend offers beside the bucket: gather, store, hashes, counters, devices."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Per gang what its processes found, in the order of their ranks; every gang runs once."""
+    """Per gang what its processes found, in the order of their ranks; every gang runs once, by the real command."""
     launcher = Launcher(tmp_path_factory.mktemp("gangs"))
     results: dict[str, list[dict[str, Any]]] = {}
 
     def of(name: str) -> list[dict[str, Any]]:
         if name not in results:
             changes, env, _ = GANGS[name]
-            gang = launcher.start(run_spec(**changes), module="tests.trainer.control_plane", **env)
+            gang = launcher.start(run_spec(**changes), module="tests.trainer.control_plane", real=True, **env)
             assert set(gang.wait()) == {0}, gang.output()
             lines = [line for host in gang.hosts for line in host.output.splitlines() if line.startswith("found ")]
             told = [json.loads(line.removeprefix("found ")) for line in lines]
@@ -51,7 +51,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", GANGS)
-def test_gather_returns_all_rows_in_rank_order_on_every_process(found: Any, name: str) -> None:
+def test_gather_returns_all_rows_in_rank_order_on_every_process_of_the_real_command(found: Any, name: str) -> None:
     world = GANGS[name][2]
     tables = [[[rank, value] for rank in range(world)] for value in (0.5, 0.25)]
     assert [one["gathered"] for one in found(name)] == [tables] * world

@@ -11,8 +11,9 @@ from tpu_trainer import exchange
 from tpu_trainer.contract import ExitCode
 
 
-def test_sigterm_to_the_host_stops_its_chips_together(launcher: Launcher) -> None:
-    gang = start_replicas(launcher, "chips", 2, trainSteps=10_000_000)
+def test_sigterm_to_the_real_command_stops_its_chips_together(launcher: Launcher) -> None:
+    spec = run_spec(backend="xla", hardware="TPU", replicas=2, trainSteps=10_000_000)
+    gang = launcher.start(spec, module="tests.trainer.chip_replicas", real=True, **chips(2))
     gang.hosts[0].wait_for(": loss ")
     gang.hosts[0].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [ExitCode.Preempted], gang.output()

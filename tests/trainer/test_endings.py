@@ -13,8 +13,8 @@ LONG = 10_000_000
 """More steps than any test waits for."""
 
 
-def test_success_writes_the_final_numbers(launcher: Launcher) -> None:
-    gang = launcher.start(run_spec())
+def test_success_of_the_real_command_writes_the_final_numbers(launcher: Launcher) -> None:
+    gang = launcher.start(run_spec(), real=True)
     assert gang.wait() == [ExitCode.Succeeded], gang.output()
     message = gang.hosts[0].message()
     assert (message["outcome"], message["step"]) == ("Succeeded", 24)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.trainer import interrupted
 from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.gated import Gates
 from tests.trainer.test_interrupted import committed
 from tpu_trainer.contract import ExitCode
 
@@ -21,14 +23,14 @@ def checkpoints(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def start(launcher: Launcher, checkpoints: Path, fault: str = "", **changes: Any) -> Gang:
+def start(launcher: Launcher, checkpoints: Path, fault: str = "", real: bool = False, **changes: Any) -> Gang:
     every = changes.pop("everySteps", LONG)
     spec = run_spec(
         entrypoint="tests.trainer.interrupted:task",
         checkpoint={"uri": str(checkpoints), "everySteps": every, "keep": 2},
         **{"hosts": 1, "replicas": 2, "trainSteps": LONG, **changes},
     )
-    return launcher.start(spec, **({interrupted.FAULT: fault} if fault else {}))
+    return launcher.start(spec, real=real, **({interrupted.FAULT: fault} if fault else {}))
 
 
 def test_a_stop_while_the_task_is_built_ends_all_hosts_before_the_first_step(
@@ -66,8 +68,8 @@ def test_two_stops_while_a_checkpoint_is_written_leave_it_and_the_last_step_comm
     assert kept[-1] == gang.hosts[0].message()["step"] == committed(checkpoints)
 
 
-def test_a_second_stop_changes_nothing(launcher: Launcher, checkpoints: Path) -> None:
-    gang = start(launcher, checkpoints)
+def test_a_second_stop_of_the_real_command_changes_nothing(launcher: Launcher, checkpoints: Path) -> None:
+    gang = start(launcher, checkpoints, real=True)
     gang.hosts[0].wait_for("step 10/")
     for _ in range(2):
         gang.hosts[0].process.send_signal(signal.SIGTERM)
@@ -76,13 +78,20 @@ def test_a_second_stop_changes_nothing(launcher: Launcher, checkpoints: Path) ->
     assert committed(checkpoints) == gang.hosts[0].message()["step"]
 
 
-def test_a_trained_model_that_cannot_be_written_is_a_failure(launcher: Launcher, checkpoints: Path) -> None:
-    gang = start(launcher, checkpoints, backend="torch", trainSteps=20_000)
-    gang.hosts[0].wait_for("step 10/")
-    checkpoints.rename(checkpoints.with_name("gone"))
-    checkpoints.write_text("a file where the directory was")
-    assert gang.wait() == [ExitCode.StorageFailed], gang.output()
-    assert "all 20000 steps are trained, but" in gang.hosts[0].message()["message"]
+def test_a_trained_model_that_cannot_be_written_is_a_failure(
+    launcher: Launcher, checkpoints: Path, tmp_path: Path
+) -> None:
+    checkpoint = {"uri": str(checkpoints), "everySteps": LONG, "keep": 2}
+    with closing(Gates(tmp_path / "gates", 20)) as gates:
+        gang = launcher.start(
+            run_spec(entrypoint="tests.trainer.gated:task", checkpoint=checkpoint), **gates.environment
+        )
+        gang.hosts[0].wait_for("step 10/")
+        checkpoints.rename(checkpoints.with_name("gone"))
+        checkpoints.write_text("a file where the directory was")
+        gates.open(20)
+        assert gang.wait() == [ExitCode.StorageFailed], gang.output()
+    assert "all 24 steps are trained, but" in gang.hosts[0].message()["message"]
 
 
 def test_without_storage_the_termination_message_says_that_nothing_was_written(
