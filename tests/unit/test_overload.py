@@ -27,9 +27,9 @@ from tpu_training_operator.runtime.execution import Execution, Memory
 
 JOBS, HOSTS = 16, 400
 ANSWER_SECONDS = 0.1
-# From when to when the server takes no more than so many writes at once.
+# The seconds in which the server takes no more than a few writes at once, or none at all.
 OVERLOAD = range(3, 13)
-TAKEN = 8
+TAKEN = (8, 0)
 # The most that there can be: every place is used all the time.
 FULL_RATE = MOST / ANSWER_SECONDS
 
@@ -37,7 +37,8 @@ FULL_RATE = MOST / ANSWER_SECONDS
 class Server:
     """Takes the place of aiohttp's session. `created`, `refused`: requests by the second in which they arrived."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: int) -> None:
+        self.taken = taken
         self.pods: Counter[str] = Counter()
         self.created: Counter[int] = Counter()
         self.refused: Counter[int] = Counter()
@@ -52,7 +53,7 @@ class Server:
             yield answer(200, job_body())
             return
         assert data is not None
-        if second in OVERLOAD and self._under_way >= TAKEN:
+        if second in OVERLOAD and self._under_way >= self.taken:
             self.refused[second] += 1
             yield answer(429, {"kind": "Status", "reason": "TooManyRequests"}, {"Retry-After": "1"})
             return
@@ -111,8 +112,8 @@ async def slowest_read(client: Client) -> float:
         return slowest
 
 
-async def storm() -> tuple[Server, float]:
-    server = Server()
+async def storm(taken: int) -> tuple[Server, float]:
+    server = Server(taken)
     session: Any = server
     client = Client(session, Credentials(Configuration()), ClientOptions())
     # Reads the token in a thread, once.
@@ -123,9 +124,9 @@ async def storm() -> tuple[Server, float]:
     return server, await reader
 
 
-@pytest.fixture(scope="module")
-def after_the_storm() -> tuple[Server, float]:
-    return run(storm())
+@pytest.fixture(scope="module", params=TAKEN, ids=["takes a few", "takes none"])
+def after_the_storm(request: pytest.FixtureRequest) -> tuple[Server, float]:
+    return run(storm(request.param))
 
 
 def test_every_pod_is_created_once(after_the_storm: tuple[Server, float]) -> None:
@@ -138,15 +139,16 @@ def test_the_rate_falls_to_what_the_server_takes(after_the_storm: tuple[Server, 
     server, _ = after_the_storm
     assert server.created[2] > 0.5 * FULL_RATE / 2
     for second in OVERLOAD[2:]:
-        assert server.created[second] <= TAKEN / ANSWER_SECONDS * 1.2
-        assert server.created[second] >= LEAST
+        assert server.created[second] <= server.taken / ANSWER_SECONDS
+        assert server.created[second] >= server.taken / ANSWER_SECONDS / 2
 
 
 def test_there_is_no_storm_of_retries(after_the_storm: tuple[Server, float]) -> None:
     server, _ = after_the_storm
     assert server.refused[OVERLOAD[0]] <= MOST
-    for second in OVERLOAD[4:]:
-        assert server.refused[second] <= 2 * TAKEN
+    for second in OVERLOAD[3:]:
+        # Even if it takes none: the least number of places, and whoever comes back from a pass that failed.
+        assert server.refused[second] <= 5 * LEAST
     assert sum(server.refused.values()) <= 4 * MOST
 
 
