@@ -116,7 +116,8 @@ class Turns:
     def heard(self, status: int, number: int) -> None:
         before, self.places = self.places, self.places.after(status, number, self._sent + 1, self._under_way)
         if self.places.limit < before.limit:
-            log.info("the API server is overloaded (%d): %d writes at once", status, self.places.limit)
+            told = status or "no answer"
+            log.info("the API server does not keep up (%s): %d writes at once", told, self.places.limit)
 
     async def _wait(self, flow: Flow | None, *, again: bool) -> int:
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()

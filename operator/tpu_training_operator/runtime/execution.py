@@ -283,7 +283,7 @@ class _Stream:
         return is_time
 
     def _note(self, error: Exception) -> None:
-        # Bounded: as many actions as a gang has hosts can fail, though never many in a row.
+        # Thousands can fail, though never many in a row; one is raised, and a refusal rather than another.
         if not self.errors or isinstance(error, Refused):
             self.errors.append(error)
         self._failures += 1
