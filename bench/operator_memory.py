@@ -25,7 +25,6 @@ import yaml
 from bench.api_server import Cluster, serve
 
 HOSTS = (4, 64, 2304, 5000)
-_QPS = "2000"
 
 
 class OperatorProcess:
@@ -73,7 +72,7 @@ async def an_operator(url: str, *options: str) -> AsyncIterator[OperatorProcess]
         with (Path(directory) / "log").open("w") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tpu_training_operator", "--health-port", str(port)),
-                *("--qps", _QPS, "--burst", _QPS, *options),
+                *options,
                 env=os.environ | {"KUBECONFIG": str(kubeconfig)},
                 stderr=log,
                 stdout=log,

@@ -34,6 +34,7 @@ from tpu_training_operator.kube.cluster import EVENTS, JOBS, PODS, JobKey, Objec
 from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.throttle import Throttle
+from tpu_training_operator.kube.turns import Turns
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -100,14 +101,14 @@ class Operator:
             metrics.request_answered(method, status, seconds)
             beat()
 
-        throttle = Throttle(options.qps, options.burst, time.monotonic)
-        client_options = ClientOptions(throttle=throttle, on_answer=answered, keep=_KEPT)
+        throttle = Throttle(options.qps, options.burst, time.monotonic) if options.qps else None
+        client_options = ClientOptions(turns=Turns(throttle), on_answer=answered, keep=_KEPT)
         cluster = await enter(connect(self._credentials, client_options))
         now = cluster.clock.now
         authority = await _load_authority(cluster, options.service) if options.service else None
         inboxes, reporting = None, None
         if options.service and authority:
-            inboxes = Inboxes(now, options.qps)
+            inboxes = Inboxes(now, options.qps) if options.qps else Inboxes(now)
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
         reconciler = Reconciler(
@@ -291,8 +292,20 @@ class _IngressRuleType(click.ParamType[Object]):
     multiple=True,
     help="A further ingress rule for these policies, such as for a Prometheus that reads libtpu's metrics; repeatable.",
 )
-@click.option("--qps", default=50.0, show_default=True, help="API requests per second, on average.")
-@click.option("--burst", default=200, show_default=True, help="API requests at once.")
+@click.option(
+    "--qps",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="The most API requests per second, on average. 0: as many as the API server takes.",
+)
+@click.option(
+    "--burst",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="With --qps: API requests at once, before its limit counts.",
+)
 @click.option(
     "--max-hosts",
     type=click.IntRange(1, MAX_HOSTS),

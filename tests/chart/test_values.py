@@ -77,7 +77,7 @@ def test_the_installation_guide_names_every_value() -> None:
         ("replicas", 2, "replicas: 2 is too many: the operator has no leader election"),
         ("replicas", -1, "at '/replicas': minimum"),
         ("logLevel", "info", "at '/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING'"),
-        ("qps", 0, "at '/qps': exclusiveMinimum"),
+        ("qps", -1, "at '/qps': minimum"),
         ("burst", "many", "at '/burst': got string, want integer"),
         ("crds.enabled", "no", "at '/crds/enabled': got string, want boolean"),
         ("serviceAccount.create", False, "serviceAccount.name: name an existing account"),

@@ -38,10 +38,6 @@ def test_asking_when_a_token_is_due_takes_none() -> None:
     assert throttle.due() == 0
 
 
-async def test_a_request_with_a_token_does_not_wait() -> None:
-    await Throttle(per_second=0.001, burst=1, clock=Clock()).wait()
-
-
 @given(
     gaps=st.lists(st.floats(0, 2), min_size=1, max_size=60), per_second=st.floats(0.5, 100), burst=st.integers(1, 20)
 )

@@ -53,13 +53,12 @@ def _broken_rules(model: ApiModel, path: str, excepted: tuple[Rule, ...]) -> Ite
             yield Problem(_join(path, rule.field), rule.text(model))
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        below = _join(path, field.alias or name)
         if isinstance(value, ApiModel):
-            yield from _broken_rules(value, below, excepted)
+            yield from _broken_rules(value, _join(path, field.alias or name), excepted)
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, ApiModel):
-                    yield from _broken_rules(item, f"{below}[{index}]", excepted)
+                    yield from _broken_rules(item, f"{_join(path, field.alias or name)}[{index}]", excepted)
 
 
 def _join(path: str, field: str) -> str:

@@ -1,30 +1,30 @@
 """The Kubernetes API over HTTP: raw JSON by aiohttp, for the operator and for the command line.
 
-The client waits for its rate limit, and makes the short pauses that the server asks for (429, or 503 with Retry-After).
-Every other failure goes to the caller, who decides whether to try again.
+The client waits for the request's turn (`kube.turns`), and makes the short pauses that the server asks for (429, or 503
+with Retry-After). Every other failure goes to the caller, who decides whether to try again.
 
 Memory is bounded: anybody who may create objects in some namespace decides how large they are, and one page of them
 must not take more memory than this process has.
 """
 
 import asyncio
-import json
 import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import aiohttp
 
 from tpu_training_operator.api.constants import MANAGER
 from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, resource_of
 from tpu_training_operator.kube.credentials import Credentials
+from tpu_training_operator.kube.encoding import encoded, parsed
 from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
 from tpu_training_operator.kube.server_clock import ServerClock
-from tpu_training_operator.kube.throttle import Throttle
+from tpu_training_operator.kube.turns import MOST, Turn, Turns
 
 log = logging.getLogger(__name__)
 
@@ -93,17 +93,17 @@ class Page(Generic[T]):
 class ClientOptions:
     """How the operator and the command line differ.
 
-    `throttle`: the rate limit. `keep`: what `Client.list` returns of the objects of a kind; default: all of them.
+    `turns`: whose request is next. `keep`: what `Client.list` returns of the objects of a kind; default: all of them.
     `clean` is applied to every object read. `patience`: how many seconds one request may pause because the server asks.
     """
 
     agent: str = MANAGER
-    throttle: Throttle | None = None
+    turns: Turns = field(default_factory=Turns)
     on_answer: OnAnswer = lambda method, status, seconds: None
     keep: Mapping[Resource, Keep[Object]] = field(default_factory=dict)
     clean: Callable[[Object], Object] = lambda found: found
     patience: float = _PATIENCE_SECONDS
-    connections: int = 64
+    connections: int = 2 * MOST
 
 
 class Client:
@@ -113,6 +113,7 @@ class Client:
         self._session = session
         self._credentials = credentials
         self._options = options
+        self._turns = options.turns
         self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._ssl = credentials.ssl_context()
         self._authorization: str | None = None
@@ -227,39 +228,42 @@ class Client:
         """A successful answer whose body is not read yet. An error while the caller reads it becomes an ApiError."""
         paused = 0.0
         for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
-            if self._options.throttle is not None:
-                await self._options.throttle.wait()
-            async with self._send(request) as response:
-                if response.status < 400:
-                    yield response
-                    return
-                pause = _pause_asked_for(response)
-                error = await _refusal(response, pause or 0.0)
-            if pause is None or not tries_left or paused + pause > self._options.patience:
-                raise error
-            log.info("pausing %g s, as the API server asks: %s %s: %s", pause, request.method, request.path, error)
-            paused += pause
-            await asyncio.sleep(pause)
+            again = tries_left < _TRIES_WHEN_OVERLOADED - 1
+            async with self._turns.turn(request.method, again=again) as turn:
+                async with self._send(request, turn) as response:
+                    if response.status < 400:
+                        yield response
+                        return
+                    pause = _pause_asked_for(response)
+                    error = await _refusal(response, pause or 0.0)
+                if pause is None or not tries_left or paused + pause > self._options.patience:
+                    raise error
+                log.info("pausing %g s, as the API server asks: %s %s: %s", pause, request.method, request.path, error)
+                paused += pause
+                await turn.pause(pause)
 
     @asynccontextmanager
-    async def _send(self, request: "_Request") -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _send(self, request: "_Request", turn: Turn) -> AsyncIterator[aiohttp.ClientResponse]:
         # Compressed, a small answer could become a large one before anybody has counted it.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
+        if request.sent is not None:
+            headers["Content-Type"] = "application/json"
         method, url = request.method, self._credentials.server.rstrip("/") + request.path
         began, asked = time.monotonic(), self.clock.local()
         try:
             async with self._session.request(
                 method,
                 url,
-                json=request.sent,
+                data=None if request.sent is None else encoded(request.sent),
                 params=request.query,
                 headers=headers,
                 ssl=self._ssl,
                 timeout=request.limits,
             ) as response:
                 self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
+                turn.heard(response.status)
                 if response.status == 401:
                     # The token was replaced earlier than expected.
                     self._authorized_at = float("-inf")
@@ -267,6 +271,7 @@ class Client:
                     self.last_answer = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            turn.heard(0)
             self._options.on_answer(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {error or type(error).__name__}") from error
         self._options.on_answer(method, response.status, time.monotonic() - began)
@@ -282,7 +287,7 @@ class Client:
 async def connect(credentials: Credentials, options: ClientOptions | None = None) -> AsyncIterator[Client]:
     """A client with its own connections, closed at the end."""
     options = options or ClientOptions()
-    # The throttle bounds the rate; the connection limit bounds how many requests are open at once.
+    # A request that gets its turn must find a connection: writes of stages take at most half of them.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=options.connections)) as session:
         yield Client(session, credentials, options)
 
@@ -330,10 +335,10 @@ async def _lines(pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
 
 def _json_object(body: bytes | bytearray) -> Object | None:
     try:
-        parsed: Any = json.loads(body)
+        found = parsed(body)
     except ValueError:
         return None
-    return parsed if isinstance(parsed, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 async def _refusal(response: aiohttp.ClientResponse, pause: float) -> ApiError:

@@ -1,7 +1,6 @@
-"""A token bucket. It limits how fast this process sends requests to the API server, where each request waits for its
-turn, and how fast workers may report to this process, where a request that comes too early is refused."""
+"""A token bucket. It limits how fast this process sends requests to the API server (`kube.turns`), where each waits for
+its turn, and how fast workers may report to this process, where a request that comes too early is refused."""
 
-import asyncio
 from collections.abc import Callable
 
 
@@ -14,11 +13,6 @@ class Throttle:
         self._clock = clock
         self._tokens = float(burst)
         self._filled_at = clock()
-
-    async def wait(self) -> None:
-        delay = self.take()
-        if delay > 0:
-            await asyncio.sleep(delay)
 
     def take(self) -> float:
         """Take a token, on credit if none is left, and return the seconds until it is due."""

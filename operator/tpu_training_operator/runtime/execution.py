@@ -1,8 +1,8 @@
-"""Carries out a plan: creates and deletes objects, stage after stage, the actions of a stage side by side in pages.
+"""Carries out a plan: creates and deletes objects, stage after stage, the actions of a stage as a stream.
 
-Before every further page the job is read again, in case it no longer wants the rest: a stage of a large gang takes
-minutes. A stage ends early when an action is refused, or when several requests in a row fail: the rest would fare no
-better.
+Some actions are side by side, and the next one begins when one has ended. Every now and then the job is read again, in
+case it no longer wants the rest: a stage of a large gang takes a while. A stage also ends early when an action is
+refused, or when several requests in a row fail: the rest would fare no better.
 """
 
 import asyncio
@@ -40,13 +40,18 @@ from tpu_training_operator.kube.cluster import (
     resource_of,
 )
 from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
+from tpu_training_operator.kube.turns import Flow, flow
 from tpu_training_operator.runtime.events import send_events
 from tpu_training_operator.runtime.inbox import Inboxes
 
 log = logging.getLogger(__name__)
 
-_PAGE = 64
+# Half of the requests that may be under way at all, so that one job never has all of them.
 _SIDE_BY_SIDE = 32
+# The job is read before each action with such a number, and when it was read last so long ago: a slow API server makes
+# a few actions take as long as many.
+_LOOK_EVERY = 32
+_LOOK_AFTER = timedelta(seconds=5)
 _FAILURES_IN_A_ROW = 3
 # Longer than it takes to replace an API server, or for a role to reach all of them.
 _DOUBT = timedelta(seconds=10)
@@ -127,39 +132,21 @@ class Execution:
         return True
 
     async def _stage(self, stage: Sequence[Action]) -> bool:
-        done: Counter[str] = Counter()
-        limit = asyncio.Semaphore(_SIDE_BY_SIDE)
-        was_refused, failures = False, 0
+        with flow() as requests:
+            stream = _Stream(self, stage, requests)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(min(_SIDE_BY_SIDE, len(stage))):
+                        tasks.create_task(stream.work())
+            finally:
+                if stream.done:
+                    what = ", ".join(f"{verb} x {count}" for verb, count in stream.done.items())
+                    log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
+        if stream.errors:
+            raise next((error for error in stream.errors if isinstance(error, Refused)), stream.errors[0])
+        return stream.is_wanted
 
-        async def act(action: Action) -> None:
-            nonlocal was_refused, failures
-            async with limit:
-                if was_refused or failures >= _FAILURES_IN_A_ROW:
-                    return
-                try:
-                    await self._act(action)
-                except Exception as error:
-                    was_refused = was_refused or isinstance(error, Refused)
-                    failures += 1
-                    raise
-                failures = 0
-                done[_verb(action)] += 1
-
-        try:
-            for start in range(0, len(stage), _PAGE):
-                if start and not await self._is_still_wanted():
-                    return False
-                page = stage[start : start + _PAGE]
-                results = await asyncio.gather(*map(act, page), return_exceptions=True)
-                if errors := [result for result in results if isinstance(result, BaseException)]:
-                    raise next((error for error in errors if isinstance(error, Refused)), errors[0])
-        finally:
-            if done:
-                what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
-                log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
-        return True
-
-    async def _is_still_wanted(self) -> bool:
+    async def is_still_wanted(self) -> bool:
         try:
             now = (await self.cluster.get(JOBS, self.key.namespace, self.key.name))["metadata"]
         except NotFound:
@@ -167,7 +154,7 @@ class Execution:
         same = all(now.get(name) == self.job["metadata"].get(name) for name in ("uid", "generation"))
         return same and "deletionTimestamp" not in now
 
-    async def _act(self, action: Action) -> None:
+    async def act(self, action: Action) -> None:
         match action:
             case Create(body, optional=True):
                 await self._create_optional(body)
@@ -253,6 +240,63 @@ class Execution:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG
             log.log(level, "the events of pods cannot be read: %s", error, extra={"job": str(self.key)})
         self.memory.notes = replace(self.memory.notes, events=PodEvents(self.clock(), lines))
+
+
+class _Stream:
+    """The actions of one stage, taken in order by several tasks."""
+
+    def __init__(self, execution: Execution, stage: Sequence[Action], requests: Flow) -> None:
+        self._execution = execution
+        self._stage = stage
+        self._requests = requests
+        self._rest = iter(range(len(stage)))
+        self._looked_at = execution.clock()
+        self._failures = 0
+        self._is_over = False
+        self.done: Counter[str] = Counter()
+        self.errors: list[Exception] = []
+        self.is_wanted = True
+
+    async def work(self) -> None:
+        """Acts until nothing is left, or the rest is in vain."""
+        for number in self._rest:
+            try:
+                if self._is_time_to_look(number) and not await self._execution.is_still_wanted():
+                    self.is_wanted = False
+                    self._end()
+                if self._is_over:
+                    return
+                action = self._stage[number]
+                await self._execution.act(action)
+            except Exception as error:
+                self._note(error)
+            else:
+                self._failures = 0
+                self.done[_verb(action)] += 1
+
+    def _is_time_to_look(self, number: int) -> bool:
+        now = self._execution.clock()
+        # A clock that was set back is no reason to wait for it.
+        is_time = number > 0 and (number % _LOOK_EVERY == 0 or not timedelta(0) <= now - self._looked_at < _LOOK_AFTER)
+        if is_time:
+            self._looked_at = now
+        return is_time
+
+    def _note(self, error: Exception) -> None:
+        # Thousands can fail, though never many in a row; one is raised, and a refusal rather than another.
+        if not self.errors or isinstance(error, Refused):
+            self.errors.append(error)
+        self._failures += 1
+        if isinstance(error, Refused) or self._failures >= _FAILURES_IN_A_ROW:
+            self._end()
+
+    def _end(self) -> None:
+        """What has been sent is awaited, because only its answer says what has become of it; the rest is not sent."""
+        self._is_over = True
+        current = asyncio.current_task()
+        for task in self._requests.waiting:
+            if task is not current:
+                task.cancel()
 
 
 def _verb(action: Action) -> str:

@@ -18,8 +18,8 @@ _MOST_UNHEARD = 10_000
 
 
 class Inboxes:
-    """Holds a report for each job that has sent one, until `forget`. `requests_per_second`: how many this operator may
-    send to the API server."""
+    """Holds a report for each job that has sent one, until `forget`. `requests_per_second`: of which reports may cause
+    half. With no limit on requests there is one here all the same: progress is no reason to occupy an API server."""
 
     def __init__(self, clock: Callable[[], datetime], requests_per_second: float = 50.0) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Inboxes:
     @property
     def between_writes(self) -> timedelta:
         """How often reports may cause a pass over a job and a write of its status: every five seconds, or less often
-        if so many jobs report that this would take more than half of the requests this operator may make."""
+        if so many jobs report that this would take more than half of `requests_per_second`."""
         seconds = len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2)
         return max(_LEAST_PAUSE, timedelta(seconds=seconds))
 

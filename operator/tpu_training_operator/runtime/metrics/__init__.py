@@ -130,7 +130,7 @@ _FAMILIES = {
     ),
     "rest_client_request_duration_seconds": _Family(
         Histogram,
-        "How long the API server took to answer, without the wait for our own rate limit.",
+        "How long the API server took to answer, without the wait for its turn.",
         {"verb": _VERBS},
         _REQUEST_BUCKETS,
     ),

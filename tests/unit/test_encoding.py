@@ -1,0 +1,95 @@
+"""JSON by orjson, and what happens to texts and values that it refuses."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpu_training_operator.kube.encoding import encoded, parsed
+
+
+def is_refused(text: bytes) -> bool:
+    try:
+        parsed(text)
+    except ValueError:
+        return True
+    return False
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(_VALUES.filter(lambda value: not _has_infinity(value)))
+def test_what_is_sent_can_be_read(value: Any) -> None:
+    assert parsed(encoded(value)) == value
+
+
+@given(st.binary())
+def test_a_text_is_read_as_the_standard_library_reads_it_or_refused(text: bytes) -> None:
+    try:
+        expected = json.loads(text)
+    except ValueError:
+        assert is_refused(text)
+    else:
+        assert parsed(text) == expected or math.isnan(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b"18446744073709551615", 2**64 - 1),
+        (b"18446744073709551616", float(2**64)),
+        (b"-9223372036854775809", -float(2**63)),
+        (b"1e400", math.inf),
+        (b"Infinity", math.inf),
+        (rb'"\ud800"', "\ud800"),
+        (b'"\xed\xa0\x80"', "\ud800"),
+        (b'\xef\xbb\xbf"text"', "text"),
+        (rb'"\u0000"', "\0"),
+        (b'{"a": 1, "a": 2}', {"a": 2}),
+    ],
+)
+def test_a_hostile_text_is_read(text: bytes, value: object) -> None:
+    assert parsed(text) == value
+    assert parsed(bytearray(text)) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\xff", b'"\xff"', b"{", b'{"a": 1} {}', b"9" * 5000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 5000],
+    ids=["nothing", "no UTF-8", "no UTF-8 in a string", "cut off", "two", "too many digits", "too deep", "deep"],
+)
+def test_a_text_that_cannot_be_read_is_refused(text: bytes) -> None:
+    assert is_refused(text)
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", 2**64, nested(300), {1: 2}], ids=["a surrogate", "a large number", "deep", "a number as key"]
+)
+def test_what_orjson_does_not_send_is_sent_as_before(value: object) -> None:
+    assert encoded({"key": value}) == json.dumps({"key": value}).encode()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_json_does_not_know_is_sent_as_null(value: float) -> None:
+    assert encoded([value]) == b"[null]"
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isinf(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_has_infinity(one) for one in inner)
