@@ -79,7 +79,7 @@ class Cluster:
         if found is None:
             return refusal(404, "NotFound")
         if request.method == "PUT":
-            return self._write_status(plural, found, await request.json())
+            return self._replace(plural, found, await request.json(), status="status" in rest[2:])
         if request.method == "DELETE":
             self.remove(plural, found)
         return web.Response(text=self._texts.get(found["metadata"]["uid"], '{"kind": "Status"}'), content_type=_JSON)
@@ -92,11 +92,10 @@ class Cluster:
             return web.json_response(body)
         return web.json_response(self.add(plural, body), status=201)
 
-    def _write_status(self, plural: str, found: Object, body: Object) -> web.Response:
+    def _replace(self, plural: str, found: Object, body: Object, *, status: bool) -> web.Response:
         if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
             return refusal(409, "Conflict")
-        found["status"] = body["status"]
-        return web.json_response(self.put(plural, found))
+        return web.json_response(self.put(plural, {**found, "status": body["status"]} if status else body))
 
     def _list(self, request: web.Request, plural: str, namespace: str) -> web.Response:
         selector = request.query.get("labelSelector", "")

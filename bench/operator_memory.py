@@ -148,7 +148,13 @@ async def make_ready(cluster: Cluster, pods: list[dict[str, Any]]) -> None:
             for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready", "PodReadyToStartContainers")
         ]
         running = {"name": "trainer", "state": {"running": {}}, "image": "x" * 100, "imageID": "y" * 100}
-        pod["status"] = {"phase": "Running", "conditions": conditions, "containerStatuses": [running]}
+        addresses = [{"ip": f"10.0.{index // 256}.{index % 256}"}]
+        pod["status"] = {
+            "phase": "Running",
+            "podIPs": addresses,
+            "conditions": conditions,
+            "containerStatuses": [running],
+        }
         cluster.put("pods", pod)
         if index % 50 == 0:
             await asyncio.sleep(0.01)

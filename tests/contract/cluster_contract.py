@@ -16,6 +16,7 @@ from tests.contract.objects import (
     config_map,
     delete,
     elsewhere,
+    endpoint_slice,
     eventually,
     is_gone,
     owned_by,
@@ -26,7 +27,16 @@ from tests.contract.objects import (
 from tpu_training_operator.domain.actions import Event
 from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.observed import parse_time
-from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Cluster, Object, Resource
+from tpu_training_operator.kube.cluster import (
+    CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    JOBS,
+    PODS,
+    Cluster,
+    Object,
+    Resource,
+)
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
 from tpu_training_operator.runtime.events import event_body
 
@@ -165,6 +175,28 @@ class ReadingContract:
             assert await uids(None) == {here["metadata"]["uid"], there["metadata"]["uid"]}
 
 
+class UpdateContract:
+    async def test_update_replaces_the_object(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(endpoint_slice(namespace, "digits-1-0", "10.0.0.1"))
+        updated = await cluster.update(created | {"endpoints": [{"addresses": ["10.0.0.2"]}]})
+        assert updated["endpoints"][0]["addresses"] == ["10.0.0.2"]
+        assert (updated["metadata"]["uid"], version(updated) == version(created)) == (created["metadata"]["uid"], False)
+        assert await cluster.get(ENDPOINT_SLICES, namespace, "digits-1-0") == updated
+
+    async def test_an_object_that_has_changed_since_it_was_read_is_not_replaced(
+        self, cluster: Cluster, namespace: str
+    ) -> None:
+        created = await cluster.create(endpoint_slice(namespace, "digits-1-0", "10.0.0.1"))
+        updated = await cluster.update(created | {"endpoints": []})
+        with pytest.raises(Conflict):
+            await cluster.update(created)
+        assert await cluster.get(ENDPOINT_SLICES, namespace, "digits-1-0") == updated
+
+    async def test_replacing_an_object_by_itself_changes_nothing(self, cluster: Cluster, namespace: str) -> None:
+        created = await cluster.create(endpoint_slice(namespace, "digits-1-0", "10.0.0.1"))
+        assert version(await cluster.update(created)) == version(created)
+
+
 class StatusContract:
     async def test_update_status_changes_the_status(self, cluster: Cluster, namespace: str) -> None:
         created = await cluster.create(job_body(namespace=namespace))
@@ -296,5 +328,7 @@ class GarbageContract:
         assert not await is_gone(cluster, job)
 
 
-class ClusterContract(CreationContract, ReadingContract, StatusContract, DeletionContract, GarbageContract):
+class ClusterContract(
+    CreationContract, ReadingContract, UpdateContract, StatusContract, DeletionContract, GarbageContract
+):
     """All of it."""

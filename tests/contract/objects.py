@@ -31,6 +31,16 @@ def config_map(namespace: str, name: str, **metadata: Any) -> Object:
     }
 
 
+def endpoint_slice(namespace: str, name: str, address: str) -> Object:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": namespace},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address]}],
+    }
+
+
 def pod(namespace: str, name: str, **metadata: Any) -> Object:
     return {
         "apiVersion": "v1",

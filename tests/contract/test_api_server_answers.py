@@ -102,6 +102,7 @@ async def test_each_method_sends_a_request_that_the_api_server_understands(serve
     body = config_map("default", "data")
     await get(cluster)
     await cluster.create(body)
+    await cluster.update(body)
     await update_status(cluster)
     await delete(cluster)
     job_path = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits"
@@ -110,6 +111,7 @@ async def test_each_method_sends_a_request_that_the_api_server_understands(serve
     assert server.calls == [
         Call("GET", "/api/v1/namespaces/default/configmaps/data", {}, None, None),
         Call("POST", "/api/v1/namespaces/default/configmaps", manager, body, None),
+        Call("PUT", "/api/v1/namespaces/default/configmaps/data", manager, body, None),
         Call("PUT", f"{job_path}/status", manager, job_body(), None),
         Call("DELETE", "/api/v1/namespaces/default/pods/digits-1-0-0", {}, options, None),
     ]

@@ -118,6 +118,8 @@ WRITES = (
     ("create", "services"),
     ("create", "configmaps"),
     ("create", "pods"),
+    ("create", "endpointslices"),
+    ("create", "endpoints"),
     ("update", STATUS),
     ("delete", "pods"),
     ("create", "events"),

@@ -1,5 +1,6 @@
 """Every slice shape, as the API server sees it: the job is admitted, and so is each kind of object made for it."""
 
+import uuid
 from typing import Any
 
 import pytest
@@ -7,11 +8,14 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.controlplane.jobs import digits
 from tpu_training_operator.api.catalogue import Generation, Shape, generations
+from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.objects.endpoints import publication
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 Object = dict[str, Any]
 
@@ -46,7 +50,21 @@ def test_every_shape_is_admitted_with_its_objects(
             dry_run("/apis/tpu-operator.dev/v1alpha1", {**job, "metadata": {"name": "digits"}})
             for body in (service(parsed), config_map(parsed, resolution, 1), worker_pod(parsed, resolution, last)):
                 dry_run("/api/v1", body)
+            for body in addresses(parsed, resolution):
+                dry_run("/api/v1" if body["kind"] == "Endpoints" else "/apis/discovery.k8s.io/v1", body)
             assert resolution.resolved.hosts == shape.hosts
+
+
+def addresses(job: TPUTrainingJob, resolution: Resolution) -> tuple[Object, ...]:
+    """What makes the workers' names resolve once all have started."""
+    pods = []
+    for number, worker in enumerate(workers(resolution.layout, 1)):
+        metadata = {"name": worker.pod_name(job.name), "uid": str(uuid.UUID(int=number))}
+        address = {"ip": f"10.0.{number // 256}.{number % 256}"}
+        status = {"podIPs": [address]}
+        pods.append(WorkerPod({"metadata": metadata, "spec": {"nodeName": f"node-{number}"}, "status": status}))
+    made = publication(job, resolution.layout, pods, None)
+    return () if made is None else made.bodies
 
 
 def _plural(body: Object) -> str:
@@ -55,4 +73,6 @@ def _plural(body: Object) -> str:
         "Service": "services",
         "ConfigMap": "configmaps",
         "Pod": "pods",
+        "EndpointSlice": "endpointslices",
+        "Endpoints": "endpoints",
     }[body["kind"]]

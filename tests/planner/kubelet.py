@@ -26,12 +26,22 @@ def place(cluster: ModelCluster, pod: Object, node: str | None = None) -> None:
         pod["status"] = {"phase": "Pending", "conditions": [scheduled]}
 
 
+def give_address(cluster: ModelCluster, pod: Object) -> None:
+    """The pod's sandbox gets an address; a new sandbox, another one."""
+    if pod["status"]["phase"] == "Pending" and not _is_deleted(pod):
+        place(cluster, pod)
+        if not is_lost(cluster, pod):
+            pod["status"]["podIPs"] = [{"ip": cluster.new_address()}]
+
+
 def start(cluster: ModelCluster, pod: Object) -> None:
     """The pod runs on its node and is not ready yet."""
     if pod["status"]["phase"] == "Pending" and not _is_deleted(pod):
         place(cluster, pod)
         if is_lost(cluster, pod):
             return
+        if "podIPs" not in pod["status"]:
+            give_address(cluster, pod)
         pod["status"] |= {
             "phase": "Running",
             "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],

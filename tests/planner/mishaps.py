@@ -30,6 +30,7 @@ ENDINGS: dict[str, Mishap] = {
 }
 STARTS: dict[str, Mishap] = {
     "placed": kubelet.place,
+    "with an address": kubelet.give_address,
     "started": kubelet.start,
     "refused": kubelet.refuse,
     "no image": kubelet.find_no_image,
@@ -67,5 +68,5 @@ ENDS = [
     ),
     *("a restart for a hang", "stacks asked for", "a deletion by force", "a node avoided", "a job whose time is over"),
     *("a crash amid a pass", "a stale pass", "a stale pass that conflicts", "the clock set back", "a job deleted"),
-    *("a job applied again", "a blocked job", "chips busy", "nodes back"),
+    *("a gang that runs", "a job applied again", "a blocked job", "chips busy", "nodes back"),
 ]

@@ -37,14 +37,13 @@ class ModelCluster:
         # Events about pods from other components, and how often they were read.
         self.pod_events: list[Object] = []
         self.event_lists = 0
-        # The inboxes of the single operator that most tests have.
         # The operator that makes the passes of a story and remembers things between them.
         self.operator: Any = None
         self.lost: set[str] = set()
         self.reporting = REPORTING if listens else None
         # What the workers say to the one operator that most tests have; tests with several give each its own.
         self.inboxes = self.new_inboxes()
-        self._uids = 0
+        self._uids = self._addresses = 0
 
     @property
     def status(self) -> Status:
@@ -92,6 +91,12 @@ class ModelCluster:
             self.job["status"] = copied(body["status"])
             self._new_version()
 
+    def replace_other(self, body: Object) -> Object:
+        name = key_of(body)
+        _find(self.others, name, body["metadata"]["uid"])
+        self.others[name] = copied(body)
+        return copied(body)
+
     def delete_pod(self, name: str, uid: str, grace: timedelta = GRACE) -> None:
         _find(self.pods, name, uid)
         pod = self.pods[name]
@@ -110,6 +115,21 @@ class ModelCluster:
         if self.read_job()["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", "the job was replaced by another one")
         self.job_is_gone = True
+
+    def new_address(self) -> str:
+        """One that no pod has had."""
+        self._addresses += 1
+        return f"10.0.{self._addresses // 256 % 256}.{self._addresses % 256}"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """By DNS name, the uid of the pod that EndpointSlices lead to."""
+        return {
+            endpoint["hostname"]: endpoint["targetRef"]["uid"]
+            for body in self.others.values()
+            if body["kind"] == "EndpointSlice"
+            for endpoint in body["endpoints"]
+        }
 
     # What other actors do to the job.
 

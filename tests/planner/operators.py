@@ -17,7 +17,17 @@ from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.observed import Observed, slim
 from tpu_training_operator.domain.report import Inbox, Notes
-from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Cluster, JobKey, Object, Resource
+from tpu_training_operator.kube.cluster import (
+    CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    EVENTS,
+    JOBS,
+    PODS,
+    Cluster,
+    JobKey,
+    Object,
+    Resource,
+)
 from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.reconciler import Reconciler
@@ -89,6 +99,10 @@ class Requests:
         created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
         return created
 
+    async def update(self, body: Object) -> Object:
+        replaced: Object = await self._effect(f"replace {key_of(body)}", lambda: self.cluster.replace_other(body))
+        return replaced
+
     async def update_status(self, body: Object) -> Object:
         await self._effect("write status", lambda: self.cluster.write_status(body))
         return body
@@ -100,7 +114,9 @@ class Requests:
         deletion: Callable[[], None] = {
             JOBS: lambda: self.cluster.delete_job(uid),
             PODS: lambda: self.cluster.delete_pod(name, uid, **how),
-            CONFIG_MAPS: lambda: self.cluster.delete_other(f"{resource.kind}/{name}", uid),
+            **dict.fromkeys(
+                (CONFIG_MAPS, ENDPOINT_SLICES), lambda: self.cluster.delete_other(f"{resource.kind}/{name}", uid)
+            ),
         }[resource]
         by_force = " by force" if grace_seconds == 0 else ""
         await self._effect(f"delete {resource.kind}/{name}{by_force}", deletion)

@@ -13,9 +13,11 @@ from tpu_training_operator.domain.actions import (
     AskForStacks,
     Create,
     DeleteConfigMap,
+    DeleteEndpointSlice,
     DeleteJob,
     DeletePod,
     Plan,
+    Publish,
 )
 from tpu_training_operator.kube.cluster import Object
 
@@ -75,6 +77,10 @@ def _describe(action: Action) -> str:
             return f"delete Pod {name}" + (" by force" if force else "")
         case DeleteConfigMap(name):
             return f"delete ConfigMap {name}"
+        case DeleteEndpointSlice(name):
+            return f"delete EndpointSlice {name}"
+        case Publish(bodies):
+            return "publish " + ", ".join(f"{body['kind']} {body['metadata']['name']}" for body in bodies)
         case DeleteJob(name):
             return f"delete TPUTrainingJob {name}"
         case AskForStacks():

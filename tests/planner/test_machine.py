@@ -142,6 +142,13 @@ class Gang(Surroundings):
             assert parse_time(before.completion_time) + timedelta(seconds=50) <= cluster.now
         if operator.inbox.asked_for_stacks:
             fired("stacks asked for")
+        if created:
+            known = {int(name.partition("-")[0]) for name in cluster.names}
+            assert known <= {before.attempt}, "a name of an earlier attempt resolves"
+        if not is_running(before) and is_running(cluster.status):
+            fired("a gang that runs")
+            workers = {pod["metadata"]["uid"] for pod in self.own_pods() if attempt_of(pod) == before.attempt}
+            assert set(cluster.names.values()) == workers, "the names lead to other pods than the workers"
         self.see_what_was_written(listening)
         return done
 
@@ -278,6 +285,10 @@ class Gang(Surroundings):
 
 def attempt_of(pod: Object) -> int:
     return int(pod["metadata"]["labels"]["tpu-operator.dev/attempt"])
+
+
+def is_running(status: Status) -> bool:
+    return is_true(status.conditions, ConditionType.GANG_READY)
 
 
 def is_lost(pod: Object) -> bool:

@@ -73,9 +73,10 @@ def test_a_gang_is_ready_when_all_its_workers_are() -> None:
     kubelet.start(cluster, cluster.pods[WORKERS[0]])
     for name in WORKERS[1:]:
         kubelet.make_ready(cluster, cluster.pods[name])
-    assert look(cluster) == Plan()
+    one_pass(cluster)
+    assert cluster.status.state == State.STARTING
     kubelet.make_ready(cluster, cluster.pods[WORKERS[0]])
-    assert actions(one_pass(cluster)) == []
+    one_pass(cluster)
     assert cluster.status.state == State.RUNNING
     assert reason(cluster.status, ConditionType.GANG_READY) == ("True", "AllWorkersReady")
     assert kstatus(cluster.job) == "Current"

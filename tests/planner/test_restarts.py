@@ -264,12 +264,13 @@ def test_a_deletion_names_the_uid_of_the_pod() -> None:
     assert wanted == {name: cluster.pods[name]["metadata"]["uid"] for name in WORKERS if name != WORKERS[1]}
 
 
-def test_the_config_map_of_the_previous_attempt_is_deleted() -> None:
+def test_what_the_previous_attempt_shared_is_deleted() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     until_running(cluster)
-    assert sorted(cluster.others) == ["ConfigMap/digits-2", "Service/digits"]
+    expected = ["ConfigMap/digits-2", "EndpointSlice/digits-2-0", "Endpoints/digits", "Service/digits"]
+    assert sorted(cluster.others) == expected
 
 
 def test_the_first_restart_begins_as_soon_as_the_old_workers_are_gone() -> None:

@@ -23,13 +23,9 @@ def run_spec(changes: Object | None = None) -> Object:
     return document
 
 
-def test_the_service_gives_every_worker_a_name_before_it_is_ready() -> None:
+def test_nobody_but_the_operator_writes_the_addresses_behind_the_service() -> None:
     made = service(resolved()[0])
-    assert made["spec"] == {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": {"tpu-operator.dev/job-name": "digits"},
-    }
+    assert made["spec"] == {"clusterIP": "None"}
     assert (made["metadata"]["name"], made["metadata"]["ownerReferences"]) == ("digits", [OWNER])
 
 

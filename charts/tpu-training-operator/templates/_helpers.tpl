@@ -66,6 +66,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, create, update, delete]
+# What kube-dns reads instead.
+- apiGroups: [""]
+  resources: [endpoints]
+  verbs: [get, create, update]
 {{- if .Values.workerNetworkPolicy.enabled }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

@@ -39,6 +39,22 @@ class DeleteConfigMap:
 
 
 @dataclass(frozen=True)
+class DeleteEndpointSlice:
+    """Delete the EndpointSlice, if it exists and the job controls it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Create these objects, or replace the job's own ones that say something else. `version`: what to note once that is
+    done."""
+
+    bodies: tuple[dict[str, Any], ...]
+    version: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself, with everything it owns."""
 
@@ -58,7 +74,7 @@ class LookAtEvents:
     pods: tuple[tuple[str, str], ...]
 
 
-Action = Create | DeletePod | DeleteConfigMap | DeleteJob | AskForStacks | LookAtEvents
+Action = Create | Publish | DeletePod | DeleteConfigMap | DeleteEndpointSlice | DeleteJob | AskForStacks | LookAtEvents
 
 
 @dataclass(frozen=True)

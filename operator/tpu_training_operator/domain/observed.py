@@ -44,6 +44,11 @@ class WorkerPod:
         return None if node is None else str(node)
 
     @property
+    def addresses(self) -> list[str]:
+        """Its IP addresses, as the kubelet reports them."""
+        return [str(one.get("ip")) for one in self.raw.get("status", {}).get("podIPs") or ()]
+
+    @property
     def phase(self) -> str:
         return str(self.raw.get("status", {}).get("phase", "Pending"))
 
@@ -183,7 +188,10 @@ class Observed:
 # environment can fill a pod.
 _METADATA = ("name", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 _SPEC = ("nodeName", "terminationGracePeriodSeconds")
-_STATUS = ("phase", "reason", "message", "startTime", "conditions", "initContainerStatuses", "containerStatuses")
+_STATUS = (
+    *("phase", "reason", "message", "startTime", "podIPs"),
+    *("conditions", "initContainerStatuses", "containerStatuses"),
+)
 _LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}

@@ -66,7 +66,9 @@ class PodEvents:
 
 @dataclass(frozen=True)
 class Notes:
-    """What this operator remembers of a job between two passes. `written`: when it last wrote the job's status."""
+    """What this operator remembers of a job between two passes. `written`: when it last wrote the job's status.
+    `published`: the addresses of its workers that it has published."""
 
     written: datetime | None = None
     events: PodEvents | None = None
+    published: str | None = None

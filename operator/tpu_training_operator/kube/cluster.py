@@ -33,13 +33,19 @@ SERVICES = Resource("v1", "Service", "services")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+# Where the addresses behind a Service are: the present kind, and the older one, which kube-dns reads.
+ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
+ENDPOINTS = Resource("v1", "Endpoints", "endpoints")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 # A question rather than an object: nothing is stored.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
 _BY_KIND = {
     resource.kind: resource
-    for resource in (JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, NETWORK_POLICIES, EVENTS, TOKEN_REVIEWS)
+    for resource in (
+        *(JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, NETWORK_POLICIES),
+        *(ENDPOINT_SLICES, ENDPOINTS, EVENTS, TOKEN_REVIEWS),
+    )
 }
 
 
@@ -79,6 +85,10 @@ class Cluster(Protocol):
 
     async def create(self, body: Object) -> Object:
         """Create the object and return it as stored, with its uid."""
+        ...
+
+    async def update(self, body: Object) -> Object:
+        """Replace the object. Conflict unless metadata.resourceVersion is the current one."""
         ...
 
     async def update_status(self, body: Object) -> Object:

@@ -74,13 +74,15 @@ class Store:
         self._collect_garbage()
         return created
 
+    async def update(self, body: Object) -> Object:
+        """For objects without a status, the only ones that the operator replaces."""
+        body = copy.deepcopy(body)
+        if body != self._current(body):
+            self._write(_key(body), body)
+        return copy.deepcopy(body)
+
     async def update_status(self, body: Object) -> Object:
-        metadata = body["metadata"]
-        resource = resource_of(body)
-        current = self._find(resource, metadata["namespace"], metadata["name"])
-        if metadata.get("resourceVersion") != current["metadata"]["resourceVersion"]:
-            raise Conflict(409, "Conflict", f"{metadata['name']} has been modified; read it again")
-        return self._set_status(current, body.get("status") or {})
+        return self._set_status(self._current(body), body.get("status") or {})
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
@@ -138,6 +140,14 @@ class Store:
         if found is None:
             raise NotFound(404, "NotFound", f"{resource.plural} {name!r} not found")
         return found
+
+    def _current(self, body: Object) -> Object:
+        """The stored object, if `body` comes from it."""
+        metadata = body["metadata"]
+        current = self._find(resource_of(body), metadata["namespace"], metadata["name"])
+        if metadata.get("resourceVersion") != current["metadata"]["resourceVersion"]:
+            raise Conflict(409, "Conflict", f"{metadata['name']} has been modified; read it again")
+        return current
 
     def _set_status(self, current: Object, status: Object) -> Object:
         # As in an API server, an unchanged object keeps its version.

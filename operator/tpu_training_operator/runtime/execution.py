@@ -8,7 +8,8 @@ refused, or when several requests in a row fail: the rest would fare no better.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -18,21 +19,28 @@ from tpu_training_operator.domain.actions import (
     AskForStacks,
     Create,
     DeleteConfigMap,
+    DeleteEndpointSlice,
     DeleteJob,
     DeletePod,
     Event,
     LookAtEvents,
     Plan,
+    Publish,
 )
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
 from tpu_training_operator.domain.lifecycle.waiting import line_of
+from tpu_training_operator.domain.naming import service_name
+from tpu_training_operator.domain.objects.endpoints import content
 from tpu_training_operator.domain.ownership import is_ours
 from tpu_training_operator.domain.report import Notes, PodEvents
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    ENDPOINTS,
     EVENTS,
     JOBS,
     PODS,
+    SERVICES,
     Cluster,
     JobKey,
     Object,
@@ -163,7 +171,13 @@ class Execution:
             case DeletePod(name, uid, force):
                 await self._delete(PODS, name, uid, grace_seconds=0 if force else None)
             case DeleteConfigMap(name):
-                await self._delete_own_config_map(name)
+                await self._delete_own(CONFIG_MAPS, name)
+            case DeleteEndpointSlice(name):
+                await self._delete_own(ENDPOINT_SLICES, name)
+            case Publish(bodies, version):
+                for body in bodies:
+                    await self._create(body, replaces=True)
+                self.memory.notes = replace(self.memory.notes, published=version)
             case DeleteJob(name, uid):
                 await self._delete(JOBS, name, uid)
             case AskForStacks():
@@ -172,24 +186,24 @@ class Execution:
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
 
-    async def _create(self, body: Object, *, optional: bool = False) -> None:
-        kind, name = body["kind"], body["metadata"]["name"]
-        try:
+    async def _create(self, body: Object, *, optional: bool = False, replaces: bool = False) -> None:
+        """`replaces`: the job's own object of that name is made to say the same."""
+        with _refusals(body, optional=optional), suppress(AlreadyExists):
             await self.cluster.create(body)
-        except AlreadyExists:
-            existing = await self.cluster.get(resource_of(body), self.key.namespace, name)
-            if obstacle := name_taken(kind, existing, self.job):
-                raise Refused(obstacle, kind) from None
-        except Forbidden as error:
-            obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
-            raise Refused(obstacle, kind, sure=False) from error
-        except Invalid as error:
-            raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
-        except NotFound as error:
-            if not optional:
-                raise
-            obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
-            raise Refused(obstacle, kind, sure=False) from error
+            return
+        existing = await self.cluster.get(resource_of(body), self.key.namespace, body["metadata"]["name"])
+        if resource_of(body) is ENDPOINTS and await self._service_has_selector():
+            # From an earlier version of this operator. The controller manager keeps its Endpoints.
+            return
+        if obstacle := name_taken(body["kind"], existing, self.job):
+            raise Refused(obstacle, body["kind"])
+        if replaces and content(existing) != content(body):
+            with _refusals(body):
+                await self.cluster.update(existing | content(body))
+
+    async def _service_has_selector(self) -> bool:
+        service = await self.cluster.get(SERVICES, self.key.namespace, service_name(self.key.name))
+        return bool(service["spec"].get("selector"))
 
     async def _create_optional(self, body: Object) -> None:
         """The gang starts without the object only if its refusal lasts: an attempt may take weeks, and the object gets
@@ -210,13 +224,13 @@ class Execution:
         else:
             self.memory.sent_missing = False
 
-    async def _delete_own_config_map(self, name: str) -> None:
+    async def _delete_own(self, resource: Resource, name: str) -> None:
         try:
-            existing = await self.cluster.get(CONFIG_MAPS, self.key.namespace, name)
+            existing = await self.cluster.get(resource, self.key.namespace, name)
         except NotFound:
             return
         if is_ours(existing, self.job):
-            await self._delete(CONFIG_MAPS, name, existing["metadata"]["uid"])
+            await self._delete(resource, name, existing["metadata"]["uid"])
 
     async def _delete(self, resource: Resource, name: str, uid: str, grace_seconds: int | None = None) -> None:
         try:
@@ -299,14 +313,36 @@ class _Stream:
                 task.cancel()
 
 
+@contextmanager
+def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
+    """Raises Refused if the cluster does not accept the object."""
+    kind, name = body["kind"], body["metadata"]["name"]
+    try:
+        yield
+    except Forbidden as error:
+        obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
+        raise Refused(obstacle, kind, sure=False) from error
+    except Invalid as error:
+        raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
+    except NotFound as error:
+        if not optional:
+            raise
+        obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
+        raise Refused(obstacle, kind, sure=False) from error
+
+
 def _verb(action: Action) -> str:
     match action:
         case Create(body):
             return f"create {body['kind']}"
         case DeletePod(force=force):
             return "delete Pod by force" if force else "delete Pod"
+        case Publish():
+            return "publish addresses"
         case DeleteConfigMap():
             return "delete old ConfigMap"
+        case DeleteEndpointSlice():
+            return "delete old EndpointSlice"
         case DeleteJob():
             return "delete finished job"
         case AskForStacks():

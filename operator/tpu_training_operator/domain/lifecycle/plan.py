@@ -16,6 +16,7 @@ they may be workers of a running gang. The next attempt gets a number that none 
 deletes those it leaves behind.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -24,7 +25,16 @@ from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.status import Activity, Failure, Goodput, State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
-from tpu_training_operator.domain.actions import AT_ONCE, AskForStacks, Create, DeleteConfigMap, Event, Plan
+from tpu_training_operator.domain.actions import (
+    AT_ONCE,
+    Action,
+    AskForStacks,
+    Create,
+    DeleteConfigMap,
+    DeleteEndpointSlice,
+    Event,
+    Plan,
+)
 from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
@@ -45,6 +55,7 @@ from tpu_training_operator.domain.lifecycle.start_deadline import (
 )
 from tpu_training_operator.domain.lifecycle.waiting import event_lines, tell_why
 from tpu_training_operator.domain.naming import config_map_name
+from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import check_config_map, config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
@@ -250,10 +261,17 @@ def _create_missing(ctx: Context) -> Plan:
     shared = (
         Create(service(job)),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
-        *((DeleteConfigMap(config_map_name(job.name, attempt - 1)),) if attempt > 1 else ()),
+        *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else ()),
     )
     avoid = tuple(ctx.status.avoided_nodes)
     return Plan(stages=(shared, WorkerCreations(job, ctx.resolution, tuple(ctx.missing), ctx.reporting, avoid)))
+
+
+def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
+    """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
+    yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
+    for name in endpoint_slice_names(ctx.job.name, ctx.resolution.layout, attempt):
+        yield DeleteEndpointSlice(name)
 
 
 def _wait_before_attempt(ctx: Context) -> timedelta:
@@ -276,7 +294,15 @@ def _watch(ctx: Context) -> Plan:
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.GANG_READY, True, ready.reason, ready.message)
     events = (Event(EventReason.RUNNING, message),)
-    return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE)
+    return Plan(stages=_publishing(ctx), status=ctx.present(status, ready), events=events, again=AT_ONCE)
+
+
+def _publishing(ctx: Context) -> tuple[tuple[Action, ...], ...]:
+    """One stage that makes the workers' names resolve, once all have an address. An address may change until then: a
+    kubelet may make a pod's sandbox anew before its containers run."""
+    published = ctx.observed.notes.published if ctx.observed.notes else None
+    names = publication(ctx.job, ctx.resolution.layout, ctx.pods, published)
+    return () if names is None else ((names,),)
 
 
 def _watch_start(ctx: Context) -> Plan:
@@ -292,7 +318,7 @@ def _watch_start(ctx: Context) -> Plan:
         again = late.deadline - ctx.now
     # The status shows a starting gang already, unless a refusal has replaced it.
     unblocked = ctx.present(ctx.status, _starting(ctx, ctx.attempt)) if ctx.is_refused else None
-    return tell_why(ctx, Plan(status=unblocked, again=again))
+    return tell_why(ctx, Plan(stages=_publishing(ctx), status=unblocked, again=again))
 
 
 def _watch_peers(ctx: Context) -> Plan:

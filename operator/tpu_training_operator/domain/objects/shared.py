@@ -43,16 +43,12 @@ def metadata(job: TPUTrainingJob, name: str, labels: dict[str, str]) -> Object:
 
 
 def service(job: TPUTrainingJob) -> Object:
-    """A headless Service, which gives every worker a DNS name. Workers have to meet before they can be ready."""
+    """A headless Service, which gives every worker a DNS name. It has no selector: see `endpoints`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": metadata(job, naming.service_name(job.name), naming.job_labels(job.name)),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": naming.gang_selector(job.name),
-        },
+        "spec": {"clusterIP": "None"},
     }
 
 

@@ -1,0 +1,137 @@
+"""The addresses behind the names of a gang's workers, in the forms that DNS servers read.
+
+The headless Service has no selector: with one, the controller manager would write the same lists again for every worker
+that starts or stops. The operator writes them once, when every worker of the attempt has its address.
+
+CoreDNS and Cloud DNS read EndpointSlices. kube-dns, the default of GKE Standard clusters, reads only Endpoints.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.domain import naming
+from tpu_training_operator.domain.actions import Publish
+from tpu_training_operator.domain.objects.shared import Object, metadata
+from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.topology import SliceLayout
+
+# The API server's limit for an EndpointSlice.
+_MOST_ENDPOINTS = 1000
+_MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
+_OF_SERVICE = "kubernetes.io/service-name"
+# kube-proxy does not watch such slices.
+_HEADLESS = "service.kubernetes.io/headless"
+# The controller manager would copy the Endpoints into further EndpointSlices.
+_NOT_COPIED = "endpointslice.kubernetes.io/skip-mirror"
+
+Address = IPv4Address | IPv6Address
+
+
+def endpoint_slice_names(job: str, layout: SliceLayout, attempt: int) -> list[str]:
+    """None for a single host, which calls itself localhost."""
+    if layout.hosts == 1:
+        return []
+    return [f"{job}-{attempt}-{index}" for index in range(math.ceil(layout.hosts / _MOST_ENDPOINTS))]
+
+
+def publication(
+    job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], published: str | None
+) -> Publish | None:
+    """What makes the names of these workers resolve: all workers of one attempt, in order. None as long as one of them
+    has no address, and if these addresses have been `published`."""
+    if layout.hosts == 1 or (addresses := _addresses(pods)) is None:
+        return None
+    told = (f"{pod.uid} {pod.node} {address}" for pod, address in zip(pods, addresses, strict=True))
+    version = hashlib.sha256("\n".join(told).encode()).hexdigest()
+    if version == published:
+        return None
+    endpoint_slices = _endpoint_slices(job, layout, pods, addresses)
+    return Publish((*endpoint_slices, _endpoints(job, layout, pods, addresses)), version)
+
+
+def _addresses(pods: Sequence[WorkerPod]) -> list[Address] | None:
+    """One address of each pod, all of the family that worker 0 has first; None until every pod has one.
+
+    On a dual-stack cluster that is the cluster's first family. Two addresses a worker would make peers meet by one
+    family and exchange gradients by the other.
+    """
+    first = _usable(pods[0])
+    of_family = [next((one for one in _usable(pod) if one.version == first[0].version), None) for pod in pods if first]
+    addresses = [address for address in of_family if address is not None]
+    return addresses if len(addresses) == len(pods) else None
+
+
+def _usable(pod: WorkerPod) -> list[Address]:
+    """Without what the API server refuses as an endpoint: one worker must not keep all others from their names."""
+    return [address for text in pod.addresses if (address := _parsed(text)) is not None]
+
+
+def _parsed(text: str) -> Address | None:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    is_special = address.is_unspecified or address.is_loopback or address.is_link_local or address.is_multicast
+    is_odd = isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address.scope_id is not None)
+    return None if is_special or is_odd else address
+
+
+def _endpoint_slices(
+    job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
+) -> list[Object]:
+    attempt = pods[0].worker.attempt
+    labels = naming.job_labels(job.name) | {
+        constants.LABEL_ATTEMPT: str(attempt),
+        _OF_SERVICE: naming.service_name(job.name),
+        _MANAGED_BY: constants.MANAGER,
+        _HEADLESS: "",
+    }
+    endpoints = [_endpoint(job, layout, pod, address) for pod, address in zip(pods, addresses, strict=True)]
+    return [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": metadata(job, name, labels),
+            "addressType": f"IPv{addresses[0].version}",
+            "endpoints": endpoints[index * _MOST_ENDPOINTS : (index + 1) * _MOST_ENDPOINTS],
+        }
+        for index, name in enumerate(endpoint_slice_names(job.name, layout, attempt))
+    ]
+
+
+def _endpoint(job: TPUTrainingJob, layout: SliceLayout, pod: WorkerPod, address: Address) -> Object:
+    """Ready, because workers have to meet before they can be."""
+    return {
+        "addresses": [str(address)],
+        "conditions": {"ready": True},
+        "hostname": naming.hostname(layout, pod.worker),
+        "nodeName": pod.node,
+        "targetRef": {"kind": "Pod", "namespace": job.namespace, "name": pod.name, "uid": pod.uid},
+    }
+
+
+def _endpoints(
+    job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
+) -> Object:
+    """One object for all hosts, under the Service's name, which is where kube-dns looks."""
+    listed = [
+        {"ip": str(address), "hostname": naming.hostname(layout, pod.worker)}
+        for pod, address in zip(pods, addresses, strict=True)
+    ]
+    labels = naming.job_labels(job.name) | {_NOT_COPIED: "true"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": metadata(job, naming.service_name(job.name), labels),
+        "subsets": [{"addresses": listed}],
+    }
+
+
+def content(body: Mapping[str, Any]) -> Object:
+    """What a published object says, without what the API server adds to it."""
+    return {name: body.get(name) for name in ("addressType", "endpoints", "subsets") if name in body}

@@ -1,0 +1,129 @@
+"""How often anybody writes the addresses behind a gang's names, and what they say."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Self
+
+import pytest
+
+from tests.cluster.api import ApiClient, Object
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.processes import wait_until
+from tests.controlplane.jobs import Namespace, digits
+from tests.controlplane.operator_process import OperatorProcess
+
+HOSTS = 256
+LARGE = {"acceleratorType": "v5p-2048", "hardware": "CPU"}
+SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def cpu_nodes(control_plane: ControlPlane) -> Iterator[None]:
+    pool = add_cpu_nodes(control_plane, 8)
+    yield
+    remove_nodes(control_plane, pool)
+
+
+@pytest.fixture
+def space(control_plane: ControlPlane, job_definition: None, cpu_nodes: None, namespace: str) -> Namespace:
+    return Namespace(control_plane, namespace)
+
+
+@pytest.fixture
+def operator(control_plane: ControlPlane, space: Namespace) -> Iterator[OperatorProcess]:
+    process = OperatorProcess(control_plane, space.name)
+    process.start()
+    yield process
+    process.stop()
+
+
+class Addresses:
+    """Every version of every EndpointSlice and Endpoints in one namespace: a context manager, entered before there is
+    any."""
+
+    def __init__(self, api: ApiClient, namespace: str) -> None:
+        self._api = api
+        self._paths: dict[str, Object] = {
+            f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices": {
+                "addressType": "IPv4",
+                "endpoints": [],
+            },
+            f"/api/v1/namespaces/{namespace}/endpoints": {},
+        }
+        self._marks = 0
+        self._watches = ExitStack()
+        self._followers: list[threading.Thread] = []
+        self.events: list[Object] = []
+
+    def __enter__(self) -> Self:
+        for path in self._paths:
+            events = self._watches.enter_context(self._api.watch(path))
+            follower = threading.Thread(target=self._follow, args=(events,), name=f"follows {path}")
+            follower.start()
+            self._followers.append(follower)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watches.close()
+        for follower in self._followers:
+            follower.join()
+
+    def _follow(self, events: Iterator[Object]) -> None:
+        for event in events:
+            self.events.append(event)
+
+    def writes(self) -> Counter[str]:
+        """How often each kind was written up to now. Markers show that the watches have come so far."""
+        self._marks += 1
+        name = f"marker-{self._marks}"
+        for path, content in self._paths.items():
+            self._api.call("POST", path, {"metadata": {"name": name}, **content})
+        wait_until(
+            lambda: len(self._named(name)) == len(self._paths), timeout=SECONDS, what="both watches see a marker"
+        )
+        seen = [event for event in self.events if not event["object"]["metadata"]["name"].startswith("marker-")]
+        return Counter(f"{event['type']} {event['object']['kind']}" for event in seen)
+
+    def _named(self, name: str) -> list[Object]:
+        return [event for event in self.events if event["object"]["metadata"]["name"] == name]
+
+
+def endpoint_slices(space: Namespace) -> list[Object]:
+    found = space.cluster.api.call("GET", f"/apis/discovery.k8s.io/v1/namespaces/{space.name}/endpointslices")
+    listed: list[Object] = found["items"]
+    return listed
+
+
+def addresses_of(space: Namespace, attempt: int) -> dict[str, str]:
+    """By host name, the address that each worker's pod has."""
+    pods = space.pods()
+    workers = [pod for pod in pods if pod["metadata"]["name"].startswith(f"digits-{attempt}-")]
+    return {pod["spec"]["hostname"]: pod["status"]["podIP"] for pod in workers}
+
+
+def wait_running(space: Namespace, attempt: int) -> None:
+    def runs() -> bool:
+        status = space.status()
+        return (status.get("state"), status.get("attempt")) == ("Running", attempt)
+
+    space.wait(runs, f"attempt {attempt} runs", SECONDS)
+
+
+def test_the_addresses_of_a_large_gang_are_written_a_handful_of_times(
+    control_plane: ControlPlane, space: Namespace, operator: OperatorProcess
+) -> None:
+    with Addresses(control_plane.api, space.name) as addresses:
+        space.apply(digits(slice=LARGE))
+        wait_running(space, attempt=1)
+        first = addresses.writes()
+        space.finish("digits-1-0-7", exit_code=137)
+        wait_running(space, attempt=2)
+        restart = addresses.writes() - first
+    assert first == {"ADDED EndpointSlice": 1, "ADDED Endpoints": 1}
+    assert restart == {"DELETED EndpointSlice": 1, "ADDED EndpointSlice": 1, "MODIFIED Endpoints": 1}
+    (found,) = (body for body in endpoint_slices(space) if not body["metadata"]["name"].startswith("marker-"))
+    assert {one["hostname"]: one["addresses"][0] for one in found["endpoints"]} == addresses_of(space, 2)
+    assert len(found["endpoints"]) == HOSTS

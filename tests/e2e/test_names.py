@@ -1,0 +1,51 @@
+"""The names by which the workers of a gang find each other, in the cluster's DNS."""
+
+import json
+
+from tests.cluster.processes import wait_until
+from tests.e2e.space import Space
+
+HOSTS = 4
+# A waiting limit; CoreDNS hears of a change at once.
+SECONDS = 60.0
+RESOLVE = """
+import json, socket, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = socket.gethostbyname(name)
+    except socket.gaierror:
+        found[name] = None
+print(json.dumps(found))
+"""
+
+
+def resolved(space: Space, attempt: int, *, by: str) -> dict[str, str | None]:
+    """What a worker is told about the host names of an attempt."""
+    names = [f"{attempt}-{host}.digits" for host in range(HOSTS)]
+    found: dict[str, str | None] = json.loads(space.kubectl("exec", by, "--", "python3", "-c", RESOLVE, *names))
+    return found
+
+
+def addresses(space: Space, attempt: int) -> dict[str, str | None]:
+    """The addresses that its pods have."""
+    prefix = f"digits-{attempt}-0-"
+    pods = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in space.pods()}
+    return {f"{attempt}-{name.removeprefix(prefix)}.digits": ip for name, ip in pods.items() if name.startswith(prefix)}
+
+
+def test_workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
+    space.apply_waiting()
+    space.wait_running()
+    first = addresses(space, 1)
+    assert len(first) == HOSTS
+    wait_until(lambda: resolved(space, 1, by="digits-1-0-0") == first, timeout=SECONDS, what="attempt 1 has names")
+
+    space.kubectl("delete", "pod", "digits-1-0-2", "--wait=false")
+    space.kubectl("wait", "--for=jsonpath={.status.attempt}=2", "tpujob/digits", "--timeout=120s")
+    space.wait_running()
+
+    second = addresses(space, 2)
+    wait_until(lambda: resolved(space, 2, by="digits-2-0-0") == second, timeout=SECONDS, what="attempt 2 has names")
+    assert resolved(space, 1, by="digits-2-0-0") == dict.fromkeys(first)
+    assert space.names("endpointslices") == ["digits-2-0"]
