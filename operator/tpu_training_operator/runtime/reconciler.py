@@ -111,7 +111,7 @@ class Reconciler:
         # 1. Read and decide; afresh, if the decision weighs.
         try:
             seen = await self._look(self._cluster, key, memory)
-            if self._fresh is not None and weighs(seen.before, seen.decided.status):
+            if self._fresh is not None and weighs(seen.before, seen.decided):
                 seen = await self._look(self._fresh, key, memory)
         except NotFound:
             self._forget(key)
