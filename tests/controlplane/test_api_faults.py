@@ -98,7 +98,9 @@ CASES = (
     Case("watches that end with an error", on(CANNOT_CONVERT, *WATCHES, times=2), "cannot convert"),
     Case(
         "an error in one watch while the other cannot be opened",
-        on(CANNOT_CONVERT, ("watch", JOB), times=2) + on(UNAVAILABLE, ("watch", "pods"), times=4),
+        on(CANNOT_CONVERT, ("watch", JOB), times=2)
+        + on(Reset(), ("watch", "pods"), name="cut ")
+        + on(UNAVAILABLE, ("watch", "pods"), times=4),
         "not ready",
     ),
     Case("watches that talk nonsense", on(Say("<html>Please log in"), *WATCHES), "the watch was cut off"),

@@ -186,7 +186,8 @@ async def _is_listed() -> None:
 
 def _version(body: Object, keep: Callable[[Object], T | None]) -> Version[T]:
     metadata = body["metadata"]
-    name = metadata["namespace"], metadata["name"]
+    # There is one job, which goes by one name, whatever is in its body.
+    name = KEY.namespace, KEY.name if body.get("kind") == JOBS.kind else metadata["name"]
     return Version(name, metadata["uid"], int(metadata["resourceVersion"]), keep(body))
 
 
