@@ -21,8 +21,8 @@ def version(name: str, uid: str, number: int, kept: str | None) -> Version[str]:
 
 
 class OneKind(RuleBasedStateMachine):
-    """`stored`: by name, the present version. `journal`: every change, and whether it was a deletion. `answers`: on their
-    way to this process, as are the `pages` of a list and its version."""
+    """`stored`: by name, the present version. `journal`: every change, and whether it was a deletion. `answers`: on
+    their way to this process, as are the `pages` of a list and its version."""
 
     def __init__(self) -> None:
         super().__init__()
