@@ -135,7 +135,8 @@ class Informer(Generic[T]):
 
     def _apply(self, event: Object) -> None:
         number = _number(event["object"]["metadata"]["resourceVersion"])
-        if number < self.replica.told:
+        if number < self.replica.told and event["type"] != "DELETED":
+            # Only a deletion may come with the version that the object had before.
             raise Expired(0, "Expired", "the watch tells of a past version: the cluster was restored")
         if event["type"] == "BOOKMARK":
             self.replica.passed(number)
