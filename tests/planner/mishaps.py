@@ -67,6 +67,6 @@ ENDS = [
     ),
     *("a restart for a hang", "stacks asked for", "a deletion by force", "a node avoided", "a job whose time is over"),
     *("a crash amid a pass", "a stale pass", "a stale pass that conflicts", "the clock set back", "a job deleted"),
-    *("a pass on old news", "an attempt on old news"),
+    "a pass on old news",
     *("a job applied again", "a blocked job", "chips busy", "nodes back"),
 ]

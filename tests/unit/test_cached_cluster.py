@@ -115,6 +115,13 @@ async def test_a_pass_over_what_is_known_sends_no_request(cluster: CachedCluster
     assert not store.asked
 
 
+async def test_jobs_are_listed_by_namespace_or_all(cluster: CachedCluster) -> None:
+    for namespace in ("default", "team"):
+        await cluster.create(job_body(namespace=namespace))
+    listed = [[job["metadata"]["namespace"] for job in await cluster.list(JOBS, where)] for where in ("team", None)]
+    assert listed == [["team"], ["default", "team"]]
+
+
 async def test_the_status_that_was_written_is_read(cluster: CachedCluster, store: Counting) -> None:
     job = await cluster.create(job_body())
     written = await cluster.update_status({**job, "status": {"state": "Starting", "attempt": 1}})

@@ -64,7 +64,8 @@ class CachedCluster:
         served = self._served(namespace)
         if resource is JOBS and served and not labels and not fields:
             await served.listed()
-            return [parsed(record.slim) for _, record in served.jobs.items()]
+            found = served.jobs.items()
+            return [parsed(record.slim) for name, record in found if namespace in (None, name[0])]
         gang = _gang(resource, namespace, labels, fields)
         if gang and served and served.is_current() and gang not in served.doubted_gangs:
             return await _all_parsed([record.body for _, record in served.pods.gang(*gang)])
