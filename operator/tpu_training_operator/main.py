@@ -1,7 +1,7 @@
-"""The operator process: command line, logs, and kopf as plumbing around the controller.
+"""The operator process: command line, logs, and kopf as the frame around the controller.
 
-kopf watches, logs in, probes and stops; it never writes to a job. Only its `event` handlers are used. These leave no
-finalizers and no annotations behind: a job stays deletable and GitOps tools see no drift when the operator is gone.
+kopf starts, probes and stops the process; it watches nothing and writes nothing. So there are no finalizers and no
+annotations: a job stays deletable and GitOps tools see no drift when the operator is gone.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,18 +22,18 @@ import click
 import kopf
 from pythonjsonlogger.json import JsonFormatter
 
-from tpu_training_operator.api.constants import GROUP, LABEL_JOB_NAME, MAX_HOSTS, PLURAL, VERSION
+from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.domain.lifecycle.waiting import slim_event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import slim_worker
-from tpu_training_operator.domain.ownership import job_of
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
-from tpu_training_operator.kube.cluster import EVENTS, JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.cluster import EVENTS, PODS, JobKey, Object
 from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.kube.turns import Turns
+from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -44,17 +43,19 @@ from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, Ser
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
-from tpu_training_operator.runtime.resync import jobs_to_reconcile, slim_job
+from tpu_training_operator.runtime.resync import jobs_to_reconcile
+from tpu_training_operator.runtime.watching import Watching
 
 log = logging.getLogger(__name__)
 
 # The parts of listed objects that are kept in memory, for kinds with many or large objects.
-_KEPT = {PODS: slim_worker, JOBS: slim_job, EVENTS: slim_event}
+_KEPT = {PODS: slim_worker, EVENTS: slim_event}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
 # Longer than any operator lives: a login ends with the first 401.
 _LONGEST_LOGIN = timedelta(days=3650)
-# Pauses of kopf's watches after errors. They never end: a process that gave up would start again and know no better.
+# Pauses of kopf's requests after errors: at its start it asks which kinds there are. They never end: a process that
+# gave up would start again and know no better.
 _BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
 
 
@@ -90,8 +91,6 @@ class Operator:
         kopf.on.cleanup(registry=registry)(self._stop)
         kopf.on.login(registry=registry)(self._login)
         kopf.on.probe(registry=registry, id="controller")(self._probe)
-        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._job_event)
-        kopf.on.event("", "v1", "pods", labels={LABEL_JOB_NAME: kopf.PRESENT}, registry=registry)(self._pod_event)
         return registry
 
     async def _start(self, **_: Any) -> None:
@@ -103,9 +102,14 @@ class Operator:
 
         throttle = Throttle(options.qps, options.burst, time.monotonic) if options.qps else None
         client_options = ClientOptions(turns=Turns(throttle), on_answer=answered, keep=_KEPT)
-        cluster = await enter(connect(self._credentials, client_options))
-        now = cluster.clock.now
-        authority = await _load_authority(cluster, options.service) if options.service else None
+        client = await enter(connect(self._credentials, client_options))
+        # With connections and a rate of their own: news must not wait behind thousands of creations.
+        watcher = await enter(connect(self._credentials, ClientOptions(connections=0)))
+        watcher.clock = client.clock
+        now = client.clock.now
+        watching = Watching(watcher, options.namespaces, self._hint)
+        cluster = CachedCluster(client, watching.served)
+        authority = await _load_authority(client, options.service) if options.service else None
         inboxes, reporting = None, None
         if options.service and authority:
             inboxes = Inboxes(now, options.qps) if options.qps else Inboxes(now)
@@ -114,6 +118,7 @@ class Operator:
         reconciler = Reconciler(
             cluster,
             now,
+            fresh=cluster.fresh,
             inboxes=inboxes,
             reporting=reporting,
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
@@ -122,20 +127,20 @@ class Operator:
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
-        self._health = Health(self._controller, cluster)
+        self._health = Health(self._controller, (client, watcher), watching)
         if options.service and authority and inboxes:
             tls = await enter(server_tls(authority, options.service.dns_names, _now))
-            reviewer = Reviewer(cluster, time.monotonic)
+            reviewer = Reviewer(client, time.monotonic)
             enqueue = self._controller.enqueue_within
             service = ProgressService(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
             await enter(serve(service, options.progress_port, tls))
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
-        task = asyncio.create_task(self._controller.run(), name="controller")
-        self._resources.push_async_callback(_cancel, task)
+        for name, work in (("controller", self._controller.run()), ("watching", watching.run())):
+            self._resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
 
     async def _stop(self, **_: Any) -> None:
-        # If one watch fails while another cannot be opened, kopf waits forever for credentials that nobody brings.
+        # If the API server is away, kopf may wait forever for an answer that its start still needs.
         end = threading.Timer(_STOP_SECONDS, _end_at_once)
         end.daemon = True
         end.start()
@@ -165,24 +170,9 @@ class Operator:
     async def _probe(self, **_: Any) -> dict[str, float]:
         return self._health.check() if self._health else {}
 
-    async def _job_event(self, namespace: str | None, name: str | None, meta: Mapping[str, Any], **kwargs: Any) -> None:
-        self._enqueue(kwargs, namespace, name, meta.get("resourceVersion"))
-
-    async def _pod_event(
-        self, namespace: str | None, labels: Mapping[str, str], body: Mapping[str, Any], **kwargs: Any
-    ) -> None:
-        name = labels.get(LABEL_JOB_NAME)
-        # A label alone is not enough: anyone may set it, and every pass costs requests that all jobs share.
-        if name == job_of(body):
-            self._enqueue(kwargs, namespace, name)
-
-    def _enqueue(
-        self, event: Mapping[str, Any], namespace: str | None, name: str | None, job_version: str | None = None
-    ) -> None:
-        if self._controller and namespace and name:
-            # No type: the object was listed when a watch began, and nothing has happened to it.
-            background = event["type"] is None
-            self._controller.enqueue(JobKey(namespace, name), job_version=job_version, background=background)
+    def _hint(self, key: JobKey, job_version: str | None, only_listed: bool) -> None:
+        if self._controller:
+            self._controller.enqueue(key, job_version=job_version, background=only_listed)
 
 
 async def _load_authority(cluster: Client, service: ServiceName) -> Authority | None:
@@ -217,13 +207,8 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    # Watch only what the handlers name. Scanning CRDs and namespaces would need rights to them.
+    # Watching CRDs and namespaces would need rights to them.
     settings.scanning.disabled = True
-    settings.watching.label_selectors["pods"] = LABEL_JOB_NAME
-    # A watch starts with all objects, each perhaps as large as etcd accepts, and kopf keeps an object for as long as
-    # its worker waits for another event.
-    settings.watching.chunk_size = 10
-    settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _BACKOFF_SECONDS
@@ -240,7 +225,7 @@ def _configure_logs(level: str, log_format: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf logs every watch event, aiohttp every probe of the kubelet.
+    # kopf logs every step of its start, aiohttp every probe of the kubelet.
     for noisy in ("kopf", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

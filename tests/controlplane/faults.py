@@ -125,6 +125,7 @@ WRITES = (
     ("create", "events"),
 )
 WATCHES = (("watch", JOB), ("watch", "pods"))
+LISTS = (("list", JOB), ("list", "pods"))
 REQUESTS = READS + WRITES
 
 

@@ -1,5 +1,6 @@
 """The adapter to an API server keeps the cluster contract, on a real API server with its garbage collector."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Resource
 from tpu_training_operator.kube.credentials import Credentials, load_credentials
 from tpu_training_operator.kube.errors import Forbidden
+from tpu_training_operator.runtime.cached_cluster import CachedCluster
+from tpu_training_operator.runtime.watching import Watching
 
 pytestmark = pytest.mark.usefixtures("job_definition")
 
@@ -46,6 +49,23 @@ async def stranger(
 
 class TestClusterContract(ClusterContract):
     """The tests that local mode's store passes, too."""
+
+
+class TestCachedClusterContract(ClusterContract):
+    """With a memory that watches fill."""
+
+    @pytest.fixture
+    async def cluster(
+        self, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[CachedCluster]:
+        async with connect(credentials_of(control_plane.kubeconfig, monkeypatch)) as client:
+            watching = Watching(client, (), lambda key, version, only_listed: None)
+            task = asyncio.create_task(watching.run())
+            cached = CachedCluster(client, watching.served)
+            await cached.list(JOBS, None)
+            yield cached
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)

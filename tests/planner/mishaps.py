@@ -68,5 +68,5 @@ ENDS = [
     ),
     *("a restart for a hang", "stacks asked for", "a deletion by force", "a node avoided", "a job whose time is over"),
     *("a crash amid a pass", "a stale pass", "a stale pass that conflicts", "the clock set back", "a job deleted"),
-    *("a gang that runs", "a job applied again", "a blocked job", "chips busy", "nodes back"),
+    *("a gang that runs", "a pass on old news", "a job applied again", "a blocked job", "chips busy", "nodes back"),
 ]

@@ -15,7 +15,7 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
 
@@ -44,6 +44,10 @@ class ModelCluster:
         # What the workers say to the one operator that most tests have; tests with several give each its own.
         self.inboxes = self.new_inboxes()
         self._uids = self._addresses = 0
+        # What watches tell, by kind: whether the object is gone, and how it was last.
+        self.journals: dict[Resource, list[tuple[bool, Object]]] = {JOBS: [], PODS: []}
+        self._revision = 1
+        self._journaled: dict[Resource, dict[str, Object]] = {JOBS: {}, PODS: {}}
 
     @property
     def status(self) -> Status:
@@ -97,6 +101,43 @@ class ModelCluster:
         self.others[name] = copied(body)
         return copied(body)
 
+    # What watches tell.
+
+    def record(self) -> None:
+        """Gives everything that has changed a version, as the API server does with every change."""
+        self._record(PODS, self.pods)
+        self._record(JOBS, {} if self.job_is_gone else {"digits": self.job})
+
+    def current(self, resource: Resource) -> list[Object]:
+        """All objects with their versions, as a list shows them."""
+        self.record()
+        return list(self._journaled[resource].values())
+
+    def versioned(self, pod: Object) -> Object:
+        """The pod as the API server answers it."""
+        self.record()
+        version = self._journaled[PODS][pod["metadata"]["name"]]["metadata"]["resourceVersion"]
+        return {**copied(pod), "metadata": {**copied(pod["metadata"]), "resourceVersion": version}}
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def _record(self, resource: Resource, found: dict[str, Object]) -> None:
+        known, journal = self._journaled[resource], self.journals[resource]
+        for name, body in list(known.items()):
+            if name not in found or found[name]["metadata"]["uid"] != body["metadata"]["uid"]:
+                journal.append((True, _with_version(known.pop(name), self._next_revision())))
+        for name, body in found.items():
+            if name not in known or _without_version(known[name]) != _without_version(body):
+                version = body["metadata"].get("resourceVersion") if resource is JOBS else self._next_revision()
+                known[name] = _with_version(copied(body), version)
+                journal.append((False, known[name]))
+
+    def _next_revision(self) -> str:
+        self._revision += 1
+        return str(self._revision)
+
     def delete_pod(self, name: str, uid: str, grace: timedelta = GRACE) -> None:
         _find(self.pods, name, uid)
         pod = self.pods[name]
@@ -144,6 +185,8 @@ class ModelCluster:
         body = {key: value for key, value in self.job.items() if key != "status"}
         self._uids += 1
         fresh = {"uid": f"job-{self._uids}", "generation": 1, "creationTimestamp": format_time(self.now)}
+        self.job_is_gone = True
+        self.record()
         self.job = {**body, "metadata": {**body["metadata"], **fresh}}
         self.job_is_gone = False
         self._new_version()
@@ -160,7 +203,7 @@ class ModelCluster:
         return owner is not None and (self.job_is_gone or owner != self.uid)
 
     def _new_version(self) -> None:
-        self.job["metadata"]["resourceVersion"] = str(int(self.job["metadata"]["resourceVersion"]) + 1)
+        self.job["metadata"]["resourceVersion"] = self._next_revision()
 
 
 def copied(body: Any) -> Any:
@@ -170,6 +213,14 @@ def copied(body: Any) -> Any:
 
 def key_of(body: Object) -> str:
     return f"{body['kind']}/{body['metadata']['name']}"
+
+
+def _with_version(body: Object, version: Any) -> Object:
+    return {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
+
+
+def _without_version(body: Object) -> Object:
+    return _with_version(body, None)
 
 
 def _find(place: dict[str, Object], name: str, uid: str) -> None:

@@ -1,7 +1,8 @@
 """Operators on a `ModelCluster`: the real reconciler, with a cluster adapter in which anything can go wrong.
 
-Each operator has its own inbox and loses it in a crash. Its requests that change the cluster are its effects. Each can
-fail before or after it took effect, and the operator can die between any two.
+Each operator has its own inbox and its own memory of the cluster, which its watches fill, and loses both in a crash.
+Its requests that change the cluster are its effects. Each can fail before or after it took effect, and the operator can
+die between any two.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
@@ -29,8 +30,13 @@ from tpu_training_operator.kube.cluster import (
     Resource,
 )
 from tpu_training_operator.kube.errors import ApiError, NotFound
+from tpu_training_operator.kube.replica import Replica, Version
+from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.reconciler import Reconciler
+from tpu_training_operator.runtime.records import keep_job, keep_pod
+
+T = TypeVar("T")
 
 KEY = JobKey("default", "digits")
 View = tuple[Object, list[Object]]
@@ -75,7 +81,7 @@ class Requests:
         found = self.cluster.pods.get(name) if resource is PODS else self.cluster.others.get(f"{resource.kind}/{name}")
         if found is None:
             raise NotFound(404, "NotFound", f"there is no {name}")
-        return copied(found)
+        return self.cluster.versioned(found) if resource is PODS else copied(found)
 
     async def list(
         self,
@@ -93,11 +99,11 @@ class Requests:
             ]
         assert resource is PODS
         # As the adapter returns them.
-        return [slim(pod) for pod in copied(self.seen[1] if self.seen else self.cluster.read()[1])]
+        return [slim(pod) for pod in (copied(self.seen[1]) if self.seen else self.cluster.current(PODS))]
 
     async def create(self, body: Object) -> Object:
         created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
-        return created
+        return self.cluster.versioned(created) if body["kind"] == "Pod" else created
 
     async def update(self, body: Object) -> Object:
         replaced: Object = await self._effect(f"replace {key_of(body)}", lambda: self.cluster.replace_other(body))
@@ -105,11 +111,11 @@ class Requests:
 
     async def update_status(self, body: Object) -> Object:
         await self._effect("write status", lambda: self.cluster.write_status(body))
-        return body
+        return self.cluster.read_job()
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
-    ) -> None:
+    ) -> Object | None:
         how = {"grace": timedelta(seconds=grace_seconds)} if grace_seconds is not None else {}
         deletion: Callable[[], None] = {
             JOBS: lambda: self.cluster.delete_job(uid),
@@ -120,6 +126,8 @@ class Requests:
         }[resource]
         by_force = " by force" if grace_seconds == 0 else ""
         await self._effect(f"delete {resource.kind}/{name}{by_force}", deletion)
+        stays = self.cluster.pods.get(name) if resource is PODS else None
+        return self.cluster.versioned(stays) if stays is not None and stays["metadata"]["uid"] == uid else None
 
     async def _effect(self, name: str, carry_out: Callable[[], Any]) -> Any:
         for _ in range(self._random.randrange(4) if self._random else 0):
@@ -156,6 +164,49 @@ class Connection:
         return getattr(self.requests, name)
 
 
+class Memory:
+    """What one operator process knows of the cluster. Its watches tell as many events as they are told to."""
+
+    def __init__(self, cluster: ModelCluster) -> None:
+        self._cluster = cluster
+        self.served = Served(lambda: True, _is_listed)
+        self._list(PODS, self.served.pods, keep_pod)
+        self._list(JOBS, self.served.jobs, keep_job)
+        self._told = {resource: len(journal) for resource, journal in cluster.journals.items()}
+
+    def _list(self, resource: Resource, replica: Replica[T], keep: Callable[[Object], T | None]) -> None:
+        bodies = self._cluster.current(resource)
+        replica.listing(self._cluster.revision)
+        for body in bodies:
+            replica.listed(_version(body, keep))
+        replica.list_ended(self._cluster.revision)
+
+    def hear(self, jobs: int | None = None, pods: int | None = None) -> None:
+        """So many more events of the two watches; None: all of them."""
+        self._cluster.record()
+        self._hear(JOBS, self.served.jobs, keep_job, jobs)
+        self._hear(PODS, self.served.pods, keep_pod, pods)
+
+    def _hear(
+        self, resource: Resource, replica: Replica[T], keep: Callable[[Object], T | None], events: int | None
+    ) -> None:
+        journal, began = self._cluster.journals[resource], self._told[resource]
+        self._told[resource] = len(journal) if events is None else min(len(journal), began + events)
+        for is_gone, body in journal[began : self._told[resource]]:
+            (replica.deleted if is_gone else replica.changed)(_version(body, keep))
+
+
+async def _is_listed() -> None:
+    pass
+
+
+def _version(body: Object, keep: Callable[[Object], T | None]) -> Version[T]:
+    metadata = body["metadata"]
+    # There is one job, which goes by one name, whatever is in its body.
+    name = KEY.namespace, KEY.name if body.get("kind") == JOBS.kind else metadata["name"]
+    return Version(name, metadata["uid"], int(metadata["resourceVersion"]), keep(body))
+
+
 class Operator:
     """Reconciles the job of the cluster; `Pass` says how each pass went."""
 
@@ -167,12 +218,17 @@ class Operator:
     def _start(self) -> None:
         cluster = self._cluster
         self._connection = Connection()
-        self._reconciler = Reconciler(
-            cast("Cluster", self._connection),
-            lambda: cluster.now,
-            inboxes=self.inboxes,
-            reporting=cluster.reporting,
-        )
+        connection = cast("Cluster", self._connection)
+        self._memory = Memory(cluster)
+        cached = CachedCluster(connection, lambda _: self._memory.served)
+        shared = {"inboxes": self.inboxes, "reporting": cluster.reporting}
+        self._reconciler = Reconciler(cached, lambda: cluster.now, fresh=cached.fresh, **shared)
+        # For passes that hang between their reads and their effects.
+        self._slow_reconciler = Reconciler(connection, lambda: cluster.now, **shared)
+
+    def hear(self, jobs: int, pods: int) -> None:
+        """So many more events of the two watches."""
+        self._memory.hear(jobs, pods)
 
     def work(
         self,
@@ -181,12 +237,16 @@ class Operator:
         lives_for: int | None = None,
         trouble: Trouble | None = None,
         order: int = 0,
+        has_heard_all: bool = True,
     ) -> Pass:
         cluster = self._cluster
+        if has_heard_all:
+            self._memory.hear()
+        reconciler = self._reconciler if seen is None else self._slow_reconciler
         requests = self._connection.requests = Requests(cluster, seen, lives_for, trouble, order)
         again, error = None, None
         try:
-            again = _run(self._reconciler.reconcile(KEY))
+            again = _run(reconciler.reconcile(KEY))
         except (ApiError, Crash) as raised:
             error = raised
         if lives_for is not None and len(requests.effects) >= lives_for:

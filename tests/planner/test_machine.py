@@ -3,7 +3,8 @@
 Users suspend, resume, edit and delete; pods run, fail, vanish and wait for images; nodes die and come back; workers
 report to either of two operators or to none; the clock is set back. The operators are the real reconciler. Each request
 can fail before or after it took effect, each operator can die between any two effects, and the second acts on old
-reads. Reads are consistent, the job before the pods. There are no hints: hypothesis decides when a pass comes.
+reads. Each operator has a memory, whose watches of the job and of its pods are late, each by any number of events.
+There are no hints: hypothesis decides when a pass comes.
 
 `tests.planner.laws` has the laws of every write; `teardown` says where everything must end after the trouble.
 """
@@ -24,7 +25,10 @@ from tests.planner.operators import Crash, Operator, Pass, Trouble
 from tests.planner.surroundings import Surroundings
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
+from tpu_training_operator.domain.lifecycle.weight import weighs
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
@@ -32,6 +36,8 @@ from tpu_training_operator.kube.errors import Conflict
 SOAK = os.environ.get("SOAK") == "1"
 # How many reads an operator may be behind.
 LONGEST_MEMORY = 30
+# More events than there are.
+ALL = 10**6
 # How long to wait after the clock was set back, in steps of seconds.
 MOST_PASSES = 300
 
@@ -111,8 +117,26 @@ class Gang(Surroundings):
             self.cluster.now += timedelta(seconds=60)
             self.kubelets_work()
 
+    @rule(
+        which=st.integers(0, 1),
+        rounds=st.lists(
+            st.tuples(st.sampled_from([ALL, 0, 1, 2]), st.sampled_from([0, 1, 3, 9])), min_size=1, max_size=3
+        ),
+    )
+    def passes_while_the_watches_are_late(self, which: int, rounds: list[tuple[int, int]]) -> None:
+        """`rounds`: how many events of jobs and of pods the operator hears before each pass."""
+        self.all_goes_well_for_a_while(3, which=1 - which)
+        for jobs, pods in rounds:
+            self.operators[which].hear(jobs, pods)
+            attempt = self.cluster.status.attempt
+            self.work(which, has_heard_all=False)
+            fired("a pass on old news")
+            if self.cluster.status.attempt > attempt:
+                fired("an attempt on old news")
+            self.kubelets_work()
+
     def work(self, which: int, **how: Any) -> Pass:
-        """A pass on a current read, and what no such pass may do."""
+        """A pass on current news, unless told otherwise, and what no pass may do."""
         cluster, before = self.cluster, self.cluster.status
         foreign = {name: pod for name, pod in cluster.pods.items() if cluster.is_orphan(pod)}
         deadlines = {name: pod["metadata"].get("deletionTimestamp") for name, pod in cluster.pods.items()}
@@ -125,8 +149,11 @@ class Gang(Surroundings):
         was_there = not cluster.job_is_gone
         operator = self.operators[which]
         listening = operator.inbox.listening_since
+        must_turn = was_there and weighs(before, plan(operator.view(), cluster.now, cluster.reporting))
         done = operator.work(**how)
 
+        if weighs(before, Plan(status=cluster.status)):
+            assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         created = {int(name.split("-")[1]) for name in named(done, "create Pod/")}
         assert created <= {before.attempt}, "workers of an attempt that the status does not name"
         assert not (created and leftovers), "workers of two attempts exist together"

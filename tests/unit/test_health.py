@@ -18,18 +18,50 @@ class Controller:
 
 
 @dataclass
-class Cluster:
+class Client:
     last_answer: float
 
 
-def health(monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: float) -> Health:
+@dataclass
+class Watching:
+    is_running: bool = True
+    standstill: float = 0.0
+    silence: float = 0.0
+
+    def longest_standstill_seconds(self) -> float:
+        return self.standstill
+
+    def longest_silence_seconds(self) -> float:
+        return self.silence
+
+
+def health(
+    monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: float, watching: Watching | None = None
+) -> Health:
     monkeypatch.setattr(time, "monotonic", lambda: 10_000.0)
-    return Health(controller, Cluster(10_000.0 - silence))
+    clients = Client(10_000.0 - silence), Client(0.0)
+    return Health(controller, clients, watching or Watching())
 
 
-def test_a_healthy_process_reports_two_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    ages = health(monkeypatch, Controller(standstill=2.04), 12.34).check()
-    assert ages == {"longestStandstillSeconds": 2.0, "secondsSinceLastAnswer": 12.3}
+def test_a_healthy_process_reports_its_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    ages = health(monkeypatch, Controller(standstill=2.04), 12.34, Watching(silence=50.04)).check()
+    assert ages == {"longestStandstillSeconds": 2.0, "secondsSinceLastAnswer": 12.3, "secondsSinceLastNews": 50.0}
+
+
+def test_an_api_server_that_refuses_to_be_watched_is_no_reason_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert health(monkeypatch, Controller(), 0.0, Watching(silence=10_000.0)).check()
+
+
+@pytest.mark.parametrize(
+    ("watching", "why"),
+    [
+        (Watching(is_running=False), "watching has stopped"),
+        (Watching(standstill=301.0), "a watch has been stuck for 301 s"),
+    ],
+)
+def test_a_stuck_watch_is_unhealthy(monkeypatch: pytest.MonkeyPatch, watching: Watching, why: str) -> None:
+    with pytest.raises(Unhealthy, match=why):
+        health(monkeypatch, Controller(), 0.0, watching).check()
 
 
 @pytest.mark.parametrize(("standstill", "silence"), [(300.0, 0.0), (0.0, 900.0)])

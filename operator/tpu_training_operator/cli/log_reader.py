@@ -151,7 +151,7 @@ class LogReader:
         self._uid = job.uid
         self._now: JobNow | None = job
         selection = Selection(JOBS, key.namespace, fields={"metadata.name": key.name})
-        self._jobs = Informer(client, selection, JobNow.of, self._look)
+        self._jobs = Informer[JobNow](client, selection, JobNow.of, updated=self._look)
         self._changed = asyncio.Event()
         self._waits_told: set[int] = set()
 
@@ -168,7 +168,7 @@ class LogReader:
         await _first_of(self._jobs.run(), self._follow_attempts(workers, further_attempts))
 
     def _look(self) -> None:
-        found = self._jobs.items.get(self._key.name)
+        found = self._jobs.replica.get((self._key.namespace, self._key.name))
         self._now = found if found is not None and found.uid == self._uid else None
         self._changed.set()
 

@@ -80,9 +80,10 @@ async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SEC
     """
     changed = asyncio.Event()
     named = Selection(JOBS, key.namespace, fields={"metadata.name": key.name})
-    jobs = Informer(client, named, lambda job: job, changed.set)
-    pods = Informer(client, Selection(PODS, key.namespace, gang_selector(key.name)), host_of, changed.set)
-    tasks = [asyncio.create_task(informer.run()) for informer in (jobs, pods)]
+    jobs = Informer[Object](client, named, lambda job: job, updated=changed.set)
+    gang = Selection(PODS, key.namespace, gang_selector(key.name))
+    pods = Informer[Host](client, gang, host_of, updated=changed.set)
+    tasks = [asyncio.create_task(run) for run in (jobs.run(), pods.run())]
     for task in tasks:
         task.add_done_callback(lambda _: changed.set())
     try:
@@ -96,8 +97,8 @@ async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SEC
                     # An informer ends only by its error.
                     task.result()
             if jobs.is_listed and pods.is_listed:
-                hosts = [host for host in pods.items.values() if host is not None]
-                yield Seen(jobs.items.get(key.name), hosts, jobs.trouble or pods.trouble)
+                hosts = [host for _, host in pods.replica.items()]
+                yield Seen(jobs.replica.get((key.namespace, key.name)), hosts, jobs.trouble or pods.trouble)
     finally:
         for task in tasks:
             task.cancel()

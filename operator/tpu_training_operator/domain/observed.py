@@ -186,7 +186,7 @@ class Observed:
 # The fields that the planner or its messages use. A pod has twice as much in its managedFields alone, and the largest
 # gang has five thousand pods. No field may have a length that users choose: owner references, finalizers, command and
 # environment can fill a pod.
-_METADATA = ("name", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_METADATA = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 _SPEC = ("nodeName", "terminationGracePeriodSeconds")
 _STATUS = (
     *("phase", "reason", "message", "startTime", "podIPs"),
@@ -199,7 +199,7 @@ _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
 
 
 def slim(pod: Object) -> dict[str, Any]:
-    """The pod with only those fields that can change a plan."""
+    """The pod with only its version and those fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):

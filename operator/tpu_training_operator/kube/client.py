@@ -59,11 +59,12 @@ OnAnswer = Callable[[str, int, float], None]
 
 @dataclass(frozen=True)
 class Selection:
-    """Objects of one kind: in a namespace (None: everywhere), with all these labels and values of fields."""
+    """Objects of one kind: in a namespace (None: everywhere), with all these labels and values of fields. A label with
+    None may have any value."""
 
     resource: Resource
     namespace: str | None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -73,7 +74,7 @@ class Selection:
     def query(self) -> dict[str, str]:
         selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
         return {
-            name: ",".join(f"{key}={value}" for key, value in wanted.items())
+            name: ",".join(key if value is None else f"{key}={value}" for key, value in wanted.items())
             for name, wanted in selectors.items()
             if wanted
         }
@@ -148,11 +149,12 @@ class Client:
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
-    ) -> None:
+    ) -> Object | None:
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        await self.request("DELETE", f"{resource.path(namespace)}/{name}", options)
+        answer = await self.request("DELETE", f"{resource.path(namespace)}/{name}", options)
+        return None if answer["kind"] == "Status" else answer
 
     async def pages(self, selection: Selection, keep: Keep[T]) -> AsyncIterator[Page[T]]:
         """The list, page by page, reduced to what `keep` returns of each object."""

@@ -64,8 +64,8 @@ class JobKey:
         return f"{self.namespace}/{self.name}"
 
 
-class Cluster(Protocol):
-    """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
+class Reader(Protocol):
+    """Reads of one cluster. Every method raises an ApiError of `kube.errors`."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
 
@@ -83,6 +83,10 @@ class Cluster(Protocol):
         """
         ...
 
+
+class Cluster(Reader, Protocol):
+    """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
+
     async def create(self, body: Object) -> Object:
         """Create the object and return it as stored, with its uid."""
         ...
@@ -97,8 +101,9 @@ class Cluster(Protocol):
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
-    ) -> None:
-        """Request deletion of the object with this uid. Raises Conflict if another object has the name now.
+    ) -> Object | None:
+        """Request deletion of the object with this uid. Raises Conflict if another object has the name now. Returns
+        None if the object is gone; else the object, which may stay for a while.
 
         A running pod stays for its grace period, marked with a deletionTimestamp. `grace_seconds` replaces that
         period; with 0 the object goes at once, even if its node still runs it.

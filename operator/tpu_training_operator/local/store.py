@@ -86,7 +86,7 @@ class Store:
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
-    ) -> None:
+    ) -> Object | None:
         current = self._find(resource, namespace, name)
         if current["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", f"{name} is not the object to delete: its uid differs")
@@ -94,6 +94,7 @@ class Store:
             self._remove(current)
         else:
             self._delete(current)
+        return copy.deepcopy(current) if _key(current) in self._objects else None
 
     def issue_token(self, pod: Object, audience: str) -> str:
         """A token bound to the pod."""

@@ -4,7 +4,7 @@ A slow or failing API server does not justify a restart: the next process would 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
@@ -56,23 +56,43 @@ class _Controller(Protocol):
     def longest_standstill_seconds(self) -> float: ...
 
 
-class _Cluster(Protocol):
+class _Client(Protocol):
     last_answer: float
 
 
+class _Watching(Protocol):
+    is_running: bool
+
+    def longest_standstill_seconds(self) -> float: ...
+
+    def longest_silence_seconds(self) -> float: ...
+
+
 class Health:
-    def __init__(self, controller: _Controller, cluster: _Cluster) -> None:
+    """`clients`: an answer to any of them shows that the API server answers."""
+
+    def __init__(self, controller: _Controller, clients: Sequence[_Client], watching: _Watching) -> None:
         self._controller = controller
-        self._cluster = cluster
+        self._clients = clients
+        self._watching = watching
 
     def check(self) -> dict[str, float]:
-        """Two ages in seconds. Raises Unhealthy if one of them shows that nothing moves any more."""
+        """Ages in seconds. Raises Unhealthy if one of them shows that nothing moves any more."""
         if not self._controller.is_running:
             raise Unhealthy("the controller has stopped")
+        if not self._watching.is_running:
+            raise Unhealthy("watching has stopped")
         standstill = self._controller.longest_standstill_seconds()
-        silence = time.monotonic() - self._cluster.last_answer
+        silence = time.monotonic() - max(client.last_answer for client in self._clients)
+        unwatched = self._watching.longest_standstill_seconds()
         if standstill > _LONGEST_STANDSTILL_SECONDS:
             raise Unhealthy(f"a pass has been stuck for {standstill:.0f} s")
         if silence > _LONGEST_SILENCE_SECONDS:
             raise Unhealthy(f"the API server has not answered for {silence:.0f} s")
-        return {"longestStandstillSeconds": round(standstill, 1), "secondsSinceLastAnswer": round(silence, 1)}
+        if unwatched > _LONGEST_STANDSTILL_SECONDS:
+            raise Unhealthy(f"a watch has been stuck for {unwatched:.0f} s")
+        return {
+            "longestStandstillSeconds": round(standstill, 1),
+            "secondsSinceLastAnswer": round(silence, 1),
+            "secondsSinceLastNews": round(self._watching.longest_silence_seconds(), 1),
+        }

@@ -1,12 +1,13 @@
 """One pass over one job: read, plan, act, write the status once.
 
 The order matters. Actions come before the status, so that a status never claims what was not done. An attempt number is
-raised in a pass without actions, so that nothing is done that the status does not know.
+raised in a pass without actions, so that nothing is done that the status does not know. What a pass reads may be a bit
+old; if it decides what weighs, it reads afresh and decides again.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
@@ -14,14 +15,15 @@ from pydantic import ValidationError
 from tpu_training_operator.api.conditions import ConditionType, EventReason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import AT_ONCE, Event
+from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
+from tpu_training_operator.domain.lifecycle.weight import weighs
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.report import Notes, Reporting
-from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object
+from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.events import send_events
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
@@ -37,15 +39,28 @@ _CONFLICTS_BEFORE_TOLD = 6
 _SETTLE_SECONDS_PER_POD = 0.001
 
 
+@dataclass(frozen=True)
+class _Look:
+    """`stored`: the status as it was read; `before`: as it was before passes failed."""
+
+    job: Object
+    observed: Observed
+    stored: Status
+    before: Status
+    decided: Plan
+
+
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
-    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started."""
+    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fresh` reads what
+    `cluster` may know only from memory; None if `cluster` has none."""
 
     def __init__(
         self,
         cluster: Cluster,
         clock: Callable[[], datetime],
         *,
+        fresh: Reader | None = None,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
         network_policy: WorkerNetworkPolicy | None = None,
@@ -54,6 +69,7 @@ class Reconciler:
     ) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._fresh = fresh
         self._inboxes = inboxes
         self._reporting = reporting
         self._network_policy = network_policy
@@ -92,25 +108,17 @@ class Reconciler:
         return again
 
     async def _pass(self, key: JobKey, memory: Memory) -> timedelta | None:
-        # 1. Read the job, and then its pods: pods read before the job could lack the workers of its latest attempt.
+        # 1. Read and decide; afresh, if the decision weighs.
         try:
-            job = await self._cluster.get(JOBS, key.namespace, key.name)
+            seen = await self._look(self._cluster, key, memory)
+            if self._fresh is not None and weighs(seen.before, seen.decided):
+                seen = await self._look(self._fresh, key, memory)
         except NotFound:
             self._forget(key)
             return None
-        pods = await self._cluster.list(PODS, key.namespace, gang_selector(key.name))
-        memory.pods = len(pods)
+        job, observed, stored, before, decided = seen.job, seen.observed, seen.stored, seen.before, seen.decided
 
-        # 2. Decide, as if no earlier pass had failed.
-        stored = Status.read(job.get("status"))
-        before = recovered(stored)
-        seen = job if before is stored else {**job, "status": before.as_json()}
-        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
-        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
-        if self._network_policy is not None:
-            decided = self._network_policy.added_to(decided, job)
-
-        # 3. Act. If the cluster refuses an action for good, the job is blocked.
+        # 2. Act. If the cluster refuses an action for good, the job is blocked.
         execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory)
         try:
             if not await execution.carry_out(decided):
@@ -121,7 +129,7 @@ class Reconciler:
         except Refused as refused:
             decided = blocked(observed, refused.obstacle, self._clock())
 
-        # 4. Write the status, if it changed, and send the events of the decision.
+        # 3. Write the status, if it changed, and send the events of the decision.
         after = decided.status or before
         if after != stored:
             await self._write(after, stored, job, key, memory)
@@ -134,11 +142,28 @@ class Reconciler:
         if self._metrics:
             self._metrics.job_seen(key, after.state)
 
-        # 5. A finished job no longer needs reports and notes.
+        # 4. A finished job no longer needs reports and notes.
         if after.completion_time is not None:
             self._forget_reports(key)
             memory.notes = Notes()
         return decided.again
+
+    async def _look(self, reader: Reader, key: JobKey, memory: Memory) -> "_Look":
+        """Read and decide. Raises NotFound if there is no such job."""
+        # The job first: pods read before the job could lack the workers of its latest attempt.
+        job = await reader.get(JOBS, key.namespace, key.name)
+        pods = await reader.list(PODS, key.namespace, gang_selector(key.name))
+        memory.pods = len(pods)
+
+        # As if no earlier pass had failed.
+        stored = Status.read(job.get("status"))
+        before = recovered(stored)
+        seen = job if before is stored else {**job, "status": before.as_json()}
+        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
+        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
+        if self._network_policy is not None:
+            decided = self._network_policy.added_to(decided, job)
+        return _Look(job, observed, stored, before, decided)
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """With the reports of the job's own workers. Those of a deleted job of the same name are dropped."""

@@ -1,0 +1,29 @@
+"""Which decisions are taken only on what the API server says now, and not on what a watch has told so far.
+
+A watch may be late, and the watch of pods may be later than that of jobs. Most decisions do not mind: deletions name a
+uid, and no status is written over one that was not read. But pods that are not known yet look like pods that are gone.
+So whatever replaces, stops or creates workers because of pods that are missing needs the present state of the gang:
+
+- Otherwise a gang that another operator process has just started would be taken for one that has lost its workers.
+- Otherwise workers would be created beside those of an earlier attempt.
+"""
+
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
+
+_FOR_GOOD = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.SUSPENDED)
+
+
+def weighs(before: Status, decided: Plan) -> bool:
+    """Whether the plan begins an attempt, creates its workers, ends the job or suspends it."""
+    if any(isinstance(stage, WorkerCreations) for stage in decided.stages):
+        return True
+    return decided.status is not None and _turns(before, decided.status)
+
+
+def _turns(before: Status, after: Status) -> bool:
+    if after.attempt != before.attempt or (after.completion_time is not None and before.completion_time is None):
+        return True
+    return any(is_true(after.conditions, kind) and not is_true(before.conditions, kind) for kind in _FOR_GOOD)

@@ -1,0 +1,217 @@
+"""The cluster as passes see it: jobs and pods from memory, everything else from the API server.
+
+The memory is filled by informers and by the answers to this process's own requests, so a pass sees what an earlier one
+did. It may lag behind everybody else. `fresh` reads past it, for the decisions that must not rest on old news
+(`domain.lifecycle.weight`), and what it finds enters the memory, too. Memory that the API server has not confirmed for
+minutes, or that an unanswered request may have made wrong, is not used.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, Object, Resource, resource_of
+from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
+from tpu_training_operator.kube.replica import Name, Replica, Version
+from tpu_training_operator.runtime.records import JobRecord, KnownJobs, KnownPods, PodRecord, keep_job, keep_pod, parsed
+
+T = TypeVar("T")
+
+# Between two looks at whatever else this process has to do.
+_PARSED_AT_ONCE = 200
+
+
+class Served:
+    """What is known of one served namespace, or of all of them. `is_current`: whether the API server has confirmed it
+    lately. `listed`: returns when it is complete; raises ApiError if it cannot be listed."""
+
+    def __init__(self, is_current: Callable[[], bool], listed: Callable[[], Awaitable[None]]) -> None:
+        self.is_current = is_current
+        self.listed = listed
+        self.jobs = KnownJobs()
+        self.pods = KnownPods()
+        # Names of jobs that were perhaps changed, and of jobs with workers that were perhaps created.
+        self.doubted_jobs: set[Name] = set()
+        self.doubted_gangs: set[Name] = set()
+
+
+class CachedCluster:
+    """The `Cluster` protocol. `served`: by namespace; None where nothing is watched."""
+
+    def __init__(self, cluster: Cluster, served: Callable[[str | None], Served | None]) -> None:
+        self._cluster = cluster
+        self._served = served
+        self.fresh = Fresh(cluster, served)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        served = self._served(namespace)
+        if resource is JOBS and served and served.is_current() and (namespace, name) not in served.doubted_jobs:
+            record = served.jobs.get((namespace, name))
+            if record is None:
+                raise NotFound(404, "NotFound", f"there is no job {name}")
+            if record.whole is not None:
+                return parsed(record.whole)
+        return await self.fresh.get(resource, namespace, name)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Object]:
+        served = self._served(namespace)
+        if resource is JOBS and served and not labels and not fields:
+            await served.listed()
+            found = served.jobs.items()
+            return [parsed(record.slim) for name, record in found if namespace in (None, name[0])]
+        gang = _gang(resource, namespace, labels, fields)
+        if gang and served and served.is_current() and gang not in served.doubted_gangs:
+            return await _all_parsed([record.body for _, record in served.pods.gang(*gang)])
+        return await self.fresh.list(resource, namespace, labels, fields)
+
+    async def create(self, body: Object) -> Object:
+        namespace = body["metadata"].get("namespace")
+        served = self._served(namespace)
+        try:
+            created = await self._cluster.create(body)
+        except Unavailable:
+            if resource_of(body) is PODS and served:
+                # It may exist all the same.
+                served.doubted_gangs.add((namespace, body["metadata"].get("labels", {}).get(LABEL_JOB_NAME, "")))
+            raise
+        _learn(served, resource_of(body), namespace, created)
+        return created
+
+    async def update(self, body: Object) -> Object:
+        return await self._cluster.update(body)
+
+    async def update_status(self, body: Object) -> Object:
+        metadata = body["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        served = self._served(namespace)
+        try:
+            written = await self._cluster.update_status(body)
+        except ApiError:
+            # Somebody else has changed the job, or this write took effect although nobody said so.
+            if resource_of(body) is JOBS and served:
+                served.doubted_jobs.add((namespace, name))
+            raise
+        _learn(served, resource_of(body), namespace, written)
+        return written
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> Object | None:
+        served = self._served(namespace)
+        replica = _replica(served, resource)
+        try:
+            marked = await self._cluster.delete(resource, namespace, name, uid, grace_seconds=grace_seconds)
+        except (NotFound, Conflict):
+            if replica is not None:
+                await self._look_for(resource, namespace, name)
+            raise
+        if marked is None and replica is not None:
+            replica.not_found((namespace, name), uid)
+        elif marked is not None and "deletionTimestamp" in marked["metadata"]:
+            _learn(served, resource, namespace, marked)
+        return marked
+
+    async def _look_for(self, resource: Resource, namespace: str, name: str) -> None:
+        """A webhook can deny a deletion with any status, so a 404 does not prove that nothing is there."""
+        try:
+            await self.fresh.get(resource, namespace, name)
+        except ApiError:
+            return
+
+
+class Fresh:
+    """What the API server says now. It enters the memory."""
+
+    def __init__(self, cluster: Cluster, served: Callable[[str | None], Served | None]) -> None:
+        self._cluster = cluster
+        self._served = served
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        served, key = self._served(namespace), (namespace, name)
+        replica = _replica(served, resource)
+        uid = replica.uid(key) if replica is not None else None
+        try:
+            found = await self._cluster.get(resource, namespace, name)
+        except NotFound as error:
+            # Without a reason it is a server that does not know the kind, because it has just started.
+            if replica is not None and uid is not None and error.reason == "NotFound":
+                replica.not_found(key, uid)
+            if served and resource is JOBS:
+                served.doubted_jobs.discard(key)
+            raise
+        _learn(served, resource, namespace, found)
+        if served and resource is JOBS:
+            served.doubted_jobs.discard(key)
+        return found
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Object]:
+        gang, served = _gang(resource, namespace, labels, fields), self._served(namespace)
+        if gang is None or served is None:
+            return await self._cluster.list(resource, namespace, labels, fields)
+        known = {name: served.pods.uid(name) for name, _ in served.pods.gang(*gang)}
+        # Before the request: what is created while it is on its way may be missing.
+        served.doubted_gangs.discard(gang)
+        try:
+            found = await self._cluster.list(resource, namespace, labels, fields)
+        except BaseException:
+            served.doubted_gangs.add(gang)
+            raise
+        uids = set()
+        for pod in found:
+            uids.add(pod["metadata"]["uid"])
+            _learn(served, resource, gang[0], pod)
+        for name, uid in known.items():
+            if uid is not None and uid not in uids:
+                served.pods.not_found(name, uid)
+        return found
+
+
+def _gang(
+    resource: Resource, namespace: str | None, labels: Mapping[str, str] | None, fields: Mapping[str, str] | None
+) -> Name | None:
+    """The namespace and the name of the job whose gang is selected; None if it is another selection."""
+    if resource is not PODS or namespace is None or fields or not labels or labels.keys() != {LABEL_JOB_NAME}:
+        return None
+    return namespace, labels[LABEL_JOB_NAME]
+
+
+def _replica(served: Served | None, resource: Resource) -> Replica[JobRecord] | Replica[PodRecord] | None:
+    if served is not None and resource is JOBS:
+        return served.jobs
+    return served.pods if served is not None and resource is PODS else None
+
+
+def _learn(served: Served | None, resource: Resource, namespace: str, body: Object) -> None:
+    if served is None:
+        return
+    if resource is JOBS:
+        served.jobs.answered(_version(body, namespace, keep_job(body)))
+    elif resource is PODS:
+        served.pods.answered(_version(body, namespace, keep_pod(body)))
+
+
+def _version(body: Object, namespace: str, kept: T | None) -> Version[T]:
+    metadata = body["metadata"]
+    return Version((namespace, metadata["name"]), metadata["uid"], int(metadata["resourceVersion"]), kept)
+
+
+async def _all_parsed(bodies: list[bytes]) -> list[Object]:
+    found = []
+    for start in range(0, len(bodies), _PARSED_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        found += [parsed(body) for body in bodies[start : start + _PARSED_AT_ONCE]]
+    return found

@@ -1,0 +1,110 @@
+"""What the operator keeps in memory of jobs and pods: compact JSON, which is parsed for a pass.
+
+As Python objects they would take several times as much. Memory is bounded although users decide how many jobs there are
+and how large: of a job that is large or has finished, and of any job when the budget is used up, only what the resync
+reads is kept. A pass over such a job reads it from the API server.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.domain.observed import WorkerPod, slim_worker
+from tpu_training_operator.domain.ownership import job_of
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.replica import Name, Replica
+from tpu_training_operator.runtime.resync import slim_job
+
+_LARGEST_JOB = 64 * 2**10
+_ALL_JOBS = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there."""
+
+    slim: bytes
+    whole: bytes | None
+    is_finished: bool = False
+
+
+@dataclass(frozen=True)
+class PodRecord:
+    """A worker's slim pod. `job`: whose gang its label says it is in. `is_hint`: whether that is also its controller:
+    anyone may set a label, and every pass costs what all jobs share."""
+
+    job: str
+    is_hint: bool
+    has_ended: bool
+    body: bytes
+
+
+def keep_job(job: Object) -> JobRecord:
+    slim = slim_job(job)
+    # A job whose memory is short differs from its next version all the same.
+    slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
+    if slim["status"].get("completionTime") is not None:
+        return JobRecord(_bytes(slim), None, is_finished=True)
+    whole = _bytes(job)
+    return JobRecord(_bytes(slim), whole if len(whole) <= _LARGEST_JOB else None)
+
+
+def keep_pod(pod: Object) -> PodRecord | None:
+    label = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
+    slim = slim_worker(pod)
+    if label is None or slim is None:
+        return None
+    # A version of its own would make every change of the pod look like one that matters.
+    slim["metadata"].pop("resourceVersion", None)
+    return PodRecord(label, label == job_of(pod), WorkerPod(slim).has_ended, _bytes(slim))
+
+
+def _bytes(body: Object) -> bytes:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def parsed(body: bytes) -> Object:
+    found: Object = json.loads(body.decode("utf-8", "surrogatepass"))
+    return found
+
+
+class KnownJobs(Replica[JobRecord]):
+    """`budget`: bytes of all whole jobs together."""
+
+    def __init__(self, budget: int = _ALL_JOBS) -> None:
+        super().__init__()
+        self._left_over = budget
+
+    def _entering(self, name: Name, kept: JobRecord) -> JobRecord:
+        size = len(kept.whole or b"")
+        if size > self._left_over:
+            return replace(kept, whole=None)
+        self._left_over -= size
+        return kept
+
+    def _left(self, name: Name, kept: JobRecord) -> None:
+        self._left_over += len(kept.whole or b"")
+
+
+class KnownPods(Replica[PodRecord]):
+    """Finds the pods of a gang without looking at all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gangs: dict[Name, dict[Name, None]] = {}
+
+    def gang(self, namespace: str, job: str) -> Iterator[tuple[Name, PodRecord]]:
+        for name in self._gangs.get((namespace, job), ()):
+            if (record := self.get(name)) is not None:
+                yield name, record
+
+    def _entering(self, name: Name, kept: PodRecord) -> PodRecord:
+        self._gangs.setdefault((name[0], kept.job), {})[name] = None
+        return kept
+
+    def _left(self, name: Name, kept: PodRecord) -> None:
+        gang = self._gangs[name[0], kept.job]
+        del gang[name]
+        if not gang:
+            del self._gangs[name[0], kept.job]

@@ -1,0 +1,121 @@
+"""Watches jobs and their pods, in each served namespace or in all: fills the memory of the passes, and says which job
+may need one.
+
+A change costs no task and no request. Its job is enqueued, and a change of a pod that no plan can see is not even that.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.kube.client import Client, Selection
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey
+from tpu_training_operator.kube.errors import Unavailable
+from tpu_training_operator.kube.informer import Informer
+from tpu_training_operator.kube.replica import Change
+from tpu_training_operator.runtime.cached_cluster import Served
+from tpu_training_operator.runtime.records import JobRecord, PodRecord, keep_job, keep_pod
+
+# The API server ends an idle watch after less than a minute. The planner counts on reads that are not older than five.
+_TRUSTED_SECONDS = 120.0
+# Jobs are listed after pods, so that the first passes find their pods in memory, but not if pods cannot be listed.
+_PATIENCE_SECONDS = 10.0
+
+# What hears of a job: its key, the job's resourceVersion if it is the job that changed, and whether it was only listed.
+Hint = Callable[[JobKey, str | None, bool], None]
+
+
+@dataclass(frozen=True)
+class _Watched:
+    jobs: Informer[JobRecord]
+    pods: Informer[PodRecord]
+    served: Served
+
+
+class Watching:
+    """Without `namespaces`: all of them."""
+
+    def __init__(self, client: Client, namespaces: Sequence[str], hint: Hint) -> None:
+        self._hint = hint
+        self._began = time.monotonic()
+        self.is_running = True
+        self._watched = {namespace: self._watch(client, namespace) for namespace in namespaces or (None,)}
+
+    def served(self, namespace: str | None) -> Served | None:
+        found = self._watched.get(namespace) or self._watched.get(None)
+        return found.served if found else None
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for watched in self._watched.values():
+                    tasks.create_task(watched.pods.run())
+                    tasks.create_task(_run_after(watched.jobs, watched.pods))
+        finally:
+            self.is_running = False
+
+    def longest_standstill_seconds(self) -> float:
+        """The longest time in which one of the informers has neither heard anything nor failed."""
+        return time.monotonic() - min(informer.moved_at for informer in self._informers())
+
+    def longest_silence_seconds(self) -> float:
+        """The longest time for which one of the informers has not heard from the API server; since the start, if it
+        never has."""
+        return time.monotonic() - min(max(informer.heard_at, self._began) for informer in self._informers())
+
+    def _informers(self) -> list[Informer[Any]]:
+        return [informer for each in self._watched.values() for informer in (each.jobs, each.pods)]
+
+    def _watch(self, client: Client, namespace: str | None) -> _Watched:
+        def is_current() -> bool:
+            oldest = time.monotonic() - _TRUSTED_SECONDS
+            return all(informer.is_listed and informer.heard_at > oldest for informer in (jobs, pods))
+
+        async def listed() -> None:
+            await jobs.has_tried.wait()
+            if not jobs.is_listed:
+                raise Unavailable(0, "NotListed", jobs.trouble or "they are not listed yet")
+
+        served = Served(is_current, listed)
+        jobs = Informer(
+            client,
+            Selection(JOBS, namespace),
+            keep_job,
+            replica=served.jobs,
+            changed=self._job_changed,
+            is_patient=True,
+        )
+        pods = Informer(
+            client,
+            Selection(PODS, namespace, {LABEL_JOB_NAME: None}),
+            keep_pod,
+            replica=served.pods,
+            changed=self._pod_changed,
+            is_patient=True,
+        )
+        return _Watched(jobs, pods, served)
+
+    def _job_changed(self, change: Change[JobRecord]) -> None:
+        if change.only_listed and change.after is not None and change.after.is_finished:
+            # The resync knows when its time to live is over, and its pods say whether they still run.
+            return
+        version = None if change.after is None else str(change.number)
+        self._hint(JobKey(*change.name), version, change.only_listed)
+
+    def _pod_changed(self, change: Change[PodRecord]) -> None:
+        if change.only_listed and change.after is not None and change.after.has_ended:
+            return
+        jobs = {record.job for record in (change.before, change.after) if record is not None and record.is_hint}
+        for job in jobs:
+            self._hint(JobKey(change.name[0], job), None, change.only_listed)
+
+
+async def _run_after(second: Informer[Any], first: Informer[Any]) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(first.has_tried.wait(), _PATIENCE_SECONDS)
+    await second.run()

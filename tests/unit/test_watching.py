@@ -1,0 +1,255 @@
+"""How the operator watches: nothing ends it, nothing is missed, and only what matters is a hint."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
+from tests.unit.pods import ended, pod, ready
+from tests.unit.seen_jobs import progress, seen_job
+from tpu_training_operator.api import constants
+from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.kube import client, informer
+from tpu_training_operator.kube.client import connect
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
+from tpu_training_operator.kube.errors import NotFound, Unavailable
+from tpu_training_operator.runtime import watching as module
+from tpu_training_operator.runtime.cached_cluster import CachedCluster
+from tpu_training_operator.runtime.watching import Watching
+
+KEY = JobKey("default", "digits")
+# Seconds after which a test fails that would otherwise wait forever.
+PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[OneJobCluster]:
+    async with served(OneJobCluster()) as started:
+        yield started
+
+
+class Operator:
+    """`hints`: what it was told: the job's version, and whether it was only listed."""
+
+    def __init__(self, reader: client.Client, *namespaces: str) -> None:
+        self.hints: list[tuple[JobKey, str | None, bool]] = []
+        self.heard = asyncio.Event()
+        self.watching = Watching(reader, namespaces, self._hint)
+        self.cluster = CachedCluster(reader, self.watching.served)
+
+    def _hint(self, *hint: Any) -> None:
+        self.hints.append(hint)
+        self.heard.set()
+
+    async def gang(self) -> list[str]:
+        found = await self.cluster.list(PODS, "default", gang_selector("digits"))
+        return sorted(worker["metadata"]["name"] for worker in found)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not holds():
+                self.heard.clear()
+                await self.heard.wait()
+
+    async def until_known(self, *names: str) -> None:
+        """Until the memory has these workers."""
+        replica = self.watching.served("default")
+        assert replica is not None
+        async with asyncio.timeout(PATIENCE):
+            while sorted(name for (_, name), _ in replica.pods.items()) != sorted(names):
+                self.heard.clear()
+                await self.heard.wait()
+
+
+@asynccontextmanager
+async def watching(api: OneJobCluster, *namespaces: str) -> AsyncIterator[Operator]:
+    async with connect(credentials_for(api.url)) as reader:
+        operator = Operator(reader, *namespaces)
+        task = asyncio.create_task(operator.watching.run())
+        try:
+            yield operator
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled(api: OneJobCluster, operator: Operator) -> None:
+    """Both watches are open, and all hints about the start have come."""
+    async with asyncio.timeout(PATIENCE):
+        while not (api._watches[JOBS.plural] and api._watches[PODS.plural]):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    operator.hints.clear()
+
+
+async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> None:
+    api.show(seen_job(), pod(0))
+    async with watching(api) as operator:
+        await operator.until(lambda: len(operator.hints) >= 2)
+    assert {(key, only_listed) for key, _, only_listed in operator.hints} == {(KEY, True)}
+
+
+async def test_a_finished_job_whose_pods_have_ended_is_no_hint_at_the_start(api: OneJobCluster) -> None:
+    api.show(seen_job("Succeeded", completionTime="2026-01-15T12:00:00Z"), ended(pod(0)))
+    async with watching(api) as operator:
+        await settled(api, operator)
+        await operator.cluster.list(JOBS, None)
+        api.show(ready(pod(1)))
+        await operator.until(lambda: bool(operator.hints))
+    assert operator.hints == [(KEY, None, False)]
+
+
+async def test_a_change_is_a_hint_with_the_version_of_the_job(api: OneJobCluster) -> None:
+    api.show(seen_job(), pod(0))
+    async with watching(api) as operator:
+        await settled(api, operator)
+        api.show(seen_job(progress=progress(3)))
+        await operator.until(lambda: len(operator.hints) >= 1)
+        api.remove("pods", "digits-1-0-0")
+        await operator.until(lambda: len(operator.hints) >= 2)
+        api.remove(JOBS.plural, "digits")
+        await operator.until(lambda: len(operator.hints) >= 3)
+        with pytest.raises(NotFound):
+            await operator.cluster.get(JOBS, "default", "digits")
+    assert operator.hints == [(KEY, "103", False), (KEY, None, False), (KEY, None, False)]
+
+
+async def test_in_a_steady_state_passes_send_no_request(api: OneJobCluster) -> None:
+    api.show(seen_job(), pod(0), pod(1))
+    async with watching(api) as operator:
+        await operator.until_known("digits-1-0-0", "digits-1-0-1")
+        await settled(api, operator)
+        asked = len(api.asked)
+        for _ in range(10):
+            await operator.cluster.get(JOBS, "default", "digits")
+            await operator.gang()
+            await operator.cluster.list(JOBS, None)
+        assert len(api.asked) == asked
+
+
+OWNER = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "name": "digits", "uid": "1", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("owners", "is_hint"),
+    [
+        ([OWNER], True),
+        ([{**OWNER, "apiVersion": f"{constants.GROUP}/v1"}], True),
+        ([], False),
+        ([{**OWNER, "name": "another"}], False),
+        ([{**OWNER, "controller": False}], False),
+        ([{**OWNER, "kind": "Job"}], False),
+        ([{**OWNER, "apiVersion": "batch/v1"}], False),
+    ],
+    ids=["its job's", "a later version's", "nobody's", "another job's", "not controlled", "a Job's", "another group's"],
+)
+async def test_a_pod_is_a_hint_for_the_job_that_controls_it(
+    api: OneJobCluster, owners: list[Object], is_hint: bool
+) -> None:
+    api.show(seen_job())
+    async with watching(api) as operator:
+        await settled(api, operator)
+        body = pod(0)
+        body["metadata"]["ownerReferences"] = owners
+        api.show(body)
+        api.show(seen_job(progress=progress(1)))
+        await operator.until(lambda: any(version is not None for _, version, _ in operator.hints))
+    assert [version for _, version, _ in operator.hints] == ([None, "103"] if is_hint else ["103"])
+
+
+def too_old() -> bytes:
+    event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+    return json.dumps(event).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [refuses(410, "Expired")],
+        [says(too_old())],
+        [refuses(500, "InternalError", "etcd")] * 4,
+        [refuses(401)] * 3,
+        [refuses(403, "Forbidden", "not yet")] * 3,
+        [breaks_off()] * 3,
+        [says(b"<html>Please log in\n")] * 3,
+        [says(b'{"type": "MODIFIED", "object": {"kind": "Pod", "metadata": {}}}\n')] * 3,
+        [says(b'{"type": "MODIFIED"}\n')] * 3,
+        [says(b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "x"}}}\n')] * 3,
+    ],
+    ids=["410", "told 410", "500", "401", "403", "reset", "nonsense", "no version", "no object", "odd version"],
+)
+async def test_whatever_a_watch_answers_deletions_are_found(api: OneJobCluster, faults: list[Any]) -> None:
+    api.show(seen_job(), pod(0), pod(1))
+    async with watching(api) as operator:
+        await operator.until_known("digits-1-0-0", "digits-1-0-1")
+        await settled(api, operator)
+        # Deleted while nobody watches: no event will ever say so.
+        del api.pods["digits-1-0-1"]
+        api.version += 1
+        api.faults["watch pods"] = list(faults)
+        api.tell("pods", None)
+        await operator.until_known("digits-1-0-0")
+    assert operator.hints[-1] == (KEY, None, False)
+
+
+@pytest.mark.parametrize(
+    "fault", [refuses(500, "InternalError", "etcd"), refuses(403, "Forbidden", "no"), breaks_off()]
+)
+@pytest.mark.parametrize("plural", [JOBS.plural, PODS.plural])
+async def test_a_first_list_that_fails_is_tried_again_and_meanwhile_the_api_server_is_read(
+    api: OneJobCluster, plural: str, fault: Any
+) -> None:
+    api.show(seen_job(), pod(0))
+    api.faults[f"list {plural}"] = [fault] * 2
+    async with watching(api) as operator:
+        assert (await operator.cluster.get(JOBS, "default", "digits"))["spec"]
+        await operator.until_known("digits-1-0-0")
+        await settled(api, operator)
+        assert await operator.gang() == ["digits-1-0-0"]
+
+
+async def test_the_resync_of_jobs_that_cannot_be_listed_is_an_error(api: OneJobCluster) -> None:
+    api.faults[f"list {JOBS.plural}"] = [refuses(403, "Forbidden", "tputrainingjobs is forbidden")] * 1000
+    async with watching(api) as operator:
+        with pytest.raises(Unavailable, match="tputrainingjobs is forbidden"):
+            await operator.cluster.list(JOBS, None)
+
+
+async def test_an_object_that_cannot_be_read_hides_no_other(api: OneJobCluster) -> None:
+    odd = pod(1)
+    odd["status"] = {"phase": "Running", "containerStatuses": [1]}
+    api.show(odd, pod(0))
+    async with watching(api) as operator:
+        await operator.until_known("digits-1-0-0")
+        await settled(api, operator)
+        api.show(odd, ready(pod(0)), pod(2))
+        await operator.until_known("digits-1-0-0", "digits-1-0-2")
+
+
+async def test_memory_without_a_sign_of_life_is_not_used(api: OneJobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.show(seen_job(), pod(0))
+    async with watching(api) as operator:
+        await operator.until_known("digits-1-0-0")
+        await settled(api, operator)
+        del api.pods["digits-1-0-0"]
+        assert await operator.gang() == ["digits-1-0-0"]
+        monkeypatch.setattr(module, "_TRUSTED_SECONDS", -1.0)
+        assert await operator.gang() == []
+        assert operator.watching.longest_silence_seconds() >= 0
+
+
+async def test_only_the_served_namespaces_are_watched(api: OneJobCluster) -> None:
+    async with watching(api, "default", "team") as operator:
+        await settled(api, operator)
+        assert operator.watching.served("default") is not operator.watching.served("team")
+        assert operator.watching.served("other") is None
+        assert operator.watching.served(None) is None
+    assert api.queries("list pods")[0]["labelSelector"] == constants.LABEL_JOB_NAME
