@@ -41,11 +41,11 @@ def span(requests: Sequence[Request], first: Request) -> float:
 
 async def floor(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     """The bare client: POSTs of the pods; for the restart one DELETE of the collection and the POSTs again."""
-    labels = {"metadata": {"name": f"owner-{jobs}-{hosts}"}}
-    owner = await stage.client.call("POST", "/api/v1/namespaces/floor/configmaps", labels | {"data": {}})
+    run, owners = stage.new_name(), f"/api/v1/namespaces/{FLOOR}/configmaps"
+    owner = await stage.client.call("POST", owners, {"metadata": {"name": run}})
 
     async def create(attempt: int) -> None:
-        bodies = (pod for job in range(jobs) for pod in worker_pods(f"job-{job}", hosts, FLOOR, owner, attempt))
+        bodies = (pod for job in range(jobs) for pod in worker_pods(f"{run}-{job}", hosts, FLOOR, owner, attempt))
         # Built before the clock starts.
         await stage.client.all("POST", [(pods_path(FLOOR), body) for body in bodies])
 
@@ -60,7 +60,7 @@ async def floor(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
         await create(2)
         asked = await _own(stage, mark, jobs * hosts)
         restarted = span(asked, next(request for request in asked if request.verb == "deletecollection"))
-    await stage.client.call("DELETE", f"/api/v1/namespaces/floor/configmaps/{owner['metadata']['name']}")
+    await stage.client.call("DELETE", f"{owners}/{run}")
     await stage.clear(FLOOR)
     return Run(jobs, hosts, created, restarted)
 
@@ -72,9 +72,10 @@ async def _own(stage: Stage, mark: int, pods: int) -> list[Request]:
 
 async def indexed(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     """Plain Indexed Jobs. They have no restart of a gang."""
-    template = worker_pods("job", hosts, INDEXED, {"metadata": {"name": "none", "uid": "none"}})
+    run = stage.new_name()
+    template = worker_pods(run, hosts, INDEXED, {"metadata": {"name": "none", "uid": "none"}})
     mark = await stage.audit.quiet()
-    bodies = [(batch_path(INDEXED), indexed_job(f"job-{job}", template)) for job in range(jobs)]
+    bodies = [(batch_path(INDEXED), indexed_job(f"{run}-{job}", template)) for job in range(jobs)]
     await stage.client.all("POST", bodies)
     await stage.until_created(mark, jobs * hosts)
     asked = stage.audit.since(mark)
@@ -87,8 +88,9 @@ async def indexed(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
 async def operator(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     """This operator. `more`: what it took of the API server and of the processor."""
     more: dict[str, Any] = {}
+    run = stage.new_name()
     mark, cpu, waits = await stage.audit.quiet(), stage.operator.cpu_seconds, stage.operator.waits()
-    bodies = [(jobs_path(OPERATOR), training_job(f"job-{job}", hosts)) for job in range(jobs)]
+    bodies = [(jobs_path(OPERATOR), training_job(f"{run}-{job}", hosts)) for job in range(jobs)]
     await stage.client.all("POST", bodies)
     await stage.until_created(mark, jobs * hosts)
     await until_running(stage, jobs, attempt=1)
@@ -102,7 +104,7 @@ async def operator(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     restarted = None
     if restart:
         cpu = stage.operator.cpu_seconds
-        failing = f"job-0-1-0-{hosts // 2}"
+        failing = f"{run}-0-1-0-{hosts // 2}"
         await asyncio.to_thread(finish_pod, stage.cluster, OPERATOR, failing, KILLED)
         await stage.until_created(end, hosts)
         await until_running(stage, 1, attempt=2)

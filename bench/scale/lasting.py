@@ -30,11 +30,13 @@ async def memory_after_start(stage: Stage) -> Object:
     return await memory_now(stage)
 
 
-async def run_jobs(stage: Stage, jobs: int, hosts: int) -> None:
-    mark = await stage.audit.quiet()
-    await stage.client.all("POST", [(jobs_path(OPERATOR), training_job(f"job-{i}", hosts)) for i in range(jobs)])
+async def run_jobs(stage: Stage, jobs: int, hosts: int) -> str:
+    """Returns when they run; what their names begin with."""
+    run, mark = stage.new_name(), await stage.audit.quiet()
+    await stage.client.all("POST", [(jobs_path(OPERATOR), training_job(f"{run}-{i}", hosts)) for i in range(jobs)])
     await stage.until_created(mark, jobs * hosts)
     await until_running(stage, jobs, attempt=1)
+    return run
 
 
 async def start_beside_jobs(stage: Stage, jobs: int, hosts: int) -> Object:
@@ -66,16 +68,16 @@ async def undisturbed(stage: Stage, seconds: float) -> dict[str, int]:
 async def finished_jobs(stage: Stage, jobs: int) -> None:
     """So many jobs that have succeeded, without pods. One really did; the others are given its status, while nobody
     looks."""
-    await run_jobs(stage, 1, 4)
+    done = f"{await run_jobs(stage, 1, 4)}-0"
     for host in range(4):
-        finish_pod(stage.cluster, OPERATOR, f"job-0-1-0-{host}", 0, '{"outcome": "Succeeded", "message": ""}')
+        finish_pod(stage.cluster, OPERATOR, f"{done}-1-0-{host}", 0, '{"outcome": "Succeeded", "message": ""}')
+    path = f"{jobs_path(OPERATOR)}/{done}"
 
     async def succeeded() -> bool:
-        job = await stage.client.call("GET", f"{jobs_path(OPERATOR)}/job-0")
-        return bool(job["status"]["state"] == "Succeeded")
+        return bool((await stage.client.call("GET", path))["status"]["state"] == "Succeeded")
 
     await stage.until(succeeded, "the job has succeeded")
-    status = (await stage.client.call("GET", f"{jobs_path(OPERATOR)}/job-0"))["status"]
+    status = (await stage.client.call("GET", path))["status"]
     stage.operator.stop()
     bodies = {f"done-{i}": training_job(f"done-{i}", 4) for i in range(jobs - 1)}
     await stage.client.all("POST", [(jobs_path(OPERATOR), body) for body in bodies.values()])

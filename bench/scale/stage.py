@@ -6,11 +6,12 @@ whoever created its pods, and is measured elsewhere (bench/placement.py).
 """
 
 import asyncio
+import itertools
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -68,6 +69,11 @@ class Stage:
     operator: Operator
     client: Client
     audit: AuditLog
+    _runs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def new_name(self) -> str:
+        """For jobs, and never the same: what is left of an old job may wait for the garbage collector."""
+        return f"run{next(self._runs)}"
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         loop = asyncio.get_running_loop()
