@@ -99,10 +99,12 @@ class Stage:
         for collection in (jobs_path(namespace), batch_path(namespace), pods_path(namespace)):
             await self.client.call("DELETE", collection, AT_ONCE)
 
+        # The garbage collector's writes must not fall into the next run.
         async def gone() -> bool:
-            return not (await self.client.call("GET", f"{pods_path(namespace)}?limit=1"))["items"]
+            lists = [await self.client.call("GET", f"{path}?limit=1") for path in left_paths(namespace)]
+            return not any(found["items"] for found in lists)
 
-        await self.until(gone, f"no pod is left in {namespace}")
+        await self.until(gone, f"nothing is left in {namespace}")
         await self.audit.quiet()
 
 
@@ -116,6 +118,12 @@ def jobs_path(namespace: str) -> str:
 
 def batch_path(namespace: str) -> str:
     return f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+
+def left_paths(namespace: str) -> tuple[str, ...]:
+    """What belonged to jobs and is deleted after them."""
+    slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    return pods_path(namespace), f"/api/v1/namespaces/{namespace}/services", slices
 
 
 @asynccontextmanager
