@@ -20,6 +20,7 @@ _LEFT, _TOP, _GAP, _LEGEND = 52, 34, 96, 40
 # The report's colours (report.css), by paper.
 _STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #5b6168; }
+.page { fill: #fdfdfc; }
 .title { font-weight: 600; fill: #1b1d20; }
 .grid { stroke: #d9dbdd; }
 .line { fill: none; stroke-width: 2; }
@@ -29,7 +30,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", s
 .band.operator, .dot.operator { fill: #0068a8; }
 .band { stroke: none; }
 @media (prefers-color-scheme: dark) {
-  text { fill: #a3aab2; } .title { fill: #e8eaed; } .grid { stroke: #33383e; }
+  .page { fill: #15171a; } text { fill: #a3aab2; } .title { fill: #e8eaed; } .grid { stroke: #33383e; }
   .floor { stroke: #a3aab2; } .indexed-job { stroke: #f4a259; } .operator { stroke: #62b5ee; }
   .band.floor, .dot.floor { fill: #a3aab2; } .band.indexed-job, .dot.indexed-job { fill: #f4a259; }
   .band.operator, .dot.operator { fill: #62b5ee; }
@@ -67,6 +68,7 @@ def drawing(rounds: Sequence[Mapping[str, Any]]) -> str:
         "svg",
         tag("title", "Seconds over hosts, both logarithmic"),
         tag("style", _STYLE),
+        tag("rect", class_="page", width=str(width), height=str(height), rx="6"),
         (part for panel in panels for part in panel),
         _legend(height - 14),
         xmlns="http://www.w3.org/2000/svg",
