@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,33 +20,46 @@ from typing import Any
 from bench.scale import tables
 from bench.scale.chart import drawing
 from bench.scale.contenders import CONTENDERS, as_json
-from bench.scale.lasting import churn, finished_jobs, memory_after_start, memory_now, run_jobs, start_beside_jobs
+from bench.scale.lasting import churn, finished_jobs, memory_after_start, memory_now, start_beside
 from bench.scale.stage import INDEXED, OPERATOR, Object, Stage, a_stage
 from bench.trainer.tables import filled_in
 from tests.cluster.binaries import BINARIES
+from tpu_training_operator.report.formatting import plural
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`gangs`: rounds by hosts of one job. `crowds`: rounds by jobs and hosts; the last is the largest and the one that
-    an operator is started beside. `pods`: how many the nodes hold."""
+    """`rounds`: how many, by jobs and hosts of each; the last are the most pods. In the last round of that and of
+    `gang`, an operator is started beside what runs. `pods`: how many the nodes hold."""
 
-    gangs: dict[int, int]
-    crowds: dict[tuple[int, int], int]
-    memory_hosts: int
+    rounds: Mapping[tuple[int, int], int]
+    gang: tuple[int, int]
     finished: int
     churn_seconds: float
     pods: int
 
+    @property
+    def crowd(self) -> tuple[int, int]:
+        return list(self.rounds)[-1]
 
-FULL = Plan({4: 5, 64: 5, 256: 4, 1024: 3, 2304: 3}, {(200, 4): 3, (1000, 8): 2}, 1024, 1500, 180, 9000)
-QUICK = Plan({4: 2, 64: 2}, {(20, 4): 1}, 64, 50, 15, 500)
-# Two rounds of 8000 pods take minutes, and a plain Job has nothing to add there.
+
+FULL = Plan(
+    {(1, 4): 5, (1, 64): 5, (1, 256): 3, (1, 1024): 3, (1, 2304): 2, (200, 4): 3, (1000, 8): 1},
+    gang=(1, 1024),
+    finished=1500,
+    churn_seconds=90,
+    pods=9000,
+)
+QUICK = Plan({(1, 4): 2, (1, 64): 2, (20, 4): 1}, gang=(1, 64), finished=50, churn_seconds=15, pods=500)
+Look = Callable[[int, int], Awaitable[None]]
+
+# 8000 pods take a minute, and a plain Job has nothing to add there.
 _WITHOUT_INDEXED = 1000
 
 
-async def one_round(stage: Stage, number: int, jobs: int, hosts: int) -> Object:
-    """All contenders, in turns forwards and backwards, so that none is always first."""
+async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Look | None) -> Object:
+    """All contenders, in turns forwards and backwards, so that none is always first. `beside`: what to look at while
+    the operator's jobs run."""
     names = [name for name in CONTENDERS if name != INDEXED or jobs < _WITHOUT_INDEXED]
     found: Object = {"jobs": jobs, "hosts": hosts}
     for name in names if number % 2 == 0 else reversed(names):
@@ -53,6 +67,9 @@ async def one_round(stage: Stage, number: int, jobs: int, hosts: int) -> Object:
         again = "" if run.restart is None else f", restart {run.restart:.2f} s"
         print(f"{jobs} x {hosts}: {name} {run.create:.2f} s{again}", file=sys.stderr, flush=True)
         found[name] = as_json(run)
+        if name == OPERATOR and beside:
+            await beside(jobs, hosts)
+        await stage.clear(name)
     return found
 
 
@@ -60,18 +77,17 @@ async def measure(plan: Plan, rounds: int | None) -> Object:
     async with a_stage(plan.pods) as stage:
         at = {"nothing": await memory_now(stage)}
         found: list[Object] = []
-        sizes = {(1, hosts): count for hosts, count in plan.gangs.items()} | plan.crowds
-        for (jobs, hosts), count in sizes.items():
-            found += [await one_round(stage, number, jobs, hosts) for number in range(rounds or count)]
-        at["nothing, after all these jobs"] = await memory_now(stage)
-        await run_jobs(stage, 1, plan.memory_hosts)
-        at[f"{plan.memory_hosts} pods of one job"] = await memory_after_start(stage)
-        await stage.clear(OPERATOR)
-        jobs, hosts = list(plan.crowds)[-1]
-        await run_jobs(stage, jobs, hosts)
-        start = await start_beside_jobs(stage, jobs, hosts)
-        at[f"{jobs * hosts} pods of {jobs} jobs"] = await memory_now(stage)
-        await stage.clear(OPERATOR)
+        start: Object = {}
+
+        async def look(jobs: int, hosts: int) -> None:
+            start.update(await start_beside(stage, jobs, hosts))
+            at[f"{jobs * hosts} pods of {plural(jobs, 'job')}"] = await memory_now(stage)
+
+        for size, planned in plan.rounds.items():
+            count = rounds or planned
+            for number in range(count):
+                is_last = number + 1 == count and size in (plan.gang, plan.crowd)
+                found.append(await one_round(stage, number, *size, look if is_last else None))
         await finished_jobs(stage, plan.finished)
         at[f"{plan.finished} finished jobs"] = await memory_now(stage)
         await stage.clear(OPERATOR)

@@ -31,7 +31,7 @@ POLICY: dict[str, Any] = {
 
 READS = ("get", "list")
 WATCH = "watch"
-_LONGEST_QUIET = 180.0
+_LONGEST_QUIET = 600.0
 _POD_POSTED = re.compile(rb'/pods(?:\?[^"]*)?","verb":"create"')
 
 # Accounts by the last part of their names. Those of the controller manager all live in kube-system.

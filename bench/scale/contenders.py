@@ -1,4 +1,5 @@
-"""What is timed: each contender starts gangs of the same pods, and the first two replace one gang after a failure.
+"""What is timed: each contender starts gangs of the same pods, and the first two replace one gang after a failure. What
+they made is left for the caller to clear.
 
 Times come from the audit log: from the moment the API server received the first request until it had answered the last
 creation. What the client itself needs before and after is nobody's cost.
@@ -41,8 +42,8 @@ def span(requests: Sequence[Request], first: Request) -> float:
 
 async def floor(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     """The bare client: POSTs of the pods; for the restart one DELETE of the collection and the POSTs again."""
-    run, owners = stage.new_name(), f"/api/v1/namespaces/{FLOOR}/configmaps"
-    owner = await stage.client.call("POST", owners, {"metadata": {"name": run}})
+    run = stage.new_name()
+    owner = await stage.client.call("POST", f"/api/v1/namespaces/{FLOOR}/configmaps", {"metadata": {"name": run}})
 
     async def create(attempt: int) -> None:
         bodies = (pod for job in range(jobs) for pod in worker_pods(f"{run}-{job}", hosts, FLOOR, owner, attempt))
@@ -60,8 +61,6 @@ async def floor(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
         await create(2)
         asked = await _own(stage, mark, jobs * hosts)
         restarted = span(asked, next(request for request in asked if request.verb == "deletecollection"))
-    await stage.client.call("DELETE", f"{owners}/{run}")
-    await stage.clear(FLOOR)
     return Run(jobs, hosts, created, restarted)
 
 
@@ -80,8 +79,6 @@ async def indexed(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
     await stage.until_created(mark, jobs * hosts)
     asked = stage.audit.since(mark)
     created = span(asked, next(request for request in asked if request.label == "create jobs"))
-    await stage.audit.quiet()
-    await stage.clear(INDEXED)
     return Run(jobs, hosts, created)
 
 
@@ -112,7 +109,6 @@ async def operator(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
         asked = stage.audit.requests[end:last]
         restarted = span(asked, next(request for request in asked if request.label == "patch pods/status"))
         more["restart"] = _account(stage, asked, cpu, hosts)
-    await stage.clear(OPERATOR)
     return Run(jobs, hosts, created, restarted, more)
 
 

@@ -39,7 +39,7 @@ async def run_jobs(stage: Stage, jobs: int, hosts: int) -> str:
     return run
 
 
-async def start_beside_jobs(stage: Stage, jobs: int, hosts: int) -> Object:
+async def start_beside(stage: Stage, jobs: int, hosts: int) -> Object:
     """A new operator where so many jobs run: how long until a pass has seen each, and what it asks for and writes."""
     stage.operator.stop()
     mark = await stage.audit.quiet()

@@ -8,7 +8,7 @@ import pytest
 
 from bench.scale.audit import Cost
 from bench.scale.contenders import operator
-from bench.scale.lasting import run_jobs, start_beside_jobs, undisturbed
+from bench.scale.lasting import run_jobs, start_beside, undisturbed
 from bench.scale.stage import OPERATOR, Stage, a_stage
 
 SMALL, LARGE = 4, 64
@@ -51,12 +51,13 @@ async def _measure() -> Measured:
         steady = await undisturbed(stage, STEADY_SECONDS)
         await stage.clear(OPERATOR)
         await run_jobs(stage, JOBS, SMALL)
-        start = await start_beside_jobs(stage, JOBS, SMALL)
+        start = await start_beside(stage, JOBS, SMALL)
     return Measured({each.name: each for each in attempts}, steady, start)
 
 
 async def _run(stage: Stage, jobs: int, hosts: int) -> list[Attempt]:
     run = await operator(stage, jobs, hosts, restart=jobs == 1)
+    await stage.clear(OPERATOR)
     name = f"{hosts} hosts" if jobs == 1 else f"{jobs} jobs"
     return [
         Attempt(f"{kind} {name}", jobs, hosts, Cost(**run.more[kind]["cost"]), run.more[kind]["requests"])
