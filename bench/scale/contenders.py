@@ -142,12 +142,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def quantile(cumulated: dict[str, float], share: float) -> float:
-    """Of a Prometheus histogram: the upper bound of the bucket with this quantile; JSON knows no infinity, so -1."""
+def quantile(cumulated: dict[str, float], share: float) -> float | None:
+    """Of a Prometheus histogram: the upper bound of the bucket with this quantile; None in the last one, which has
+    none."""
     bounds = sorted((float(bound), count) for bound, count in cumulated.items())
-    wanted = share * bounds[-1][1]
-    found = next(bound for bound, count in bounds if count >= wanted)
-    return found if math.isfinite(found) else -1.0
+    found = next(bound for bound, count in bounds if count >= share * bounds[-1][1])
+    return found if math.isfinite(found) else None
 
 
 def _less(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:

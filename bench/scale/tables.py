@@ -59,7 +59,8 @@ def waits_table(rounds: Sequence[Mapping[str, Any]]) -> str:
     for jobs, hosts in dict.fromkeys((each["jobs"], each["hosts"]) for each in rounds if each["jobs"] > 1):
         same = [each[OPERATOR]["more"] for each in rounds if (each["jobs"], each["hosts"]) == (jobs, hosts)]
         first, queued = ([each[name] for each in same] for name in ("firstPod", "hintToPass"))
-        rows.append([f"{jobs} jobs x {hosts} hosts", f"{seconds(first)} s", f"{max(queued):g} s"])
+        most = "more than any bound" if None in queued else f"{max(queued):g} s"
+        rows.append([f"{jobs} jobs x {hosts} hosts", f"{seconds(first)} s", most])
     return markdown(rows)
 
 

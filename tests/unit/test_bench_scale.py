@@ -111,8 +111,8 @@ def test_a_quantile_of_a_histogram_is_its_buckets_upper_bound(counted: list[floa
     assert quantile(dict(zip(("0.05", "0.1", "+Inf"), counted, strict=True)), 0.99) == bound
 
 
-def test_a_quantile_above_all_bounds_is_minus_one() -> None:
-    assert quantile({"0.05": 1.0, "+Inf": 100.0}, 0.99) == -1.0
+def test_a_quantile_above_all_bounds_has_none() -> None:
+    assert quantile({"0.05": 1.0, "+Inf": 100.0}, 0.99) is None
 
 
 def test_a_slope_is_per_step() -> None:
