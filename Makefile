@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast soak check bench bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -27,10 +27,14 @@ soak: .setup
 check: .setup
 	scripts/check
 
-# What the numbers in docs/ were measured with.
+# What the operator costs from 4 hosts to 2304 (docs/scale.md). Under 20 minutes on two cores. ARGS="--docs docs/scale.md"
+# writes the page's tables and drawing.
 bench: .setup
-	.venv/bin/python -m bench.placement
-	.venv/bin/python -m bench.operator_memory
+	.venv/bin/python -m bench.scale $(ARGS)
+
+# The same with small gangs only, in two minutes. tests/controlplane/test_scale.py bounds the counts.
+bench-quick: .setup
+	.venv/bin/python -m bench.scale --quick $(ARGS)
 
 # Compares this trainer's loop with others in about 45 minutes on an idle machine (docs/performance.md). ARGS=--quick only
 # checks that it works.

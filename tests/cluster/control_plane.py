@@ -53,6 +53,7 @@ class ControlPlane:
     directory: from `directories.create_cluster_directory`; a new one by default. stop() removes it.
     address: the address of this machine where the API server listens. Pods can reach it unless it is loopback.
     users: additional users, each with a token: name -> groups.
+    apiserver_flags: additional flags of the API server.
     controller_manager_flags: additional flags of the controller manager.
     """
 
@@ -62,11 +63,13 @@ class ControlPlane:
         directory: Path | None = None,
         address: str = LOOPBACK,
         users: Mapping[str, str] | None = None,
+        apiserver_flags: tuple[str, ...] = (),
         controller_manager_flags: tuple[str, ...] = (),
     ) -> None:
         self._own_directory = directory
         self._address = address
         self._users = USERS | dict(users or {})
+        self._apiserver_flags = apiserver_flags
         self._controller_manager_flags = controller_manager_flags
         self.children: Children
         self.directory: Path
@@ -247,6 +250,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self._keys.service_account_public_key}",
             f"--service-account-signing-key-file={self._keys.service_account_key}",
+            *self._apiserver_flags,
         )
         apiserver.wait_ready(lambda: answers_ok(f"{self.server}/readyz", self.ca_file), timeout=START_SECONDS)
 

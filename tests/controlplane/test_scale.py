@@ -1,0 +1,107 @@
+"""What a gang costs the API server, and how that grows with the gang. Counts only: seconds are for `make bench`."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from bench.scale.audit import Cost
+from bench.scale.contenders import operator
+from bench.scale.lasting import run_jobs, start_beside, undisturbed
+from bench.scale.stage import OPERATOR, Stage, a_stage
+
+SMALL, LARGE = 4, 64
+JOBS = 20
+# Service, ConfigMap and NetworkPolicy, or the end of the old attempt; the statuses and an event; and the endpoints.
+MOST_OTHER_WRITES = 6
+MOST_READS = 4
+STEADY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the attempts of so many jobs took. `requests`: everybody's, for the message of a failed test."""
+
+    name: str
+    jobs: int
+    hosts: int
+    cost: Cost
+    requests: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    attempts: dict[str, Attempt]
+    steady: dict[str, int]
+    start: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    return asyncio.run(_measure())
+
+
+async def _measure() -> Measured:
+    async with a_stage(4 * LARGE) as stage:
+        attempts = [
+            each for jobs, hosts in ((1, SMALL), (1, LARGE), (JOBS, SMALL)) for each in await _run(stage, jobs, hosts)
+        ]
+        await run_jobs(stage, 1, LARGE)
+        steady = await undisturbed(stage, STEADY_SECONDS)
+        await stage.clear(OPERATOR)
+        await run_jobs(stage, JOBS, SMALL)
+        start = await start_beside(stage, JOBS, SMALL)
+    return Measured({each.name: each for each in attempts}, steady, start)
+
+
+async def _run(stage: Stage, jobs: int, hosts: int) -> list[Attempt]:
+    run = await operator(stage, jobs, hosts, restart=jobs == 1)
+    await stage.clear(OPERATOR)
+    name = f"{hosts} hosts" if jobs == 1 else f"{jobs} jobs"
+    return [
+        Attempt(f"{kind} {name}", jobs, hosts, Cost(**run.more[kind]["cost"]), run.more[kind]["requests"])
+        for kind in ("create", "restart")
+        if kind in run.more
+    ]
+
+
+GANGS = [f"{kind} {hosts} hosts" for hosts in (SMALL, LARGE) for kind in ("create", "restart")]
+ATTEMPTS = pytest.mark.parametrize("name", [*GANGS, f"create {JOBS} jobs"])
+
+
+@pytest.fixture
+def attempt(measured: Measured, name: str) -> Attempt:
+    return measured.attempts[name]
+
+
+@ATTEMPTS
+def test_every_worker_is_created_once(attempt: Attempt) -> None:
+    created, wanted = attempt.cost.creates, attempt.jobs * attempt.hosts
+    assert created == wanted, attempt.requests
+
+
+@ATTEMPTS
+def test_an_attempt_takes_few_other_writes_whatever_its_size(attempt: Attempt) -> None:
+    writes, most = attempt.cost.other_writes, attempt.jobs * MOST_OTHER_WRITES
+    assert writes <= most, attempt.requests["operator"]
+
+
+@ATTEMPTS
+def test_an_attempt_takes_few_reads_whatever_its_size(attempt: Attempt) -> None:
+    reads, most = attempt.cost.reads, attempt.jobs * MOST_READS
+    assert reads <= most, attempt.requests["operator"]
+
+
+@ATTEMPTS
+def test_endpoints_are_written_once_or_twice_by_anybody(attempt: Attempt) -> None:
+    writes, most = attempt.cost.endpoint_writes, attempt.jobs * (attempt.hosts / 1000 + 2)
+    assert writes <= most, attempt.requests
+
+
+def test_a_gang_that_runs_costs_nothing(measured: Measured) -> None:
+    assert measured.steady == {}
+
+
+def test_an_operator_that_starts_beside_jobs_writes_nothing(measured: Measured) -> None:
+    assert measured.start["writes"] == 0
