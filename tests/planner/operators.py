@@ -294,4 +294,11 @@ def actions(decided: Plan) -> list[Action]:
 
 
 def _run(work: Coroutine[Any, Any, timedelta | None]) -> timedelta | None:
-    return _loop.run_until_complete(work)
+    try:
+        return _loop.run_until_complete(work)
+    except BaseExceptionGroup as group:
+        # The tasks of a stage die one by one.
+        crashes, others = group.split(Crash)
+        if others is not None:
+            raise
+        raise Crash from crashes
