@@ -165,10 +165,10 @@ class Memory:
 
     def _list(self, resource: Resource, replica: Replica[T], keep: Callable[[Object], T | None]) -> None:
         bodies = self._cluster.current(resource)
-        replica.listing(self._cluster.revision)
+        replica.listing(self._cluster.revision(resource))
         for body in bodies:
             replica.listed(_version(body, keep))
-        replica.list_ended(self._cluster.revision)
+        replica.list_ended(self._cluster.revision(resource))
 
     def hear(self, jobs: int | None = None, pods: int | None = None) -> None:
         """So many more events of the two watches; None: all of them."""

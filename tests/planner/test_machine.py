@@ -162,6 +162,9 @@ class Gang(Surroundings):
             assert not ended & set(named(done, "delete Pod/")), "the logs of a job that has ended are deleted"
         for name in named(done, "delete Pod/", " by force"):
             fired("a deletion by force")
+            if not how.get("has_heard_all", True) and deadlines.get(name) is None:
+                # It has gone meanwhile. The uid does not fit to a namesake.
+                continue
             assert parse_time(deadlines[name]) <= cluster.now, "by force before its grace period is over"
         if was_there and cluster.job_is_gone:
             fired("a job whose time is over")
