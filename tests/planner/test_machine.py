@@ -152,7 +152,7 @@ class Gang(Surroundings):
         must_turn = was_there and weighs(before, plan(operator.view(), cluster.now, cluster.reporting))
         done = operator.work(**how)
 
-        if weighs(before, Plan(status=cluster.status)):
+        if not is_finished(before) and weighs(before, Plan(status=cluster.status)):
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         created = {int(name.split("-")[1]) for name in named(done, "create Pod/")}
         assert created <= {before.attempt}, "workers of an attempt that the status does not name"
