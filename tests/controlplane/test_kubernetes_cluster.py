@@ -66,6 +66,8 @@ class TestCachedClusterContract(ClusterContract):
             yield cached
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        # aiohttp closes connections with TLS a moment later.
+        await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)

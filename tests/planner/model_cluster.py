@@ -46,7 +46,7 @@ class ModelCluster:
         self._uids = self._addresses = 0
         # What watches tell, by kind: whether the object is gone, and how it was last.
         self.journals: dict[Resource, list[tuple[bool, Object]]] = {JOBS: [], PODS: []}
-        self._revision = 1
+        self._revisions = {JOBS: 1, PODS: 1}
         self._journaled: dict[Resource, dict[str, Object]] = {JOBS: {}, PODS: {}}
 
     @property
@@ -119,24 +119,23 @@ class ModelCluster:
         version = self._journaled[PODS][pod["metadata"]["name"]]["metadata"]["resourceVersion"]
         return {**copied(pod), "metadata": {**copied(pod["metadata"]), "resourceVersion": version}}
 
-    @property
-    def revision(self) -> int:
-        return self._revision
+    def revision(self, resource: Resource) -> int:
+        return self._revisions[resource]
 
     def _record(self, resource: Resource, found: dict[str, Object]) -> None:
         known, journal = self._journaled[resource], self.journals[resource]
         for name, body in list(known.items()):
             if name not in found or found[name]["metadata"]["uid"] != body["metadata"]["uid"]:
-                journal.append((True, _with_version(known.pop(name), self._next_revision())))
+                journal.append((True, _with_version(known.pop(name), self._next_revision(resource))))
         for name, body in found.items():
             if name not in known or _without_version(known[name]) != _without_version(body):
-                version = body["metadata"].get("resourceVersion") if resource is JOBS else self._next_revision()
+                version = body["metadata"].get("resourceVersion") if resource is JOBS else self._next_revision(resource)
                 known[name] = _with_version(copied(body), version)
                 journal.append((False, known[name]))
 
-    def _next_revision(self) -> str:
-        self._revision += 1
-        return str(self._revision)
+    def _next_revision(self, resource: Resource) -> str:
+        self._revisions[resource] += 1
+        return str(self._revisions[resource])
 
     def delete_pod(self, name: str, uid: str, grace: timedelta = GRACE) -> None:
         _find(self.pods, name, uid)
@@ -203,7 +202,7 @@ class ModelCluster:
         return owner is not None and (self.job_is_gone or owner != self.uid)
 
     def _new_version(self) -> None:
-        self.job["metadata"]["resourceVersion"] = self._next_revision()
+        self.job["metadata"]["resourceVersion"] = self._next_revision(JOBS)
 
 
 def copied(body: Any) -> Any:

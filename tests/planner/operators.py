@@ -70,12 +70,14 @@ class Requests:
     trouble: Trouble | None = None
     order: int = 0
     effects: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
     failed: bool = False
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.order) if self.order else None
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        self.reads.append(f"get {resource.kind}")
         if resource is JOBS:
             return copied(self.seen[0]) if self.seen else self.cluster.read_job()
         found = self.cluster.pods.get(name) if resource is PODS else self.cluster.others.get(f"{resource.kind}/{name}")
@@ -98,6 +100,7 @@ class Requests:
                 if event["regarding"]["uid"] == (fields or {})["regarding.uid"]
             ]
         assert resource is PODS
+        self.reads.append("list Pod")
         # As the adapter returns them.
         return [slim(pod) for pod in (copied(self.seen[1]) if self.seen else self.cluster.current(PODS))]
 
@@ -147,12 +150,14 @@ class Requests:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass did. `error`: what ended it; None if it succeeded."""
+    """What a pass did. `error`: what ended it; None if it succeeded. `reads`: of jobs, pods and what it creates, from
+    the API server."""
 
     again: timedelta | None
     effects: list[str]
     error: ApiError | Crash | None = None
     met_trouble: bool = False
+    reads: tuple[str, ...] = ()
 
 
 class Connection:
@@ -176,10 +181,10 @@ class Memory:
 
     def _list(self, resource: Resource, replica: Replica[T], keep: Callable[[Object], T | None]) -> None:
         bodies = self._cluster.current(resource)
-        replica.listing(self._cluster.revision)
+        replica.listing(self._cluster.revision(resource))
         for body in bodies:
             replica.listed(_version(body, keep))
-        replica.list_ended(self._cluster.revision)
+        replica.list_ended(self._cluster.revision(resource))
 
     def hear(self, jobs: int | None = None, pods: int | None = None) -> None:
         """So many more events of the two watches; None: all of them."""
@@ -255,7 +260,7 @@ class Operator:
         if isinstance(error, Crash):
             self.inboxes = cluster.new_inboxes()
             self._start()
-        return Pass(again, requests.effects, error, requests.failed)
+        return Pass(again, requests.effects, error, requests.failed, tuple(requests.reads))
 
     @property
     def inbox(self) -> Inbox:

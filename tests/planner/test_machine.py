@@ -152,7 +152,7 @@ class Gang(Surroundings):
         must_turn = was_there and weighs(before, plan(operator.view(), cluster.now, cluster.reporting))
         done = operator.work(**how)
 
-        if weighs(before, Plan(status=cluster.status)):
+        if not is_finished(before) and weighs(before, Plan(status=cluster.status)):
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         created = {int(name.split("-")[1]) for name in named(done, "create Pod/")}
         assert created <= {before.attempt}, "workers of an attempt that the status does not name"
@@ -162,6 +162,9 @@ class Gang(Surroundings):
             assert not ended & set(named(done, "delete Pod/")), "the logs of a job that has ended are deleted"
         for name in named(done, "delete Pod/", " by force"):
             fired("a deletion by force")
+            if not how.get("has_heard_all", True) and deadlines.get(name) is None:
+                # It has gone meanwhile. The uid does not fit to a namesake.
+                continue
             assert parse_time(deadlines[name]) <= cluster.now, "by force before its grace period is over"
         if was_there and cluster.job_is_gone:
             fired("a job whose time is over")

@@ -22,7 +22,7 @@ from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Una
 
 KEY = JobKey("default", "digits")
 # Seconds after which a test fails that would otherwise wait forever.
-PATIENCE = 5
+PATIENCE = 30
 # Longer than any test, so that only changes bring a new view.
 NO_TICK = 600.0
 

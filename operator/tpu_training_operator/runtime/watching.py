@@ -16,7 +16,7 @@ from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey
 from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.kube.informer import Informer
-from tpu_training_operator.kube.replica import Change
+from tpu_training_operator.kube.replica import Change, Name
 from tpu_training_operator.runtime.cached_cluster import Served
 from tpu_training_operator.runtime.records import JobRecord, PodRecord, keep_job, keep_pod
 
@@ -82,12 +82,14 @@ class Watching:
                 raise Unavailable(0, "NotListed", jobs.trouble or "they are not listed yet")
 
         served = Served(is_current, listed)
+        hints = _Hints(served, self._hint)
         jobs = Informer(
             client,
             Selection(JOBS, namespace),
             keep_job,
             replica=served.jobs,
-            changed=self._job_changed,
+            changed=hints.job_changed,
+            updated=lambda: hints.all_listed() if jobs.is_listed else None,
             is_patient=True,
         )
         pods = Informer(
@@ -95,24 +97,44 @@ class Watching:
             Selection(PODS, namespace, {LABEL_JOB_NAME: None}),
             keep_pod,
             replica=served.pods,
-            changed=self._pod_changed,
+            changed=hints.pod_changed,
             is_patient=True,
         )
         return _Watched(jobs, pods, served)
 
-    def _job_changed(self, change: Change[JobRecord]) -> None:
-        if change.only_listed and change.after is not None and change.after.is_finished:
-            # The resync knows when its time to live is over, and its pods say whether they still run.
-            return
-        version = None if change.after is None else str(change.number)
-        self._hint(JobKey(*change.name), version, change.only_listed)
 
-    def _pod_changed(self, change: Change[PodRecord]) -> None:
-        if change.only_listed and change.after is not None and change.after.has_ended:
+class _Hints:
+    """What is only listed is told when all jobs are listed, so that its passes find them in memory."""
+
+    def __init__(self, served: Served, hint: Hint) -> None:
+        self._served = served
+        self._hint = hint
+        self._are_listed = False
+        self._waiting: dict[JobKey, None] = {}
+
+    def job_changed(self, change: Change[JobRecord]) -> None:
+        if not change.only_listed:
+            self._hint(JobKey(*change.name), None if change.after is None else str(change.number), False)
+        elif change.after is not None and (not change.after.is_finished or self._runs(change.name)):
+            # A finished job needs no pass unless its workers still run; the resync knows when its time to live is over.
+            self._waiting[JobKey(*change.name)] = None
+
+    def pod_changed(self, change: Change[PodRecord]) -> None:
+        # Pods are listed before jobs, unless that fails at first.
+        if change.only_listed and (not self._are_listed or change.after is None or change.after.has_ended):
             return
-        jobs = {record.job for record in (change.before, change.after) if record is not None and record.is_hint}
-        for job in jobs:
-            self._hint(JobKey(change.name[0], job), None, change.only_listed)
+        for record in (change.before, change.after):
+            if record is not None and record.is_hint:
+                self._hint(JobKey(change.name[0], record.job), None, change.only_listed)
+
+    def all_listed(self) -> None:
+        self._are_listed = True
+        for key in self._waiting:
+            self._hint(key, None, True)
+        self._waiting.clear()
+
+    def _runs(self, name: Name) -> bool:
+        return any(not record.has_ended for _, record in self._served.pods.gang(*name))
 
 
 async def _run_after(second: Informer[Any], first: Informer[Any]) -> None:

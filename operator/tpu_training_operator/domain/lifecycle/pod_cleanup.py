@@ -14,8 +14,8 @@ from tpu_training_operator.domain.observed import WorkerPod, parse_time
 
 # A node under load takes a while to report that a container has stopped.
 _SILENCE = timedelta(seconds=30)
-# A watch that reconnects lists what exists and never tells what has gone meanwhile, so waiting for pods to go needs a
-# look as well. Not more often than this, because many gangs can wait at once.
+# A watch can be broken for a while, and tells what has gone only afterwards. So waiting for pods to go needs a look as
+# well. Not more often than this, because many gangs can wait at once.
 _UNHEARD = timedelta(seconds=15)
 
 Stages = tuple[tuple[DeletePod, ...], ...]

@@ -6,6 +6,7 @@ So whatever replaces, stops or creates workers because of pods that are missing 
 
 - Otherwise a gang that another operator process has just started would be taken for one that has lost its workers.
 - Otherwise workers would be created beside those of an earlier attempt.
+- Otherwise a worker that ends with its job would be deleted as one that still runs, and its log with it.
 """
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
@@ -13,11 +14,16 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 
-_FOR_GOOD = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.SUSPENDED)
+_ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+_TURNS = (*_ENDS, ConditionType.SUSPENDED)
 
 
 def weighs(before: Status, decided: Plan) -> bool:
-    """Whether the plan begins an attempt, creates its workers, ends the job or suspends it."""
+    """Whether the plan begins an attempt, creates its workers, ends the job or suspends it, or cleans up after its
+    end."""
+    has_ended = before.completion_time is not None or any(is_true(before.conditions, kind) for kind in _ENDS)
+    if has_ended and decided.stages:
+        return True
     if any(isinstance(stage, WorkerCreations) for stage in decided.stages):
         return True
     return decided.status is not None and _turns(before, decided.status)
@@ -26,4 +32,4 @@ def weighs(before: Status, decided: Plan) -> bool:
 def _turns(before: Status, after: Status) -> bool:
     if after.attempt != before.attempt or (after.completion_time is not None and before.completion_time is None):
         return True
-    return any(is_true(after.conditions, kind) and not is_true(before.conditions, kind) for kind in _FOR_GOOD)
+    return any(is_true(after.conditions, kind) and not is_true(before.conditions, kind) for kind in _TURNS)

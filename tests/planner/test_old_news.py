@@ -1,0 +1,56 @@
+"""An operator whose watch of pods is later than its watch of the job."""
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import Operator, Pass
+from tests.planner.scheduler import place_all
+from tpu_training_operator.api.status import State
+
+ALL = 10**6
+NODES = [f"node-{number}" for number in range(4)]
+
+
+def all_start(cluster: ModelCluster) -> None:
+    place_all(cluster, NODES, list(cluster.pods.values()))
+    for pod in list(cluster.pods.values()):
+        kubelet.make_ready(cluster, pod)
+
+
+def knowing_only_the_job(late: Operator) -> Pass:
+    late.hear(jobs=ALL, pods=0)
+    return late.work(has_heard_all=False)
+
+
+def test_the_gang_of_another_operator_is_not_taken_for_one_that_has_lost_its_workers() -> None:
+    cluster = ModelCluster()
+    late, other = Operator(cluster), Operator(cluster)
+    for _ in range(2):
+        other.work()
+    all_start(cluster)
+    other.work()
+    assert cluster.status.state is State.RUNNING
+    done = knowing_only_the_job(late)
+    assert (cluster.status.attempt, cluster.status.last_failure, done.effects) == (1, None, [])
+
+
+def test_workers_are_not_created_beside_those_of_an_earlier_attempt() -> None:
+    cluster = ModelCluster()
+    late, other = Operator(cluster), Operator(cluster)
+    for _ in range(2):
+        other.work()
+    all_start(cluster)
+    other.work()
+    kubelet.end(cluster, next(iter(cluster.pods.values())), code=137)
+    other.work()
+    assert cluster.status.attempt == 2
+    done = knowing_only_the_job(late)
+    assert not [effect for effect in done.effects if effect.startswith("create Pod")]
+    assert {pod["metadata"]["labels"]["tpu-operator.dev/attempt"] for pod in cluster.pods.values()} <= {"1"}
+
+
+def test_an_operator_knows_what_it_has_done_before_a_watch_tells_it() -> None:
+    cluster = ModelCluster()
+    alone = Operator(cluster)
+    done = [alone.work(has_heard_all=False) for _ in range(3)]
+    assert [effect.split("/")[0] for effect in done[1].effects].count("create Pod") == len(cluster.pods) > 0
+    assert [each.reads for each in done] == [("get TPUTrainingJob", "list Pod")] * 2 + [()]
