@@ -177,23 +177,23 @@ class ReadingContract:
 
 class UpdateContract:
     async def test_update_replaces_the_object(self, cluster: Cluster, namespace: str) -> None:
-        created = await cluster.create(endpoint_slice(namespace, "digits-1-0", "10.0.0.1"))
+        created = await cluster.create(endpoint_slice(namespace, "digits-0", "10.0.0.1"))
         updated = await cluster.update(created | {"endpoints": [{"addresses": ["10.0.0.2"]}]})
         assert updated["endpoints"][0]["addresses"] == ["10.0.0.2"]
         assert (updated["metadata"]["uid"], version(updated) == version(created)) == (created["metadata"]["uid"], False)
-        assert await cluster.get(ENDPOINT_SLICES, namespace, "digits-1-0") == updated
+        assert await cluster.get(ENDPOINT_SLICES, namespace, "digits-0") == updated
 
     async def test_an_object_that_has_changed_since_it_was_read_is_not_replaced(
         self, cluster: Cluster, namespace: str
     ) -> None:
-        created = await cluster.create(endpoint_slice(namespace, "digits-1-0", "10.0.0.1"))
+        created = await cluster.create(endpoint_slice(namespace, "digits-0", "10.0.0.1"))
         updated = await cluster.update(created | {"endpoints": []})
         with pytest.raises(Conflict):
             await cluster.update(created)
-        assert await cluster.get(ENDPOINT_SLICES, namespace, "digits-1-0") == updated
+        assert await cluster.get(ENDPOINT_SLICES, namespace, "digits-0") == updated
 
     async def test_replacing_an_object_by_itself_changes_nothing(self, cluster: Cluster, namespace: str) -> None:
-        created = await cluster.create(endpoint_slice(namespace, "digits-1-0", "10.0.0.1"))
+        created = await cluster.create(endpoint_slice(namespace, "digits-0", "10.0.0.1"))
         assert version(await cluster.update(created)) == version(created)
 
 

@@ -31,7 +31,7 @@ from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names,
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, Invalid
 
-PUBLICATION = "publish EndpointSlice digits-1-0, Endpoints digits"
+PUBLICATION = "publish EndpointSlice digits-0, Endpoints digits"
 
 
 def addressed(attempt: int = 1, *lists: list[str]) -> list[Any]:
@@ -71,7 +71,6 @@ def test_an_endpoint_leads_from_the_name_of_a_worker_to_its_pod() -> None:
         "app.kubernetes.io/managed-by": "tpu-training-operator",
         "app.kubernetes.io/component": "worker",
         "tpu-operator.dev/job-name": "digits",
-        "tpu-operator.dev/attempt": "1",
         "kubernetes.io/service-name": "digits",
         "endpointslice.kubernetes.io/managed-by": "tpu-training-operator",
         "service.kubernetes.io/headless": "",
@@ -93,7 +92,7 @@ def test_an_endpoint_slice_holds_at_most_a_thousand_endpoints(hosts: int, object
     made = publication(job, layout, seen(*bodies), None)
     assert made is not None
     *found, endpoints = made.bodies
-    assert [body["metadata"]["name"] for body in found] == endpoint_slice_names("digits", layout, 1)
+    assert [body["metadata"]["name"] for body in found] == endpoint_slice_names("digits", layout)
     names = [endpoint["hostname"] for body in found for endpoint in body["endpoints"]]
     assert names == [f"1-{host}" for host in range(hosts)]
     assert (len(found), max(len(body["endpoints"]) for body in found)) == (objects, min(hosts, 1000))
@@ -103,7 +102,7 @@ def test_an_endpoint_slice_holds_at_most_a_thousand_endpoints(hosts: int, object
 def test_a_single_host_has_no_names() -> None:
     job, resolution = resolved({"spec.slice.acceleratorType": "v5litepod-4"})
     assert publication(job, resolution.layout, addressed(1, ["10.0.0.1"]), None) is None
-    assert endpoint_slice_names("digits", resolution.layout, 1) == []
+    assert endpoint_slice_names("digits", resolution.layout) == []
 
 
 # Which address of a worker.
@@ -190,7 +189,7 @@ def test_an_operator_publishes_the_same_addresses_once() -> None:
     for pod in cluster.pods.values():
         kubelet.start(cluster, pod)
     operator = Operator(cluster)
-    assert operator.work().effects[:2] == ["create EndpointSlice/digits-1-0", "create Endpoints/digits"]
+    assert operator.work().effects[:2] == ["create EndpointSlice/digits-0", "create Endpoints/digits"]
     assert operator.work().effects == []
 
 
@@ -217,7 +216,7 @@ def test_an_address_that_changes_before_the_start_is_replaced() -> None:
     kubelet.give_address(cluster, cluster.pods[WORKERS[1]])
     new = cluster.pods[WORKERS[1]]["status"]["podIPs"][0]["ip"]
     one_pass(cluster)
-    assert cluster.others["EndpointSlice/digits-1-0"]["endpoints"][1]["addresses"] == [new]
+    assert cluster.others["EndpointSlice/digits-0"]["endpoints"][1]["addresses"] == [new]
     assert cluster.others["Endpoints/digits"]["subsets"][0]["addresses"][1]["ip"] == new
 
 
@@ -227,7 +226,7 @@ def test_the_names_of_an_attempt_end_when_the_next_one_begins() -> None:
     one_pass(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
-    assert "delete EndpointSlice digits-1-0" in described(one_pass(cluster))
+    assert "delete EndpointSlice digits-0" in described(one_pass(cluster))
     assert cluster.names == {}
     until_running(cluster)
     assert sorted(cluster.names) == [f"2-{host}" for host in range(4)]
@@ -238,7 +237,7 @@ def test_the_names_of_an_attempt_end_when_the_next_one_begins() -> None:
 def test_a_running_gang_stays_as_it_is_when_somebody_deletes_its_names() -> None:
     """Its workers have met."""
     cluster = given_a_running_gang()
-    del cluster.others["EndpointSlice/digits-1-0"]
+    del cluster.others["EndpointSlice/digits-0"]
     assert described(one_pass(cluster)) == []
 
 
@@ -249,7 +248,7 @@ def foreign(kind: str, name: str) -> Object:
     return {"kind": kind, "metadata": {"name": name, "namespace": "default", "uid": "theirs"}}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("EndpointSlice", "digits-1-0"), ("Endpoints", "digits")])
+@pytest.mark.parametrize(("kind", "name"), [("EndpointSlice", "digits-0"), ("Endpoints", "digits")])
 def test_an_object_of_somebody_else_blocks_the_gang_and_stays(kind: str, name: str) -> None:
     cluster = given_a_created_gang()
     theirs = cluster.others[f"{kind}/{name}"] = foreign(kind, name)
@@ -263,13 +262,17 @@ def test_an_object_of_somebody_else_blocks_the_gang_and_stays(kind: str, name: s
     assert theirs not in cluster.others.values()
 
 
-def test_an_endpoint_slice_of_somebody_else_with_an_old_name_is_left_alone() -> None:
+def test_names_that_an_operator_publishes_too_late_do_not_outlive_the_next_attempt() -> None:
     cluster = given_a_running_gang()
-    cluster.others["EndpointSlice/digits-1-0"] = foreign("EndpointSlice", "digits-1-0")
-    fails(cluster, WORKERS[1])
+    late = copied(cluster.others["EndpointSlice/digits-0"])
+    fails(cluster, "digits-1-0-1")
     one_pass(cluster)
     until_running(cluster)
-    assert cluster.others["EndpointSlice/digits-1-0"] == foreign("EndpointSlice", "digits-1-0")
+    cluster.others["EndpointSlice/digits-0"] = late
+    fails(cluster, "digits-2-0-1")
+    one_pass(cluster)
+    until_running(cluster)
+    assert sorted(cluster.names) == [f"3-{host}" for host in range(4)]
 
 
 def test_a_service_with_a_selector_of_an_earlier_version_keeps_its_endpoints() -> None:

@@ -269,7 +269,7 @@ def test_what_the_previous_attempt_shared_is_deleted() -> None:
     fails(cluster, WORKERS[1])
     one_pass(cluster)
     until_running(cluster)
-    expected = ["ConfigMap/digits-2", "EndpointSlice/digits-2-0", "Endpoints/digits", "Service/digits"]
+    expected = ["ConfigMap/digits-2", "EndpointSlice/digits-0", "Endpoints/digits", "Service/digits"]
     assert sorted(cluster.others) == expected
 
 

@@ -270,7 +270,7 @@ def _create_missing(ctx: Context) -> Plan:
 def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
     """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
-    for name in endpoint_slice_names(ctx.job.name, ctx.resolution.layout, attempt):
+    for name in endpoint_slice_names(ctx.job.name, ctx.resolution.layout):
         yield DeleteEndpointSlice(name)
 
 

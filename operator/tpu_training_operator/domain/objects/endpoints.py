@@ -32,11 +32,12 @@ _NOT_COPIED = "endpointslice.kubernetes.io/skip-mirror"
 Address = IPv4Address | IPv6Address
 
 
-def endpoint_slice_names(job: str, layout: SliceLayout, attempt: int) -> list[str]:
-    """None for a single host, which calls itself localhost."""
+def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
+    """None for a single host, which calls itself localhost. The same for all attempts, so that names which an operator
+    with old news publishes too late do not stay."""
     if layout.hosts == 1:
         return []
-    return [f"{job}-{attempt}-{index}" for index in range(math.ceil(layout.hosts / _MOST_ENDPOINTS))]
+    return [f"{job}-{index}" for index in range(math.ceil(layout.hosts / _MOST_ENDPOINTS))]
 
 
 def publication(
@@ -84,9 +85,7 @@ def _parsed(text: str) -> Address | None:
 def _endpoint_slices(
     job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
 ) -> list[Object]:
-    attempt = pods[0].worker.attempt
     labels = naming.job_labels(job.name) | {
-        constants.LABEL_ATTEMPT: str(attempt),
         _OF_SERVICE: naming.service_name(job.name),
         _MANAGED_BY: constants.MANAGER,
         _HEADLESS: "",
@@ -100,7 +99,7 @@ def _endpoint_slices(
             "addressType": f"IPv{addresses[0].version}",
             "endpoints": endpoints[index * _MOST_ENDPOINTS : (index + 1) * _MOST_ENDPOINTS],
         }
-        for index, name in enumerate(endpoint_slice_names(job.name, layout, attempt))
+        for index, name in enumerate(endpoint_slice_names(job.name, layout))
     ]
 
 
