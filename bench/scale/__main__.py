@@ -13,13 +13,13 @@ import os
 import platform
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.scale import tables
 from bench.scale.chart import drawing
-from bench.scale.contenders import CONTENDERS, as_json
+from bench.scale.contenders import CONTENDERS
 from bench.scale.lasting import churn, finished_jobs, memory_after_start, memory_now, start_beside
 from bench.scale.stage import INDEXED, OPERATOR, Object, Stage, a_stage
 from bench.trainer.tables import filled_in
@@ -66,7 +66,7 @@ async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Lo
         run = await CONTENDERS[name](stage, jobs, hosts, restart=jobs == 1)
         again = "" if run.restart is None else f", restart {run.restart:.2f} s"
         print(f"{jobs} x {hosts}: {name} {run.create:.2f} s{again}", file=sys.stderr, flush=True)
-        found[name] = as_json(run)
+        found[name] = asdict(run)
         if name == OPERATOR and beside:
             await beside(jobs, hosts)
         await stage.clear(name)

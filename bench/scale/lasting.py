@@ -14,7 +14,6 @@ from tests.cluster.kwok import finish_pod
 
 _CHURN_JOBS = 8
 _SETTLED_SECONDS = 3.0
-_POLL_SECONDS = 0.25
 
 
 async def memory_now(stage: Stage) -> Object:
