@@ -27,7 +27,7 @@ class Controller:
         reconciler: Reconciler,
         list_jobs: Callable[[], Awaitable[list[JobKey]]],
         *,
-        settle_seconds: float = 0.1,
+        settle_seconds: float = 0.02,
         resync_seconds: float = RESYNC_SECONDS,
         workers: int = 16,
         metrics: Metrics | None = None,
