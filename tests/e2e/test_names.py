@@ -48,4 +48,4 @@ def test_workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     second = addresses(space, 2)
     wait_until(lambda: resolved(space, 2, by="digits-2-0-0") == second, timeout=SECONDS, what="attempt 2 has names")
     assert resolved(space, 1, by="digits-2-0-0") == dict.fromkeys(first)
-    assert space.names("endpointslices") == ["digits-2-0"]
+    assert space.names("endpointslices") == ["digits-0"]

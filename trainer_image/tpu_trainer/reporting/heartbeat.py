@@ -170,9 +170,9 @@ class Endpoint:
         return HTTPSConnection(where.hostname, where.port, context=context)
 
     def _exchange(self, connection: HTTPSConnection, body: bytes, seconds: float) -> object:
-        token = self._service.token_file.read_text(encoding="ascii").strip()
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:
+            token = self._service.token_file.read_text(encoding="ascii").strip()
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection.timeout = seconds
             if connection.sock is not None:
                 connection.sock.settimeout(seconds)
