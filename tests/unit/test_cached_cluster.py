@@ -12,10 +12,10 @@ from tests.contract.jobs import job_body
 from tests.unit.pods import pod
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
+from tpu_training_operator.kube.encoding import parsed
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Version
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.runtime import records
 from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
 from tpu_training_operator.runtime.records import KnownJobs, keep_job, keep_pod
 
@@ -247,7 +247,7 @@ def test_lone_surrogates_survive() -> None:
     body["metadata"]["annotations"] = {"odd": "\ud800"}
     whole = keep_job(body).whole
     assert whole is not None
-    assert records.parsed(whole) == body
+    assert parsed(whole) == body
 
 
 def a_running_pod() -> Object:

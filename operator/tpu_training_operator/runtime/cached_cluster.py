@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, Object, Resource, resource_of
+from tpu_training_operator.kube.encoding import parsed
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Name, Replica, Version
-from tpu_training_operator.runtime.records import JobRecord, KnownJobs, KnownPods, PodRecord, keep_job, keep_pod, parsed
+from tpu_training_operator.runtime.records import JobRecord, KnownJobs, KnownPods, PodRecord, keep_job, keep_pod
 
 T = TypeVar("T")
 

@@ -5,7 +5,6 @@ and how large: of a job that is large or has finished, and of any job when the b
 reads is kept. A pass over such a job reads it from the API server.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.observed import WorkerPod, slim_worker
 from tpu_training_operator.domain.ownership import job_of
 from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.encoding import encoded
 from tpu_training_operator.kube.replica import Name, Replica
 from tpu_training_operator.runtime.resync import slim_job
 
@@ -45,9 +45,9 @@ def keep_job(job: Object) -> JobRecord:
     # A job whose memory is short differs from its next version all the same.
     slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
     if slim["status"].get("completionTime") is not None:
-        return JobRecord(_bytes(slim), None, is_finished=True)
-    whole = _bytes(job)
-    return JobRecord(_bytes(slim), whole if len(whole) <= _LARGEST_JOB else None)
+        return JobRecord(encoded(slim), None, is_finished=True)
+    whole = encoded(job)
+    return JobRecord(encoded(slim), whole if len(whole) <= _LARGEST_JOB else None)
 
 
 def keep_pod(pod: Object) -> PodRecord | None:
@@ -57,16 +57,7 @@ def keep_pod(pod: Object) -> PodRecord | None:
         return None
     # A version of its own would make every change of the pod look like one that matters.
     slim["metadata"].pop("resourceVersion", None)
-    return PodRecord(label, label == job_of(pod), WorkerPod(slim).has_ended, _bytes(slim))
-
-
-def _bytes(body: Object) -> bytes:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def parsed(body: bytes) -> Object:
-    found: Object = json.loads(body.decode("utf-8", "surrogatepass"))
-    return found
+    return PodRecord(label, label == job_of(pod), WorkerPod(slim).has_ended, encoded(slim))
 
 
 class KnownJobs(Replica[JobRecord]):
