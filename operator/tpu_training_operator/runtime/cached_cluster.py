@@ -52,7 +52,8 @@ class CachedCluster:
             if record is None:
                 raise NotFound(404, "NotFound", f"there is no job {name}")
             if record.whole is not None:
-                return parsed(record.whole)
+                known: Object = parsed(record.whole)
+                return known
         return await self.fresh.get(resource, namespace, name)
 
     async def list(
