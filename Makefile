@@ -32,7 +32,7 @@ check: .setup
 bench: .setup
 	.venv/bin/python -m bench.scale $(ARGS)
 
-# The same with small gangs only, in two minutes. tests/controlplane/test_scale.py bounds the counts.
+# The same with small gangs only, in three minutes. tests/controlplane/test_scale.py bounds the counts.
 bench-quick: .setup
 	.venv/bin/python -m bench.scale --quick $(ARGS)
 
