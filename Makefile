@@ -27,7 +27,7 @@ soak: .setup
 check: .setup
 	scripts/check
 
-# What the operator costs from 4 hosts to 2304 (docs/scale.md). Under 20 minutes on two cores. ARGS="--docs docs/scale.md"
+# What the operator costs from 4 hosts to 2304 (docs/scale.md). Half an hour on two cores. ARGS="--docs docs/scale.md"
 # writes the page's tables and drawing.
 bench: .setup
 	.venv/bin/python -m bench.scale $(ARGS)
