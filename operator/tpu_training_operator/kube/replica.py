@@ -2,10 +2,10 @@
 
 Versions decide. A cluster counts the changes of a kind with one counter, and every version of an object is the count at
 its change. So the newest version of an object is the truth as far as it is known, and whatever is not newer than what
-the watch has told is no news: if the object were still like that, or still there, the watch would have said so.
+the watch has told is ignored: if the object were still like that, or still there, the watch would have said so.
 
 An answer may be ahead of the watch. It stands until the watch has caught up, which also tells what came after it.
-Nothing that is deleted comes back: no later answer is about it, and an earlier one is no news.
+Nothing that is deleted comes back: no later answer is about it, and an earlier one is ignored.
 """
 
 from collections.abc import Iterator

@@ -299,7 +299,7 @@ def _watch(ctx: Context) -> Plan:
 
 def _publishing(ctx: Context) -> tuple[tuple[Action, ...], ...]:
     """One stage that makes the workers' names resolve, once all have an address. An address may change until then: a
-    kubelet may make a pod's sandbox anew before its containers run."""
+    kubelet may create a pod's sandbox again before its containers run."""
     published = ctx.observed.notes.published if ctx.observed.notes else None
     names = publication(ctx.job, ctx.resolution.layout, ctx.pods, published)
     return () if names is None else ((names,),)
