@@ -62,11 +62,20 @@ def test_a_hostile_text_is_read(text: bytes, value: object) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"\xff", b'"\xff"', b"{", b'{"a": 1} {}', b"9" * 5000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 5000],
-    ids=["nothing", "no UTF-8", "no UTF-8 in a string", "cut off", "two", "too many digits", "too deep", "deep"],
+    [b"", b"\xff", b'"\xff"', b"{", b'{"a": 1} {}', b"9" * 5000, b'{"a":' * 5000],
+    ids=["nothing", "no UTF-8", "no UTF-8 in a string", "cut off", "two", "too many digits", "cut off in the deep"],
 )
 def test_a_text_that_cannot_be_read_is_refused(text: bytes) -> None:
     assert is_refused(text)
+
+
+@pytest.mark.parametrize("depth", [1100, 10_000, 100_000])
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a]\\"[":', b"}")], ids=["lists", "maps"])
+def test_an_object_that_is_nested_too_deeply_does_not_hide_the_others(opens: bytes, closes: bytes, depth: int) -> None:
+    deep = opens * depth + b"1" + closes * depth
+    found = parsed(b'{"items": [{"name": "first [["}, ' + deep + b', {"name": "last }"}]}')["items"]
+    assert (found[0], found[2]) == ({"name": "first [["}, {"name": "last }"})
+    assert "nested too deeply to be read" in json.dumps(found[1])
 
 
 def nested(depth: int) -> object:
