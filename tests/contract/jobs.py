@@ -75,7 +75,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
         "trainer.backend": "XLASPMD",
     },
-    "multislice": {"slice.count": 2},
+    "multislice": {"slice.count": 2, "trainer.backend": "XLASPMD"},
     "one host": {"slice.acceleratorType": "v5litepod-4"},
     "two replicas per chip": {"slice.acceleratorType": "v3-32"},
     "by topology": {"slice": {"generation": "v4", "topology": "2x2x4"}},

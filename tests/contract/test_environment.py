@@ -61,6 +61,7 @@ PROGRESS = {
     "KUBEFLOW_TRAINER_SERVER_TOKEN",
     "KUBEFLOW_TRAINER_SERVER_CA_CERT",
 }
+MULTISLICE_JOB = KINDS_OF_JOBS["multislice"]
 MULTISLICE = {
     "MEGASCALE_COORDINATOR_ADDRESS",
     "MEGASCALE_NUM_SLICES",
@@ -81,7 +82,7 @@ TABLE = {
         {"recipe.parameters": {"hidden": "128", "drop-out": "0.1"}},
         ALWAYS | XLA | PARAMETERS,
     ),
-    "multislice": (KINDS_OF_JOBS["multislice"], ALWAYS | XLA | MULTISLICE),
+    "multislice": (MULTISLICE_JOB, ALWAYS | XLA | MULTISLICE),
 }
 
 
@@ -165,7 +166,7 @@ def test_every_worker_finds_its_place_in_the_gang(changes: Mapping[str, Any]) ->
 
 
 def test_all_workers_meet_at_host_0_of_slice_0() -> None:
-    environments = [read_environment(environ) for environ in worker_environments(stored_job({"slice.count": 2}))]
+    environments = [read_environment(environ) for environ in worker_environments(stored_job(MULTISLICE_JOB))]
     assert {(environment.master_addr, environment.master_port) for environment in environments} == {
         ("2-0.digits", 12355)
     }
@@ -174,7 +175,7 @@ def test_all_workers_meet_at_host_0_of_slice_0() -> None:
 def test_a_worker_is_at_its_id_in_the_host_names_of_its_slice() -> None:
     places = [
         environ["TPU_WORKER_HOSTNAMES"].split(",")[int(environ["TPU_WORKER_ID"])]
-        for environ in worker_environments(stored_job({"slice.count": 2}))
+        for environ in worker_environments(stored_job(MULTISLICE_JOB))
     ]
     assert places == [f"2-{index}.digits" for index in range(8)]
 
@@ -253,7 +254,7 @@ def _worker(host: int) -> WorkerId:
     return WorkerId(ATTEMPT, 0, host)
 
 
-@pytest.mark.parametrize("changes", [KINDS_OF_JOBS["torch_xla on TPU"], KINDS_OF_JOBS["multislice"]])
+@pytest.mark.parametrize("changes", [KINDS_OF_JOBS["torch_xla on TPU"], MULTISLICE_JOB])
 def test_torch_tpu_finds_node_0_and_its_own_rank(changes: dict[str, Any]) -> None:
     """Its documented convention: rank from JOB_COMPLETION_INDEX, nodes and master from TPU_WORKER_HOSTNAMES."""
     job = stored_job(changes)

@@ -17,6 +17,7 @@ from tpu_trainer.spec import parse_run_spec
 from tpu_trainer.telemetry import history as trainer
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.report.formatting import duration
 from tpu_training_operator.report.history import HISTORY, parse_history
 from tpu_training_operator.report.page import ENDINGS, PHASES, render
 
@@ -41,8 +42,8 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     job = stored_job(changes)
     spec = parse_run_spec(json.loads(json.dumps(run_spec(job, resolve(job.spec), attempt=2))))
     outcome = Outcome(ExitCode.Succeeded, "trained 4 steps", 4) if ended else None
-    attempts = trainer.Attempt(1, 0, 2, {Phase.DEVICE: 1.0}), trainer.Attempt(2, 2, 4, dict.fromkeys(Phase, 1.0))
-    recorded = eventful().recorded(attempts[1])
+    attempt = trainer.Attempt(2, 2, 4, dict.fromkeys(Phase, 1.0), first_loss=trainer.FirstLoss(41.0, 2, 12.5))
+    recorded = eventful().recorded(attempt)
     document = trainer.dump_history(recorded, spec, outcome, {"torch": "2.9.0"}, WRITTEN)
 
     Draft202012Validator(SCHEMA).validate(json.loads(document))
@@ -53,6 +54,7 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     assert (shown.recorded.examples_per_second, shown.recorded.mfu) == (80.0, 0.4)
     page = render(shown)
     assert all(words in page for words in (job.name, "pad less", "0.875", "Succeeded" if ended else "Running"))
+    assert f"{duration(41.0)} until its first loss, {duration(12.5)} of it to compile 2 programs" in page
 
 
 def test_both_sides_use_the_same_names_for_the_file_its_phases_and_its_outcomes() -> None:

@@ -59,7 +59,9 @@ def operator(control_plane: ControlPlane, space: Namespace) -> Iterator[Operator
 
 def tpu_job(name: str, accelerator_type: str, count: int = 1, **spec: Object) -> Object:
     wanted = {"acceleratorType": accelerator_type, "count": count, "hardware": "TPU"}
-    return digits(slice=wanted, **spec) | {"metadata": {"name": name}}
+    # Several slices need it on TPUs.
+    trainer = {"backend": "XLASPMD"} | spec.pop("trainer", {})
+    return digits(slice=wanted, trainer=trainer, **spec) | {"metadata": {"name": name}}
 
 
 def impatient(name: str, **spec: Object) -> Object:

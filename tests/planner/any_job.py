@@ -133,7 +133,9 @@ def any_job(draw: st.DrawFn, most_hosts: int = _MORE_HOSTS_THAN_A_TEST_HAS_TIME_
     """An object that obeys the schema and every rule. What only arithmetic excludes is left to the operator."""
     hardware = draw(st.sampled_from(["TPU", "CPU", "CPU"]))
     reference = draw(REFERENCES) | {"hardware": hardware, "count": draw(st.sampled_from([1, 1, 2]))}
-    body = job_body({"spec.slice": reference})
+    # Several slices on TPUs need another backend than the default.
+    spread = hardware == "TPU" and reference["count"] > 1
+    body = job_body({"spec.slice": reference} | ({"spec.trainer.backend": "XLASPMD"} if spread else {}))
     assume(_hosts(reference) <= most_hosts)
     for path in draw(_FEW_FIELDS | _WHOLE_SECTIONS):
         _put(body["spec"], path, draw(FIELDS[path]))

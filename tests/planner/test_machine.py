@@ -69,6 +69,7 @@ class Gang(Surroundings):
         changes: dict[str, Any] = {
             "spec.slice.acceleratorType": "v5litepod-8",
             "spec.slice.count": slices,
+            "spec.trainer.backend": "XLASPMD",
             # Short, so that hypothesis finds gangs that are late and gangs that hang.
             "spec.runPolicy": {
                 "startDeadlineSeconds": 60,

@@ -45,6 +45,8 @@ ENV = {
     "USER": "trainer",
 }
 
+MULTISLICE = {"spec.slice.count": 2, "spec.trainer.backend": "XLASPMD"}
+
 
 # A pod on TPUs, in full.
 
@@ -241,7 +243,7 @@ def test_a_slice_of_one_host_needs_no_dns() -> None:
 
 
 def test_single_hosts_of_a_rehearsal_meet_through_dns() -> None:
-    found = env(ONE_HOST | ON_CPU | {"spec.slice.count": 2}, slice_index=1, host=0)
+    found = env(ONE_HOST | ON_CPU | MULTISLICE, slice_index=1, host=0)
     assert (found["TPU_WORKER_HOSTNAMES"], found["MASTER_ADDR"]) == ("localhost", "3-0.digits")
 
 
@@ -254,7 +256,7 @@ def test_chips_per_host_distinguish_two_machine_types_of_one_shape(machine_type:
 
 
 def test_every_slice_of_a_multislice_job_knows_the_others() -> None:
-    several = env({"spec.slice.count": 2}, slice_index=1, host=1)
+    several = env(MULTISLICE, slice_index=1, host=1)
     assert {name: value for name, value in several.items() if name.startswith("MEGASCALE_")} == {
         "MEGASCALE_COORDINATOR_ADDRESS": "3-0.digits",
         "MEGASCALE_NUM_SLICES": "2",
@@ -267,7 +269,7 @@ def test_every_slice_of_a_multislice_job_knows_the_others() -> None:
 
 
 def test_the_operator_sets_only_variables_that_users_may_not() -> None:
-    names = {variable["name"] for variable in container({"spec.slice.count": 2, "spec.data": {"uri": "gs://b"}})["env"]}
+    names = {variable["name"] for variable in container(MULTISLICE | {"spec.data": {"uri": "gs://b"}})["env"]}
     free = {name for name in names if name not in RESERVED_ENV and not name.startswith("TPUJOB_")}
     assert free == {"HOME", "USER"}
 
@@ -391,7 +393,7 @@ def test_the_first_worker_of_the_job_gets_a_token_a_certificate_and_the_address(
 
 @pytest.mark.parametrize("worker", [WorkerId(3, 0, 1), WorkerId(3, 1, 0)])
 def test_the_other_workers_are_the_same_with_and_without_reporting(worker: WorkerId) -> None:
-    job = resolved({"spec.slice.count": 2})
+    job = resolved(MULTISLICE)
     assert worker_pod(*job, worker, REPORTING) == worker_pod(*job, worker)
 
 

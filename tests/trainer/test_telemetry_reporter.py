@@ -20,7 +20,7 @@ from tpu_trainer.errors import BadSpecError, StorageError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry import reporter as module
-from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.telemetry.history import FirstLoss, Sample
 from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
@@ -65,6 +65,7 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
     for attempt, start, end, code in ((1, 0, 30, ExitCode.Preempted), (2, 20, 40, ExitCode.Succeeded)):
         reporter = open_reporter(spec_of(attempt, uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
         reporter.began(start)
+        reporter.first_loss(FirstLoss(40.0 / attempt, 2, 12.5))
         for step in range(start + 10, end + 10, 10):
             reporter.sample(sample(step))
         reporter.ended(Outcome(code, "ended", end))
@@ -75,6 +76,7 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
         (1, 0, 30, "Preempted"),
         (2, 20, 40, "Succeeded"),
     ]
+    assert [a["first_loss"]["seconds"] for a in history["attempts"]] == [40.0, 20.0]
 
 
 def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left(tmp_path: Path) -> None:

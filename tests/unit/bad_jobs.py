@@ -69,6 +69,7 @@ _SPEC: list[Row] = [
         "leave them out: cloud.google.com/reservation-name",
     ),
     ({"recipie": {}}, "recipie", "unknown field; nearest: recipe"),
+    ({"slice.count": 2}, "trainer.backend", "several slices need backend XLASPMD"),
     (
         {"report": {}, "trainer.entrypoint": ABSENT, "trainer.command": ["python"]},
         "report",

@@ -5,23 +5,25 @@ from typing import Any
 from tests.unit.jobs import ABSENT
 
 _NO_TYPE = {"spec.slice.acceleratorType": ABSENT}
+_SPMD = {"spec.trainer.backend": "XLASPMD"}
 _OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
 
 GOOD_JOBS: list[dict[str, Any]] = [
     {},
     _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
     {"spec.slice.acceleratorType": "v2-8", "spec.slice.hardware": "CPU"},
-    {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
+    _SPMD | {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
     _NO_TYPE | {"spec.slice.generation": "v4", "spec.slice.topology": "12x16x20"},
     _NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "4x4", "spec.slice.chipsPerHost": 4},
     # As many hosts as a job may have, and a few fewer.
     _NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "100x200", "spec.slice.chipsPerHost": 4},
     _NO_TYPE | {"spec.slice.generation": "tpu8t", "spec.slice.topology": "5000x1x1", "spec.slice.chipsPerHost": 1},
-    {"spec.slice.acceleratorType": "v5litepod-128", "spec.slice.count": 156},
+    _SPMD | {"spec.slice.acceleratorType": "v5litepod-128", "spec.slice.count": 156},
     {"spec.slice.acceleratorType": "v3-2048", "spec.slice.count": 19, "spec.slice.hardware": "CPU"},
-    _NO_TYPE | {"spec.slice.generation": "tpu7x", "spec.slice.topology": "16x24x24", "spec.slice.count": 2},
+    _SPMD | _NO_TYPE | {"spec.slice.generation": "tpu7x", "spec.slice.topology": "16x24x24", "spec.slice.count": 2},
     {"spec.slice.acceleratorType": "v5litepod-4", "spec.slice.count": 2, "spec.slice.hardware": "CPU"},
-    {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
+    _SPMD | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
+    _OWN_LOOP | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
     {"spec.slice.provisioning": {"flexStart": True, "spot": False}},
     {"spec.slice.provisioning": {"reservation": "r"}},
     {"spec.slice.provisioning": {"reservation": "a" * 63}},

@@ -38,7 +38,8 @@ LAYOUTS = st.builds(
 
 
 def layout(**changes: Any) -> SliceLayout:
-    return layout_of(spec({f"slice.{name}": value for name, value in changes.items()}).slice, "spec.slice")
+    fields = {f"slice.{name}": value for name, value in changes.items()}
+    return layout_of(spec(fields | {"trainer.backend": "XLASPMD"}).slice, "spec.slice")
 
 
 REFERENCES = [

@@ -6,10 +6,12 @@ its own thread, how long the present phase has lasted.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 
 
 class Phase(StrEnum):
@@ -57,3 +59,14 @@ class Clock:
         """The present phase and how many seconds it has lasted."""
         phase, since = self._present
         return phase, self._now() - since
+
+
+def process_seconds() -> float | None:
+    """How long this process has existed, its imports included; None where /proc does not tell (proc_pid_stat(5))."""
+    try:
+        # The name may contain spaces and parentheses; starttime is the 20th field after it.
+        _, _, fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        started = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError, IndexError, ValueError):
+        return None

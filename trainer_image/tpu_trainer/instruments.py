@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import MOST_STEPS, Loss, Reading, Signals
 from tpu_trainer.task import Batch
-from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.telemetry.history import FirstLoss, Sample
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telling import Telling
 
@@ -37,6 +37,7 @@ CHECKUP_EVERY = 100
 class Instruments:
     """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for."""
 
+    backend: Backend
     clock: Clock
     doctor: Doctor
     checkpoints: Checkpoints
@@ -65,10 +66,10 @@ class Instruments:
 
         return timed()
 
-    def settle(self, backend: Backend) -> None:
+    def settle(self) -> None:
         """Runs what hooks left pending between epochs: else it would make the next step a program of its own."""
         with self.doctor.set_aside():
-            backend.sync()
+            self.backend.sync()
 
     def passes(self) -> AbstractContextManager[object]:
         """Around a step's forward and backward passes."""
@@ -103,6 +104,9 @@ class Instruments:
             reading = signals.read(step, whole=whole)
         if reading is None:
             return None
+        if not self._steps and (seconds := process_seconds()) is not None:
+            counters = self.backend.counters()
+            self.telling.first_loss(FirstLoss(seconds, counters.compilations, counters.compile_seconds))
         step = signals.read_through
         self._losses += reading.losses
         self._rate = learning_rate

@@ -68,7 +68,7 @@ def train(
             with user_code("the end of an epoch"):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
-            instruments.settle(backend)
+            instruments.settle()
 
         update.begins()
         with instruments.passes():

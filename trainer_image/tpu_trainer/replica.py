@@ -212,6 +212,7 @@ class _Run:
             average=None if work.average is None else work.average.tensors,
         )
         return Instruments(
+            backend=backend,
             clock=self.clock,
             doctor=doctor,
             checkpoints=checkpoints,

@@ -12,7 +12,7 @@ from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import Heartbeat
-from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.telemetry.history import FirstLoss, Sample
 from tpu_trainer.telemetry.reporter import Reporter
 
 
@@ -27,6 +27,11 @@ class Telling:
 
     def began(self, step: int) -> None:
         self.reporter.began(step)
+
+    def first_loss(self, found: FirstLoss) -> None:
+        compiling = f", {found.compiling:.1f} s of them compiling" if found.compilations else ""
+        self.progress.say(f"first loss after {found.seconds:.1f} s{compiling}")
+        self.reporter.first_loss(found)
 
     def sample(self, sample: Sample, checkpoint_step: int | None) -> None:
         self.progress.checkpoint_step = checkpoint_step

@@ -110,6 +110,19 @@ class Spec(ApiModel):
             field="trainer",
         ),
         Rule(
+            cel="!has(self.trainer.entrypoint) || self.slice.hardware != 'TPU' || self.slice.count == 1"
+            " || self.trainer.backend != 'XLA'",
+            message="several slices need backend XLASPMD, which runs one process per host: slices meet at one port of"
+            " each host (MEGASCALE_PORT), and backend XLA runs a process per chip",
+            holds=lambda spec: (
+                spec.trainer.entrypoint is None
+                or spec.slice.hardware is not Hardware.TPU
+                or spec.slice.count == 1
+                or spec.trainer.backend is not Backend.XLA
+            ),
+            field="trainer.backend",
+        ),
+        Rule(
             cel="!has(self.report) || has(self.trainer.entrypoint)",
             message="report needs trainer.entrypoint; your own loop writes its own reports",
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,

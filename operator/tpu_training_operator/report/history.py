@@ -67,6 +67,15 @@ class Warned(_Recorded):
     message: str
 
 
+class FirstLoss(_Recorded):
+    """`seconds`: from the start of the reporting process to its first loss; `compiling`: the part that `compilations`
+    programs took."""
+
+    seconds: float
+    compilations: int
+    compiling: float
+
+
 class Attempt(_Recorded):
     """One gang: it started after `first` steps and had done `last`. `outcome`: the exit code's name, if known."""
 
@@ -75,6 +84,7 @@ class Attempt(_Recorded):
     last: int
     split: Mapping[str, float]
     outcome: str | None = None
+    first_loss: FirstLoss | None = None
 
 
 class Measured(_Recorded):

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from tpu_training_operator.report import charts
 from tpu_training_operator.report.formatting import count, duration, number, plural, share
-from tpu_training_operator.report.history import History, Measured, RunSpec
+from tpu_training_operator.report.history import FirstLoss, History, Measured, RunSpec
 from tpu_training_operator.report.markup import Content, html, tag
 from tpu_training_operator.report.recipe import recipe_rows
 
@@ -308,8 +308,20 @@ def _attempts(measured: Measured) -> Element:
             )
         )
     return _section(
-        "attempts", "Attempts", _table(["Attempt", "Steps", "Time", "Ended"], rows, right=(1, 2), apart=(3,))
+        "attempts",
+        "Attempts",
+        _table(["Attempt", "Steps", "Time", "Ended"], rows, right=(1, 2), apart=(3,)),
+        _first_loss(newest.first_loss),
     )
+
+
+def _first_loss(first: FirstLoss | None) -> Element | None:
+    if first is None:
+        return None
+    programs = plural(first.compilations, "program")
+    compiling = f", {duration(first.compiling)} of it to compile {programs}" if first.compilations else ""
+    text = f"The newest attempt needed {duration(first.seconds)} until its first loss{compiling}."
+    return tag("p", text, class_="note")
 
 
 def _environment(history: History) -> Element:

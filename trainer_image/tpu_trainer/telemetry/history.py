@@ -123,11 +123,21 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class FirstLoss:
+    """`seconds`: from the start of the reporting process until it had read the loss of its first step; `compiling`: the
+    part of them that `compilations` programs took."""
+
+    seconds: float
+    compilations: int
+    compiling: float
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One gang of the run: it started after `first` steps and had done `last` when this was written.
 
     `split`: seconds per phase of the reporting replica. `outcome`: the exit code's name, None while it runs; an
-    earlier attempt without one ended without a message.
+    earlier attempt without one ended without a message. `first_loss`: when its first loss was read.
     """
 
     number: int
@@ -135,6 +145,7 @@ class Attempt:
     last: int
     split: Mapping[Phase, float]
     outcome: str | None = None
+    first_loss: FirstLoss | None = None
 
 
 class Series(Generic[P]):
@@ -184,7 +195,7 @@ class History:
         earlier = [Evaluation(**row) for row in before.get("evaluations", ())]
         self._evaluations = Series(Evaluation.then, earlier, evaluations)
         self._warnings = {row["check"]: Warned(**row) for row in before.get("warnings", ())}
-        self._attempts = [Attempt(**row) for row in before.get("attempts", ())]
+        self._attempts = [_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
 
     @property
@@ -232,6 +243,11 @@ class History:
             "strides": (self._losses.stride, self._stretches.stride, self._evaluations.stride),
             **self._rates,
         }
+
+
+def _attempt(row: Mapping[str, Any]) -> Attempt:
+    first = row.get("first_loss")
+    return Attempt(**{**row, "first_loss": FirstLoss(**first) if first else None})
 
 
 def dump_history(

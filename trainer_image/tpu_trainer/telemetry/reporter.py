@@ -22,7 +22,7 @@ from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import TrainerError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.telemetry.history import Attempt, History, Sample, dump_history, load_history
+from tpu_trainer.telemetry.history import Attempt, FirstLoss, History, Sample, dump_history, load_history
 from tpu_trainer.telemetry.tensorboard import Events
 
 HISTORY = "history.json"
@@ -54,12 +54,16 @@ class Reporter:
         self._writing: threading.Thread | None = None
         self._history = self._read_before() if store else History()
         self._first = self._step = self._history.last_step
+        self._first_loss: FirstLoss | None = None
         self._events = Events(spec.job.attempt) if store and spec.report.tensor_board else None
 
     def began(self, step: int) -> None:
         """The training starts, or continues, after `step` steps. Later steps of earlier attempts are forgotten."""
         self._history.forget_after(step)
         self._first = self._step = step
+
+    def first_loss(self, found: FirstLoss) -> None:
+        self._first_loss = found
 
     def sample(self, sample: Sample) -> None:
         if not self._store:
@@ -100,7 +104,8 @@ class Reporter:
             return
         self._written = self._now()
         name = outcome.code.name if outcome else None
-        attempt = Attempt(self._spec.job.attempt, self._first, self._step, self._clock.seconds(), name)
+        split = self._clock.seconds()
+        attempt = Attempt(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
         recorded = self._history.recorded(attempt)
         events = {self._events.name: self._events.content()} if self._events else {}
         self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
