@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contract.jobs import job_body
 from tests.local.runs import REPORTER, Run, Runs
 from tests.unit.histories import SUCCEEDED, document, typical
 from tpu_training_operator.api.validation import parse_job
@@ -220,13 +222,43 @@ tell("child", subprocess.Popen([sys.executable, str(child)]).pid)
 def test_an_earlier_run_in_the_same_directory_leaves_no_traces(runs: Runs) -> None:
     first = runs.start(TRAIN)
     succeeded(first)
-    second = runs.start("sys.exit('this run trains nothing')")
+    (first.out / "model.safetensors").write_bytes(b"weights")
+    second = runs.start("sys.exit('this run trains nothing')", arguments=["--output-dir", "out", "--overwrite"])
     assert second.wait() == 1
     result = second.result()
     assert result["failure"]["message"] == "this run trains nothing"
     assert result["lossCurve"] == []
     assert not (first.out / "report.html").exists()
     assert "report.html" not in second.stdout
+    assert not (first.out / "model.safetensors").exists()
+
+
+def test_a_directory_that_holds_another_run_is_refused(runs: Runs) -> None:
+    first = runs.start("pass")
+    succeeded(first)
+    before = first.result()
+    second = runs.start("pass")
+    assert second.wait() == 2
+    assert "--output-dir out holds another run: name another directory, or add --overwrite" in second.stderr
+    assert second.result() == before
+
+
+def test_what_the_workers_print_is_shown_on_request(runs: Runs) -> None:
+    script = r"print(f'hello from {HOST}\x1b[2J'); print('no newline', end='')"
+    run = runs.start(script, hosts=2, arguments=["--output-dir", "out", "--verbose"])
+    succeeded(run)
+    for host in (0, 1):
+        assert f"digits-1-0-{host}: hello from {host}\n" in run.stdout
+        assert f"digits-1-0-{host}: no newline" in run.stdout
+
+
+def test_a_job_that_this_machine_cannot_hold_is_refused_with_one_that_fits(runs: Runs, tmp_path: Path) -> None:
+    body = job_body(
+        {"slice.acceleratorType": "v5p-12288", "recipe.globalBatchSize": 6144, "trainer.entrypoint": "json:loads"}
+    )
+    run = runs.start_job(tmp_path, body)
+    assert run.wait() == 2
+    assert re.search(r"spec.slice: 1536 hosts of v5p-12288 .* enough for \d+; add --slice v5p-\d+", run.stderr)
 
 
 def test_two_simultaneous_runs_of_a_job_are_independent(runs: Runs) -> None:

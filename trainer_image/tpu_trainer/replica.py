@@ -16,7 +16,7 @@ from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
-from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
+from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer, weights_of
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import (
@@ -37,7 +37,7 @@ from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, watchdog
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
+from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
@@ -262,6 +262,7 @@ class _Run:
                 self.telling.finding(Finding("Evaluation", trained.step, text))
         with self.clock.during(Phase.CHECKPOINT):
             _keep_last(trained, instruments)
+            self._leave_weights(work)
         if (cost := checkpoints.cost).commits:
             progress.say(
                 f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for "
@@ -270,6 +271,18 @@ class _Run:
         progress.done(checkpoints.last_step)
         ending = done or f"trained {trained.step} steps"
         return _outcome(ExitCode.Succeeded, ending, trained, evaluated, rate, finiteness.summary)
+
+    def _leave_weights(self, work: Work) -> None:
+        """On the user's machine, a run without checkpoints leaves its weights beside its report."""
+        directory = self.environment.report_directory
+        if directory is None or self.spec.checkpoint is not None or not self.telling.aloud:
+            return
+        try:
+            average = work.average.tensors if work.average else None
+            for name, content in weights_of(work.task.model, average):
+                (directory / name).write_bytes(content)
+        except (OSError, UserCodeError) as error:
+            self.telling.progress.say(f"the weights were not kept: {error}")
 
     def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
         hp, start = work.hp, work.start

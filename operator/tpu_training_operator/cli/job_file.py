@@ -1,8 +1,9 @@
 """Reads a job from a file, or from standard input (`-`), for every command that takes `-f`."""
 
+import functools
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,31 +58,47 @@ class JobFile:
 
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:
-    option = click.option(
+    """The job's file as `filename`: `tpujob plan job.yaml`, or with -f as in kubectl."""
+
+    @click.argument("file", nargs=-1, metavar="FILE", type=click.Path(path_type=Path))
+    @click.option(
         "-f",
         "--filename",
-        required=True,
+        "named",
         multiple=True,
-        callback=_only_one,
         type=click.Path(path_type=Path),
-        help="The job's YAML file; - for stdin.",
+        help="The job's YAML file, if it is not the argument; - for stdin.",
     )
-    return option(command)
+    @functools.wraps(command)
+    def with_file(file: tuple[Path, ...], named: tuple[Path, ...], **options: Any) -> None:
+        command(filename=_only_one((*file, *named)), **options)
+
+    return with_file
 
 
-def _only_one(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> Path:
+def _only_one(given: tuple[Path, ...]) -> Path:
     """Without this, click would silently take the last of two."""
+    context = click.get_current_context()
+    if not given:
+        raise click.UsageError(f"name the job's YAML file: {context.command_path} job.yaml")
     if len(given) > 1:
-        raise click.UsageError(f"-f names one file; {len(given)} were given: {', '.join(map(str, given))}")
+        raise click.UsageError(f"one file is needed; {len(given)} were given: {', '.join(map(str, given))}")
     return given[0]
 
 
-def load(path: Path, *, except_rules: tuple[Rule, ...] = (), override: Mapping[str, Any] | None = None) -> JobFile:
-    """The job in the file. `override` replaces fields of spec.slice. Raises BadInput with every problem found."""
+def load(
+    path: Path, *, except_rules: tuple[Rule, ...] = (), change: Callable[[dict[str, Any]], None] | None = None
+) -> JobFile:
+    """The job in the file, after `change` has changed its body. Raises BadInput with every problem found."""
     body = _job_in(path)
+    if change is not None:
+        change(body)
+    return check(path, body, except_rules=except_rules)
+
+
+def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> JobFile:
+    """The job in `body`, which was read from `path`. Raises BadInput with every problem found."""
     try:
-        if override and isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
-            body["spec"]["slice"] |= override
         job = parse_job(body, except_rules=except_rules)
         resolution = resolve(job.spec)
         check_config_map(job, resolution)

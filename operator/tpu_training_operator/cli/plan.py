@@ -12,6 +12,7 @@ import click
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
+from tpu_training_operator.cli.changes import move, set_option, set_values, slice_option
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.domain.naming import workers
 from tpu_training_operator.domain.objects.shared import config_map, service
@@ -26,14 +27,29 @@ _FIRST_ATTEMPT = 1
 
 @click.command()
 @filename_option
+@slice_option
+@set_option
 @click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
 @click.option("--compare", metavar="TYPE,TYPE,...", help="Show the recipe on these accelerator types, side by side.")
 @click.option(
     "--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Measured time of one step, to show chip-hours."
 )
-def plan(filename: Path, output: str, compare: str | None, step_seconds: float | None) -> None:
+def plan(
+    filename: Path,
+    on_slice: str | None,
+    values: tuple[str, ...],
+    output: str,
+    compare: str | None,
+    step_seconds: float | None,
+) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
-    file = load(filename, except_rules=(V2_NEEDS_CPU,))
+
+    def change(body: dict[str, Any]) -> None:
+        set_values(body, values)
+        if on_slice is not None:
+            move(body, on_slice)
+
+    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=change)
     if compare is None:
         _plan(file, output, step_seconds)
         return

@@ -19,19 +19,26 @@ from rich.console import Console
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.changes import move, set_option, set_values, shorten, slice_option
 from tpu_training_operator.cli.display import display
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput, program_name
-from tpu_training_operator.cli.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.job_view import job_view
 from tpu_training_operator.cli.report import PAGE, write_page
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.domain.hosts import host_of
+from tpu_training_operator.domain.recipe.checkpointing import folder
 from tpu_training_operator.domain.words import count
 from tpu_training_operator.kube.cluster import Object
-from tpu_training_operator.local.run import Outcome, run_job
+from tpu_training_operator.local.capacity import GB_PER_PROCESS, free_gb, largest_that_fits
+from tpu_training_operator.local.logs import Logs
+from tpu_training_operator.local.run import WEIGHTS, Outcome, pods_below, run_job
 from tpu_training_operator.report.history import HISTORY
+
+RESULT = "result.json"
 
 _INTERRUPTED = 130
 _LOCAL_VOLUMES = ("empty_dir",)
@@ -39,22 +46,41 @@ _LOCAL_VOLUMES = ("empty_dir",)
 
 @click.command()
 @filename_option
+@slice_option
+@set_option
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Train about so many steps; the whole recipe shrinks with it."
+)
 @click.option(
     "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME-PID."
 )
-def run(filename: Path, output_dir: Path | None) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Show what the workers print, each line after its pod.")
+@click.option("--overwrite", is_flag=True, help="Use --output-dir even if it holds another run, and replace that run.")
+def run(
+    filename: Path,
+    on_slice: str | None,
+    values: tuple[str, ...],
+    steps: int | None,
+    output_dir: Path | None,
+    verbose: bool,
+    overwrite: bool,
+) -> None:
     """Train a job on this machine, without a cluster."""
-    file = load(filename, override={"hardware": Hardware.CPU.value})
+    file = _load(filename, on_slice, values, steps)
     python_path = [Path.cwd(), Path.cwd() if str(filename) == "-" else filename.resolve().parent]
-    problem = _suspended(file) or find_problem(file.job.spec.trainer, python_path)
+    problem = _suspended(file) or _too_many_processes(file) or find_problem(file.job.spec.trainer, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
     # The process id keeps apart two runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    if (directory / RESULT).exists() and not overwrite:
+        raise click.UsageError(
+            f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
+        )
     _make(directory)
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
-    outcome = asyncio.run(_run(file, directory.resolve(), python_path))
-    result, page, history = (directory / name for name in ("result.json", PAGE, HISTORY))
+    outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose))
+    result, page, history = (directory / name for name in (RESULT, PAGE, HISTORY))
     # A full disk must not hide how the training ended.
     with _reporting_failures(result):
         result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
@@ -62,8 +88,23 @@ def run(filename: Path, output_dir: Path | None) -> None:
         # The user's own loop leaves no history.
         if history.exists():
             write_page(history.read_bytes(), str(history), page)
-    _print_end(outcome, directory, result)
+    _print_end(file, outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
+
+
+def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: int | None) -> JobFile:
+    def change(body: Object) -> None:
+        set_values(body, values)
+        if on_slice is not None:
+            move(body, on_slice)
+        if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
+            body["spec"]["slice"]["hardware"] = Hardware.CPU.value
+
+    file = load(filename, change=change)
+    if steps is None:
+        return file
+    shorten(file.body, file.resolution, steps)
+    return check(filename, file.body)
 
 
 @contextlib.contextmanager
@@ -86,10 +127,11 @@ def _make(directory: Path) -> None:
         raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
 
 
-async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outcome:
+async def _run(file: JobFile, directory: Path, python_path: list[Path], verbose: bool) -> Outcome:
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
     loop, is_first = asyncio.get_running_loop(), True
+    logs = Logs(pods_below(directory))
     with display(Console(highlight=False)) as shown:
 
         def interrupt() -> None:
@@ -99,14 +141,22 @@ async def _run(file: JobFile, directory: Path, python_path: list[Path]) -> Outco
             interrupts.put_nowait(None)
 
         def show(job: Object, pods: list[Object]) -> None:
+            if verbose:
+                say_logs()
             hosts = [host for pod in pods if (host := host_of(pod)) is not None]
             shown.show(job_view(job, hosts, datetime.now(UTC)))
+
+        def say_logs(*, whole: bool = False) -> None:
+            for pod, line in logs.new_lines(whole=whole):
+                shown.say(f"{pod}: {plain(line)}")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         try:
             return await run_job(file.body, directory, python_path, show, interrupts)
         finally:
+            if verbose:
+                say_logs(whole=True)
             for number in (signal.SIGINT, signal.SIGTERM):
                 with contextlib.suppress(ValueError):
                     loop.remove_signal_handler(number)
@@ -116,6 +166,24 @@ def _suspended(file: JobFile) -> Problem | None:
     if not file.job.spec.run_policy.suspend:
         return None
     return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
+
+
+def _too_many_processes(file: JobFile) -> Problem | None:
+    """A command of the user's own may be of any size."""
+    trainer, layout, free = file.job.spec.trainer, file.resolution.layout, free_gb()
+    if trainer.entrypoint is None or free is None:
+        return None
+    per_host = trainer.torch.processes_per_host if trainer.torch is not None else 1
+    processes, fitting = layout.hosts * per_host, max(1, int(free / GB_PER_PROCESS))
+    if processes <= fitting:
+        return None
+    smaller = largest_that_fits(layout, fitting // per_host)
+    way_out = f"add --slice {smaller}" if smaller else "no slice of this generation is small enough"
+    return Problem(
+        "spec.slice",
+        f"{count(layout.hosts, 'host')} of {layout} would be {processes} processes of some {GB_PER_PROCESS} GB here,"
+        f" and this machine has {free:.1f} GB free, enough for {fitting}; {way_out}",
+    )
 
 
 def _left_out(file: JobFile) -> list[str]:
@@ -153,7 +221,12 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
+def _place(file: JobFile) -> str:
+    checkpoint = file.job.spec.checkpoint
+    return f" in {folder(file.job, checkpoint)}" if checkpoint else ""
+
+
+def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -> None:
     status = outcome.status
     if outcome.cancelled:
         click.echo(f"Cancelled after {outcome.seconds:.0f} s")
@@ -176,7 +249,10 @@ def _print_end(outcome: Outcome, directory: Path, result: Path) -> None:
     for warning in outcome.warnings:
         click.echo(f"  warning    {warning}")
     if status.progress and status.progress.checkpoint_step is not None:
-        click.echo(f"  checkpoint step {status.progress.checkpoint_step}")
+        click.echo(f"  checkpoint step {status.progress.checkpoint_step}{_place(file)}")
+    for name in WEIGHTS:
+        if (directory / name).exists():
+            click.echo(f"  weights    {directory / name}")
     if (directory / PAGE).exists():
         click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")

@@ -34,7 +34,10 @@ from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 
-_REPORT_FILES = ("report.html", HISTORY)
+WEIGHTS = ("model.safetensors", "ema.safetensors")
+"""What a worker leaves of a run without checkpoints."""
+
+_LEFT_BY_AN_EARLIER_RUN = ("report.html", HISTORY, *WEIGHTS)
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.STALLED)
 _HOST, _ADDRESS = "localhost", "127.0.0.1"
 _TICK_SECONDS = 1.0
@@ -58,6 +61,11 @@ class Outcome:
     pods_directory: Path
 
 
+def pods_below(directory: Path) -> Path:
+    """Where a run in `directory` keeps what its pods leave behind."""
+    return directory / "pods"
+
+
 async def run_job(
     job: dict[str, Any],
     directory: Path,
@@ -73,9 +81,9 @@ async def run_job(
     started = time.monotonic()
     store, inboxes = Store(), Inboxes(_now)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
-    pods_directory = directory / "pods"
+    pods_directory = pods_below(directory)
     _clear(pods_directory, key.name)
-    for name in _REPORT_FILES:
+    for name in _LEFT_BY_AN_EARLIER_RUN:
         (directory / name).unlink(missing_ok=True)
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
     watch = _Watch(store, on_change)

@@ -165,6 +165,20 @@ def files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     yield STATE, json.dumps(state, indent=1).encode()
 
 
+def weights_of(model: nn.Module, average: Tensors | None = None) -> Iterator[tuple[str, bytes]]:
+    """The files of a snapshot that hold weights, for a run that keeps no checkpoints.
+
+    Raises:
+        UserCodeError: the model holds something that these files cannot keep.
+    """
+    for file, tensors in (("model", _unique_tensors(model)), ("ema", average or {})):
+        for name, tensor in tensors.items():
+            _check_storable(f"{file}: {name}", tensor)
+        if tensors:
+            here = _to_host(list(tensors.values()))
+            yield f"{file}{_TENSORS}", safetensors.torch.save(dict(zip(tensors, here, strict=True)))
+
+
 def snapshot_of(read: Callable[[str], bytes]) -> Snapshot:
     """The inverse of `files_of`. `read` returns a file by name, b"" if there is none: files without tensors are not
     written."""

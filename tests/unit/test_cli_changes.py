@@ -1,0 +1,97 @@
+"""What `--slice`, `--steps` and `--set` make of a job."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contract.jobs import job_body
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.cli.changes import move, set_values, shorten
+from tpu_training_operator.cli.errors import CommandError
+from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+
+
+def body_with(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    return job_body({"slice.hardware": "CPU", **(changes or {})})
+
+
+def resolved(body: dict[str, Any]) -> Resolution:
+    return resolve(parse_job(body).spec)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "path", "value"),
+    [
+        ("recipe.seed=7", ("recipe", "seed"), 7),
+        ("spec.recipe.seed=7", ("recipe", "seed"), 7),
+        ("recipe.optimizer.learningRate=1e-3", ("recipe", "optimizer", "learningRate"), "1e-3"),
+        ("recipe.parameters.width=64", ("recipe", "parameters", "width"), "64"),
+        ("recipe.parameters.rule=a=b", ("recipe", "parameters", "rule"), "a=b"),
+        ("runPolicy.suspend=true", ("runPolicy", "suspend"), True),
+        ("trainer.args=[--lr, '0.1']", ("trainer", "args"), ["--lr", "0.1"]),
+        ("checkpoint.uri=gs://b/c", ("checkpoint", "uri"), "gs://b/c"),
+    ],
+)
+def test_a_field_is_set_in_the_type_that_the_api_wants(assignment: str, path: tuple[str, ...], value: object) -> None:
+    body = body_with()
+    set_values(body, [assignment])
+    found = body["spec"]
+    for name in path:
+        found = found[name]
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("recipe.seed", "expected PATH=VALUE"),
+        ("=7", "expected PATH=VALUE"),
+        ("trainer.entrypoint.name=x", "spec.trainer.entrypoint is not a mapping"),
+        ("recipe.seed=[1", "not valid YAML"),
+        ("recipe.seed=2024-13-45", "not valid YAML"),
+    ],
+)
+def test_what_cannot_be_set_is_told(assignment: str, told: str) -> None:
+    with pytest.raises(CommandError, match=told):
+        set_values(body_with(), [assignment])
+
+
+def test_on_another_slice_every_replica_keeps_its_batch() -> None:
+    body = body_with()
+    before = resolved(body).recipe.batch
+    move(body, "v5litepod-64")
+    after = resolved(body)
+    assert after.layout.hosts == 16
+    assert (after.recipe.batch.per_replica, after.recipe.batch.total) == (before.per_replica, 4 * before.total)
+
+
+def test_another_slice_leaves_the_slice_that_the_recipe_names() -> None:
+    body = body_with({"recipe.tunedOn": {"acceleratorType": "v5litepod-4"}})
+    move(body, "v5litepod-8")
+    assert body["spec"]["recipe"]["tunedOn"] == {"acceleratorType": "v5litepod-4"}
+    assert body["spec"]["slice"] == {"acceleratorType": "v5litepod-8", "hardware": "CPU"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(1, 500),
+    tuned=st.sampled_from(["v5litepod-4", "v5litepod-16"]),
+    length=st.sampled_from([{"trainSteps": 1000}, {"trainSteps": ..., "epochs": 3, "datasetSize": 5000}]),
+    warmup=st.sampled_from([{}, {"warmupSteps": 100}]),
+    schedule=st.sampled_from([{}, {"schedule": {"name": "Step", "milestones": [300, 301, 900]}}]),
+)
+def test_a_shorter_run_has_the_steps_asked_for_on_an_equal_or_larger_slice(
+    steps: int, tuned: str, length: dict[str, Any], warmup: dict[str, Any], schedule: dict[str, Any]
+) -> None:
+    recipe = {"tunedOn": {"acceleratorType": tuned}, **length, **warmup, **schedule}
+    body = body_with({f"recipe.{name}": value for name, value in recipe.items()})
+    shorten(body, resolved(body), steps)
+    assert resolved(body).recipe.train_steps == steps
+
+
+def test_on_a_smaller_slice_a_shorter_run_has_at_least_one_step_of_the_recipes() -> None:
+    body = body_with({"recipe.tunedOn": {"acceleratorType": "v5litepod-64"}})
+    shorten(body, resolved(body), 1)
+    assert resolved(body).recipe.train_steps == 4
