@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
-from examples import causal_lm
+from examples import causal_lm, lightning_digits
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 from tests.trainer.gang import Launcher, run_spec
 
 
-def test_the_lightning_digits_reach_93_percent_on_two_hosts(launcher: Launcher) -> None:
+def test_the_lightning_digits_reach_93_percent_on_two_hosts_and_leave_their_weights(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     gang = launcher.start(
         run_spec(
             hosts=2,
@@ -18,10 +24,16 @@ def test_the_lightning_digits_reach_93_percent_on_two_hosts(launcher: Launcher) 
             warmupSteps=0,
             parameters={"hidden": "128"},
         )
-        | {"optimizer": {"name": "sgd", "learningRate": "0.2", "weightDecay": "0.0001"}}
+        | {"optimizer": {"name": "sgd", "learningRate": "0.2", "weightDecay": "0.0001"}},
+        TPUJOB_REPORT_DIRECTORY=str(tmp_path),
     )
     assert gang.wait() == [0, 0], gang.output()
     assert gang.hosts[1].message()["metrics"]["val_accuracy"] >= 0.93
+    module, data = lightning_digits.task(learning_rate=0.2, weight_decay=0.0, hidden=128)
+    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    data.setup("validate")
+    images, labels = next(iter(DataLoader(data.val_dataloader().dataset, batch_size=64)))
+    assert (module(images).argmax(dim=1) == labels).float().mean() >= 0.85
 
 
 def test_the_language_model_learns_which_bytes_follow_which(launcher: Launcher) -> None:
