@@ -48,6 +48,7 @@ format: .setup
 crds: .setup
 	.venv/bin/tpujob crd > crds/tputrainingjobs.yaml
 	cp crds/tputrainingjobs.yaml charts/tpu-training-operator/files/
+	.venv/bin/python scripts/reference.py > docs/reference.md
 
 lock: .setup
 	scripts/lock

@@ -1,6 +1,7 @@
 """The CRD in `crds/` matches the models, and is a structural schema that an API server accepts."""
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.trainer import Trainer, Volume
 from tpu_training_operator.cli.crd import crd_text
 
-FILE = Path(__file__).parents[2] / "crds" / "tputrainingjobs.yaml"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "crds" / "tputrainingjobs.yaml"
 CRD = custom_resource_definition()
 [VERSION] = CRD["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
@@ -42,6 +44,12 @@ SPEC_NODES = {path: node for path, node in NODES.items() if path.startswith(".sp
 
 def test_the_file_matches_the_models() -> None:
     assert FILE.read_text(encoding="utf-8") == crd_text(), "crds/ is out of date: run `make crds`"
+
+
+def test_the_reference_matches_the_models() -> None:
+    written = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    page = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["page"]()
+    assert written == page, "docs/reference.md is out of date: run `make crds`"
 
 
 def test_it_fits_an_annotation_of_kubectl_apply() -> None:
