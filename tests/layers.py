@@ -19,6 +19,12 @@ def _torch_xla() -> str | None:
     return f"{', '.join(missing)} not installed (torch_xla exists for Linux only)" if missing else None
 
 
+def _tpu_compiler() -> str | None:
+    missing = [name for name in ("jax", "jaxlib", "libtpu") if importlib.util.find_spec(name) is None]
+    compiler = f"{', '.join(missing)} not installed (for Linux on x86-64, Python 3.11 and 3.12)" if missing else None
+    return _torch_xla() or compiler
+
+
 def _control_plane() -> str | None:
     if sys.platform != "linux":
         return "the test cluster needs Linux"
@@ -47,6 +53,7 @@ LAYERS = (
     Layer("contract", "operator and trainer mean the same", _torch_xla),
     Layer("local", "jobs as processes on this machine", _torch_xla),
     Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
+    Layer("aot", "what the TPU's compiler makes of a step", _tpu_compiler),
     Layer("controlplane", "a real API server, controllers and scheduler", _control_plane, has_cluster=True),
     Layer("chart", "the chart, as helm renders it and an API server takes it", _control_plane, has_cluster=True),
     Layer("e2e", "training on real nodes, installed with the chart", _real_nodes, has_cluster=True),

@@ -5,7 +5,7 @@ xm.all_reduce gives it none; every replica compiles its own module, so they neve
 seconds. The binding used here emits the same HLO all-reduce with a channel id. Ten seconds are also little for
 eight replicas that trace and compile at once on two cores: so they wait for each other at every sync, then take turns,
 and all but the first find the program compiled. Nothing else is replaced: launch, ordinals, placement, broadcast, the
-loop and the flat bucket are those of a TPU run.
+loop and the buckets are those of a TPU run.
 
 The patches apply on import, because the started processes import this module again.
 """
@@ -15,19 +15,29 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from typing import Any
 
+import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
+from torch import Tensor
 
+from tpu_trainer.backends.base import summed
 from tpu_trainer.entry import main
 
 
-def all_reduce_on_cpu(kind: str, flat: Any) -> Any:
-    """The one form in which the trainer calls xm.all_reduce: a sum of one flat tensor over all replicas."""
-    assert flat.dim() == 1
-    return torch_xla._XLAC._xla_spmd_all_reduce(kind, flat, 1.0, [list(range(xr.world_size()))])
+def all_reduce_on_cpu(kind: str, tensors: list[Tensor]) -> None:
+    """The one form in which the trainer calls xm.all_reduce: sums of several tensors over all replicas, in place.
+
+    XLA's CPU device takes one flat tensor at a time.
+    """
+
+    def flat_sum(flat: Tensor) -> Tensor:
+        return torch_xla._XLAC._xla_spmd_all_reduce(kind, flat, 1.0, [list(range(xr.world_size()))])
+
+    with torch.no_grad():
+        for tensor, total in zip(tensors, summed(tensors, flat_sum), strict=True):
+            tensor.copy_(total)
 
 
 class Turns:

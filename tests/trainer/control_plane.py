@@ -1,4 +1,4 @@
-"""`python -m tpu_trainer` whose replicas do not train: each tries what a backend offers beside the bucket, and says so.
+"""`python -m tpu_trainer` whose replicas do not train: each tries what a backend offers besides the exchange.
 
 The replacement applies on import, because the started processes import this module again.
 """

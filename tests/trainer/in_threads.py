@@ -97,7 +97,7 @@ class ThreadBackend:
 
     def sync(self) -> None: ...
 
-    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+    def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in (*gradients, signals))
         rows = self._meeting.exchange(self.rank, [*gradients, signals])
         *sums, total = [sum(parts[1:], parts[0]) for parts in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The trajectory every gang must reproduce: plain PyTorch, one process, the whole global batch, no bucket."""
+"""The trajectory every gang must reproduce: plain PyTorch, one process, the whole global batch, no exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend offers beside the bucket: gather, store, hashes, counters, devices."""
+"""What every backend offers beside the exchange: gather, store, hashes, counters, devices."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_processes_share_one_store_and_a_single_process_has_none(found: Any,
 
 
 @pytest.mark.parametrize(("name", "terms"), [("torch", 4), ("xla", 2), ("chips", 2), ("xla-spmd", 1)])
-def test_a_reduced_bucket_sums_one_term_per_process_but_the_partitioner_averages_itself(
+def test_a_reduction_sums_one_term_per_process_but_the_partitioner_averages_itself(
     found: Any, name: str, terms: int
 ) -> None:
     assert {one["terms"] for one in found(name)} == {terms}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 from tests.trainer import tasks
@@ -29,14 +30,16 @@ def test_a_number_of_chips_other_than_the_run_specs_is_a_bad_spec(launcher: Laun
     assert f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory" in gang.hosts[0].output
 
 
-def test_a_step_is_one_all_reduce_of_one_flat_bucket(launcher: Launcher) -> None:
+def test_a_small_models_step_is_one_all_reduce_of_its_gradients_in_reverse_order(launcher: Launcher) -> None:
     spec = run_spec(backend="xla", hardware="TPU", replicas=2)
     gang = launcher.start(spec, module="tests.trainer.chip_step", **chips(2))
     assert gang.wait() == [0], gang.output()
-    elements = sum(parameter.numel() for parameter in tasks.Network().parameters()) + exchange.SIGNALS
     reductions = [line for line in gang.hosts[0].output.splitlines() if " all-reduce(" in line]
     assert len(reductions) == 1, reductions
-    assert f"f32[{elements}]" in reductions[0]
+    results = re.findall(r"f32\[([0-9,]*)\]", reductions[0].split(" all-reduce(")[0])
+    shapes = [parameter.shape for parameter in reversed(list(tasks.Network().parameters()))]
+    # Last comes torch_xla's own token.
+    assert results == [*(",".join(map(str, shape)) for shape in shapes), str(exchange.SIGNALS), ""]
 
 
 def test_replicas_that_share_a_process_do_not_count_each_others_programs_and_reads(launcher: Launcher) -> None:

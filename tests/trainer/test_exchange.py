@@ -20,7 +20,7 @@ def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
     return made
 
 
-def test_the_bucket_takes_the_gradients_off_the_parameters() -> None:
+def test_the_exchange_takes_the_gradients_off_the_parameters() -> None:
     own = parameters([1.0, 2.0], [3.0, 4.0])
     wishes = Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
     gradients, signals = take(own, Loss(torch.tensor(0.5)), wishes)

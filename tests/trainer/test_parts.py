@@ -1,4 +1,4 @@
-"""The small pieces under the loop, in one process: feeding, placement, flat buckets, throughput."""
+"""The small pieces under the loop, in one process: feeding, placement, flat tensors, throughput."""
 
 from __future__ import annotations
 
@@ -74,9 +74,8 @@ def test_a_broadcast_made_of_sums_gives_rank_0s_values_bit_for_bit() -> None:
     theirs = [mask, torch.tensor([True, False]), torch.tensor(7), torch.tensor([1.5], dtype=torch.bfloat16)]
     mine = [torch.full_like(tensor, 1) for tensor in theirs]
     sent: list[torch.Tensor] = []
-    fill_from_rank_zero(theirs, torch.tensor(0), lambda flat: sent.append(flat) or flat)
-    arriving = iter(sent)
-    fill_from_rank_zero(mine, torch.tensor(1), lambda flat: flat + next(arriving))
+    fill_from_rank_zero(theirs, torch.tensor(0), lambda tensors: sent.extend(tensors) or tensors)
+    fill_from_rank_zero(mine, torch.tensor(1), lambda tensors: [a + b for a, b in zip(tensors, sent, strict=True)])
     for received, original in zip(mine, theirs, strict=True):
         assert torch.equal(received, original)
     assert torch.equal(theirs[0], mask)

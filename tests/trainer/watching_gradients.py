@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _seen: list[weakref.ref[Tensor]] = []
-_reduce_bucket = TorchDistributed.reduce_bucket
+_reduce = TorchDistributed.reduce
 
 
 def remembering(self: TorchDistributed, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-    sums, total = _reduce_bucket(self, gradients, signals)
+    sums, total = _reduce(self, gradients, signals)
     _seen.extend(weakref.ref(tensor) for tensor in (*gradients, *sums))
     return sums, total
 
@@ -33,7 +33,7 @@ def checking(self: TorchDistributed) -> None:
     _seen.clear()
 
 
-TorchDistributed.reduce_bucket = remembering
+TorchDistributed.reduce = remembering
 TorchDistributed.sync = checking
 
 if __name__ == "__main__":

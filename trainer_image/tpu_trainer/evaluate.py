@@ -134,7 +134,7 @@ def _by_example(task: Task, metrics: Metrics, plan: Sequence[EvaluationBatch], b
         sums = row if sums is None else sums + row
         backend.sync()
     assert sums is not None
-    _, totals = backend.reduce_bucket([], sums)
+    _, totals = backend.reduce([], sums)
     *parts, count = totals.tolist()
     return {name: part / count for name, part in zip(names, parts, strict=True)}
 

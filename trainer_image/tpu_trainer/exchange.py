@@ -1,6 +1,6 @@
-"""Everything that crosses between replicas in a training step, packed into one bucket: one collective per step.
+"""Everything that crosses between replicas in a training step, in one exchange.
 
-The bucket holds the gradients in the model's order, then the signals, then, where replicas may differ in it, which
+It holds the gradients in the model's order, then the signals, then, where replicas may differ in it, which
 parameters have a gradient. Reading the summed signals makes the host wait for the device, so `Signals` reads several
 steps at once. All replicas read the same sums after the same step, so they decide alike without another exchange.
 """
@@ -133,7 +133,7 @@ def exchange(
     gradients, signals = take(sent, loss, wishes, squares)
     if not alone:
         signals = torch.cat([signals, backend.to_device(torch.tensor(used, dtype=signals.dtype))])
-    sums, total = backend.reduce_bucket(gradients, signals)
+    sums, total = backend.reduce(gradients, signals)
     del gradients
     count = SIGNALS + squares
     anywhere = [True] * len(sent)
@@ -148,7 +148,7 @@ def exchange(
         if has:
             mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
             parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
-    # A copy: a slice of the flat bucket would keep all of it alive until it is read.
+    # A copy: over gloo a slice of the flat sums would keep all of them alive until it is read.
     return Sums(total[:count].clone(), square([p.grad for p in parameters if p.grad is not None]) if squares else None)
 
 

@@ -1,4 +1,4 @@
-"""The protocol between loop and backend, and what all backends do alike to tensors, models and buckets."""
+"""The protocol between loop and backend, and what all backends do alike to tensors and models."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Backend(Protocol):
     drawing_rank: what random numbers on the device depend on besides the seed: the rank, or 0 in all processes if one
         program draws for the whole global batch.
     device: where the model lives.
-    reads_free: reading the signals of a reduced bucket costs no wait for the device.
-    terms: how many processes' values a reduced bucket adds up; the mean is the sum over `terms`.
+    reads_free: reading the signals of a reduction costs no wait for the device.
+    terms: how many processes' values a reduction adds up; the mean is the sum over `terms`.
     one_program: all processes run the same program, so that a parameter has a gradient in all of them or in none.
     store: a key-value store that all processes reach without their devices; None for a process alone.
     """
@@ -74,8 +74,8 @@ class Backend(Protocol):
     def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
         """The batches on the device, prepared ahead where that helps, while the context lasts."""
 
-    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Sums real tensors over all processes, in one collective on one flat tensor for each dtype.
+    def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Sums real tensors over all processes; what comes in may be overwritten.
 
         Returns the summed gradients on the device, and the summed signals (shape [n]) where reading them is cheapest.
 
@@ -86,7 +86,7 @@ class Backend(Protocol):
     def flag(self, up: bool) -> Tensor:
         """A flag of this process as data on the device, shape [k].
 
-        The sum of its elements, among the signals of a reduced bucket, is above 0 where any process's flag was up.
+        The sum of its elements, among the signals of a reduction, is above 0 where any process's flag was up.
         """
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
@@ -142,8 +142,10 @@ def move_model(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, getattr(first, first_name))
 
 
-def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> None:
-    """A broadcast made of sums, for devices whose only collective is the all-reduce: all but rank 0 add zeros.
+def fill_from_rank_zero(
+    tensors: Sequence[Tensor], rank: Tensor, total: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+) -> None:
+    """A broadcast made of sums over all processes, `total`: all but rank 0 add zeros.
 
     `rank` is data on the device: a number would be compiled in, and the processes would run different programs. Zeros
     are chosen, not multiplied in, since -inf times 0 is NaN. Booleans travel as integers, complex numbers as pairs of
@@ -151,14 +153,17 @@ def fill_from_rank_zero(tensors: Sequence[Tensor], rank: Tensor, all_reduce: Cal
     """
     with torch.no_grad():
         carried = [tensor.to(torch.int32) if tensor.dtype == torch.bool else as_real(tensor) for tensor in tensors]
-        firsts = summed(carried, lambda flat: all_reduce(torch.where(rank == 0, flat, torch.zeros_like(flat))))
+        firsts = total([torch.where(rank == 0, own, torch.zeros_like(own)) for own in carried])
         for tensor, first in zip(tensors, firsts, strict=True):
             tensor.copy_(as_complex(first, tensor).to(tensor.dtype))
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of real numbers, any other as it is: devices do not sum complex numbers."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    """A complex tensor as pairs of real numbers, any other as it is: devices do not sum complex numbers.
+
+    Stacked, not viewed: torch_xla gives the view a layout that its all-reduce refuses.
+    """
+    return torch.stack([tensor.real, tensor.imag], dim=-1) if tensor.is_complex() else tensor
 
 
 def as_complex(real: Tensor, like: Tensor) -> Tensor:
@@ -167,7 +172,7 @@ def as_complex(real: Tensor, like: Tensor) -> Tensor:
 
 
 def summed(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The sums of the tensors, by one flat collective per dtype; most models have a single one."""
+    """The sums of the tensors by one collective per dtype on one flat tensor, for collectives that take no more."""
     sums = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]

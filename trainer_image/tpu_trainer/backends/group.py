@@ -28,7 +28,7 @@ class Group:
         self.store = store
         self._device = torch.device(device)
 
-    def sum_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+    def sum(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """Sums over all processes, as one flat tensor for each dtype."""
         if self.size == 1:
             return list(gradients), signals

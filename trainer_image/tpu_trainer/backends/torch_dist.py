@@ -58,8 +58,8 @@ class TorchDistributed:
     def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
         return feed_in_turn(batches, self.to_device)
 
-    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        return self._group.sum_bucket(gradients, signals)
+    def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        return self._group.sum(gradients, signals)
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return self._group.gather(row)

@@ -1,6 +1,6 @@
 """torch_xla's three ways to run: a process per TPU chip, one process per host with SPMD, and a rehearsal on CPU hosts.
 
-They differ in how the bucket is summed. Chips use the compiled all-reduce. CPU hosts go through host memory and gloo,
+They differ in how gradients are summed. Chips use the compiled all-reduce. CPU hosts go through host memory and gloo,
 because XLA's CPU client has no collectives between processes. In SPMD mode one program runs over all devices: the model
 is replicated and the batch is cut along its first dimension, so XLA's partitioner inserts the all-reduce, and loss,
 gradients and batch statistics are the global batch's already.
@@ -9,7 +9,7 @@ gradients and batch statistics are the global batch's already.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,13 +20,18 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import fill_from_rank_zero, move_model, summed
+from tpu_trainer.backends.base import fill_from_rank_zero, move_model
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.xla_device import XlaDevice
 from tpu_trainer.errors import BadSpecError, UserCodeError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+BUCKET_BYTES = 64 << 20
+"""Gradients that chips sum in one all-reduce, at least: large enough that its latency does not count, small enough that
+the first one starts long before the backward pass ends."""
 
 
 class _XlaHosts(XlaDevice):
@@ -78,14 +83,14 @@ class XlaHost(_XlaHosts):
         # With peers the sums pass through host memory anyway; alone they stay on the device.
         self.reads_free = group.size > 1
 
-    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+    def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         if self.world == 1:
             return list(gradients), signals
-        # Everything pending, not only the bucket: batch statistics left behind would run the forward pass again.
+        # Everything pending, not only the gradients: batch statistics left behind would run the forward pass again.
         torch_xla.sync()
         # Made flat on the host, where gloo needs it.
         *hosts, host_signals = self.to_host([*gradients, signals])
-        sums, total = self._group.sum_bucket(hosts, host_signals)
+        sums, total = self._group.sum(hosts, host_signals)
         return [self.send(piece) for piece in sums], total
 
 
@@ -135,7 +140,7 @@ class XlaSpmd(_XlaHosts):
         """One element per device, so that each host brings its own and their sum is the same everywhere."""
         return self.send(torch.full([self._local_devices], float(up)))
 
-    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+    def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """What comes in covers the global batch already."""
         return list(gradients), signals
 
@@ -165,13 +170,12 @@ class XlaChip(XlaDevice):
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         # Not xm.broadcast_master_param: it multiplies by 0 or 1, which turns a buffer's -inf into NaN.
-        fill_from_rank_zero(tensors, self._rank_on_device, self._all_reduce)
+        fill_from_rank_zero(tensors, self._rank_on_device, self._sum)
         torch_xla.sync()
 
-    def reduce_bucket(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        if self.world == 1:
-            return list(gradients), signals
-        *sums, total = summed([*gradients, signals], self._all_reduce)
+    def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        # Backwards, because the backward pass makes the last layer's gradients first; the signals need all of them.
+        total, *sums = reversed(self._sum([*reversed(gradients), signals]))
         return sums, total
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
@@ -180,19 +184,44 @@ class XlaChip(XlaDevice):
         # Made of sums like the broadcast: every process adds a table that is zero but for its own row.
         ranks = self.send(torch.arange(self.world)).unsqueeze(1)
         own = self.send(torch.tensor(row, dtype=torch.float32))
-        table = self._all_reduce(torch.where(ranks == self._rank_on_device, own, 0.0).reshape(-1))
-        rows: list[list[float]] = self.to_host([table])[0].reshape(self.world, -1).tolist()
+        table = self._sum([torch.where(ranks == self._rank_on_device, own, 0.0)])
+        rows: list[list[float]] = self.to_host(table)[0].tolist()
         return rows
 
     def barrier(self) -> None:
-        self.to_host([self._all_reduce(self.send(torch.zeros(1)))])
+        self.to_host(self._sum([self.send(torch.zeros(1))]))
 
     def close(self) -> None:
         """The runtime ends with the process."""
 
-    def _all_reduce(self, flat: Tensor) -> Tensor:
-        total: Tensor = xm.all_reduce(xm.REDUCE_SUM, flat)
-        return total
+    def _sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, summed in place over all replicas.
+
+        Bucket by bucket, so that the compiler can sum the first ones while the backward pass still makes the others;
+        and as lists: one flat tensor would be a second copy of all gradients.
+        """
+        if self.world > 1:
+            for bucket in buckets(tensors):
+                xm.all_reduce(xm.REDUCE_SUM, bucket)
+        return list(tensors)
+
+
+def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in order, in lists of BUCKET_BYTES or a little more; what is left over goes with the last one."""
+    bucket: list[Tensor] = []
+    size, left = 0, sum(map(_bytes, tensors))
+    for tensor in tensors:
+        bucket.append(tensor)
+        size += _bytes(tensor)
+        if BUCKET_BYTES <= size <= left - BUCKET_BYTES:
+            yield bucket
+            bucket, size, left = [], 0, left - size
+    if bucket:
+        yield bucket
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _check_replicas(expected: int, found: int) -> None:

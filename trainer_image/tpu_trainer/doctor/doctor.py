@@ -1,7 +1,7 @@
 """The doctor of one replica. It tells findings, and raises only where going on is wrong.
 
 The loop calls it at fixed places. In each step:
-    before_sync   before anything sends traced work to the device: the bucket's exchange, and the sync
+    before_sync   before anything sends traced work to the device: the exchange, and the sync
     after_step    after the sync
     set_aside     around work that is not a step: an evaluation, an exchange of the trainer's own
 Every hundred steps follows `checkup`; before a checkpoint and at the end `judge_parameters`. Both are collectives. The
@@ -73,7 +73,7 @@ class Doctor:
         self._voice = Voice(tell)
         self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
         self._programs = Programs(backend, clock)
-        # Every pass of a step is sent off by itself; and if the bucket crosses in host memory, the device is done with
+        # Every pass of a step is sent off by itself; and if the exchange is in host memory, the device is done with
         # the gradients before the update is traced.
         executions = spec.batch.accumulation + (1 if backend.reads_free else 0)
         self._counts = StepCounts(backend, self._voice, executions)

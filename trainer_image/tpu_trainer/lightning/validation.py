@@ -134,7 +134,7 @@ class Validation:
             # run a program of its own.
             totals = backend.to_host([torch.as_tensor(one.total, dtype=torch.float32) for one in logged])
             row = torch.tensor([*(float(total) for total in totals), *(one.weight for one in logged)])
-            _, sums = backend.reduce_bucket([], backend.to_device(row))
+            _, sums = backend.reduce([], backend.to_device(row))
             (found,) = backend.to_host([sums])
             numbers = found.tolist()
             for name, one, total, weight in zip(
@@ -257,7 +257,7 @@ def reduced(metrics: Sequence[Metric], backend: Backend) -> list[dict[str, Any]]
     # By way of the host, as data: a state that was reset is a constant of the program, which would then differ from the
     # other processes'; and nothing that all must run together may be pending when the module's hooks go on.
     here = backend.to_host([part for each in parts for part in each])
-    sums, _ = backend.reduce_bucket(backend.to_device(here), backend.to_device(torch.zeros(1)))
+    sums, _ = backend.reduce(backend.to_device(here), backend.to_device(torch.zeros(1)))
     found = iter(backend.to_host(sums))
     for (index, name, kind, value), own in zip(added, parts, strict=True):
         total = _from_digits([next(found) for _ in own]) if value.dtype in _COUNTS else next(found)

@@ -1,0 +1,134 @@
+"""What the TPU's own compiler makes of the trainer's step: memory, and when gradients are summed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aot.compile_for_tpu import SLICE
+from tests.trainer.gang import ROOT, Launcher
+from tpu_trainer.backends.xla import BUCKET_BYTES
+
+CHIPS, LAYERS, WIDTH, BATCH = 4, 4, 4096, 256
+"""A layer's weights make one bucket."""
+
+PARAMETERS = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
+"""Bytes in float32."""
+
+
+def run_spec(entrypoint: str = "deep", **changes: Any) -> dict[str, Any]:
+    generation, topology = SLICE.split(":")
+    return {
+        "schema": "runspec/v1",
+        "job": {"namespace": "default", "name": "step", "uid": "5f0c", "attempt": 1},
+        "entrypoint": f"tests.aot.models:{entrypoint}",
+        "backend": "xla",
+        "hardware": "TPU",
+        "slice": {"generation": generation, "topology": topology, "slices": 1, "hosts": 1, "replicas": CHIPS},
+        "batch": {"global": CHIPS * BATCH, "perReplica": BATCH},
+        "trainSteps": 100,
+        "warmupSteps": 5,
+        "seed": 3,
+        "optimizer": {"name": "adamw", "learningRate": "0.02"},
+        "parameters": {"width": str(WIDTH), "layers": str(LAYERS)} if entrypoint == "deep" else {},
+        **changes,
+    }
+
+
+CASES = {
+    # Its name tells `traced_step` to leave the gradients as they are.
+    "unreduced": run_spec(),
+    "step": run_spec(),
+    "of-all-kinds": run_spec("of_all_kinds"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """temporary, moved: bytes of HBM that a step needs besides what lives on, and that it reads and writes.
+
+    kept, other: bytes of its results: of weights and optimizer state, and of all else.
+    order: "matmul" and "sum" (an all-reduce), in the order in which a chip executes them.
+    """
+
+    traced: str
+    kept: int
+    other: int
+    temporary: int
+    moved: int
+    order: list[str]
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
+    directory = tmp_path_factory.mktemp("programs")
+    for name, spec in CASES.items():
+        (directory / f"{name}.json").write_text(json.dumps(spec))
+    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(CHIPS)}
+    for module in ("tests.aot.traced_step", "tests.aot.compile_for_tpu"):
+        command = [sys.executable, "-m", module, str(directory)]
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {name: _read(directory / name) for name in CASES}
+
+
+def _read(path: Path) -> Step:
+    arguments = json.loads(path.with_suffix(".arguments").read_bytes())
+    costs = json.loads(path.with_suffix(".costs").read_bytes())
+    order = _order(path.with_suffix(".hlo").read_text())
+    traced = path.with_suffix(".mlir").read_text()
+    return Step(traced, arguments["kept"], arguments["other"], costs["temporary"], costs["moved"], order)
+
+
+def _order(hlo: str) -> list[str]:
+    """The entry computation of a scheduled module lists instructions in their order; matrices are multiplied by
+    convolutions, alone or fused with what follows."""
+    parts = re.split(r"\n(?=(?:ENTRY )?%\S+ \()", hlo)
+    multiplying = [re.match(r"%(\S+)", part)[1] for part in parts if part[0] == "%" and " convolution(" in part]
+    multiplies = re.compile(rf" convolution\(| calls=%(?:{'|'.join(map(re.escape, multiplying))})(?=[,\s])")
+    (entry,) = (part for part in parts if part.startswith("ENTRY"))
+    found = []
+    for line in entry.splitlines():
+        if re.search(r" all-reduce(?:-start)?\(", line):
+            found.append("sum")
+        elif multiplying and multiplies.search(line):
+            found.append("matmul")
+    return found
+
+
+def test_the_gradients_are_in_memory_once(steps: dict[str, Step], record_property: Any) -> None:
+    step, unreduced = steps["step"], steps["unreduced"]
+    text = f"a step of {PARAMETERS / 1e6:.0f} MB of weights on {SLICE}: {step.temporary / 1e6:.0f} MB of temporaries, "
+    record_property("measured", text + f"{step.moved / 1e9:.2f} GB moved")
+    assert step.temporary <= unreduced.temporary * 1.1 + PARAMETERS
+    # A gradient is written, then summed in place, then read by the update; the compiler's estimate is a little higher.
+    assert step.moved <= unreduced.moved + 6.5 * PARAMETERS
+
+
+def test_a_step_leaves_nothing_behind_but_weights_state_and_signals(steps: dict[str, Step]) -> None:
+    assert steps["step"].kept == pytest.approx(3 * PARAMETERS, rel=1e-3)
+    assert steps["step"].other < 100
+
+
+def test_the_first_gradients_are_summed_before_the_last_are_made(steps: dict[str, Step]) -> None:
+    order = steps["step"].order
+    assert order.count("sum") == PARAMETERS // BUCKET_BYTES
+    # Forward: one matmul a layer; backward: two, but the first layer's inputs need no gradient.
+    assert order.count("matmul") == 3 * LAYERS - 1
+    assert "sum" in order[: len(order) - order[::-1].index("matmul")]
+    assert steps["unreduced"].order == ["matmul"] * (3 * LAYERS - 1)
+
+
+def test_gradients_of_every_type_are_summed(steps: dict[str, Step]) -> None:
+    program = steps["of-all-kinds"].traced
+    (singles, doubles) = (line for line in program.splitlines() if "stablehlo.return" not in line and "}) : (" in line)
+    assert singles.count("tensor<4xf32>, tensor") >= 2
+    assert "tensor<4x2xf32>" in singles
+    assert "tensor<4xf64>" in doubles
