@@ -22,7 +22,8 @@ def outcome_of_own(error: BaseException, step: int | None) -> Outcome:
     if isinstance(error, TrainerError):
         return Outcome(error.code, str(error), step if error.step is None else error.step)
     if isinstance(error, SystemExit):
-        return Outcome(_named(error.code), f"the program ended itself: sys.exit({error.code!r})", step)
+        said = error.code if isinstance(error.code, str) else f"the program called sys.exit({error.code!r})"
+        return Outcome(_named(error.code), said, step)
     code = ExitCode.PeerLost if _lost_a_peer(error) else ExitCode.UserError
     return Outcome(code, "".join(traceback.format_exception(error)).rstrip(), step)
 

@@ -7,8 +7,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import check_agreement, read_environment
@@ -31,6 +31,9 @@ from tpu_trainer.telemetry.rates import Throughput
 from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telling import Telling
 
+_PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
+"""The codes with which Python exits by itself: at the end of the program, and after an exception."""
+
 REPORT_SECONDS = 5.0
 REPORT_EVERY = 10
 """The losses are read after so many seconds or calls of `step`, whichever comes first."""
@@ -43,13 +46,15 @@ class Run:
         environment = read_environment(os.environ)
         spec = read_run_spec(environment.run_spec, own_loop=True)
         check_agreement(environment, spec)
+        # Callbacks for Kubeflow would report the same steps, without the checkpoints and phases.
+        os.environ.pop(ENV_KUBEFLOW_URL, None)
         batch = replace(spec.batch, total=global_batch_size or spec.batch.total)
         self._spec = spec = replace(spec, train_steps=total_steps or spec.train_steps, batch=batch)
         self.stopping = False
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
         self._clock, self._pace, self._losses = Clock(), Pace(), Losses()
-        self._first: int | None = None
+        self._begun = False
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
         self._learning_rate = math.nan
@@ -66,23 +71,35 @@ class Run:
         sys.excepthook = self._uncaught
 
     def step(self, step: int, loss: Any, metrics: Mapping[str, Any], learning_rate: float | None) -> None:
-        if self._first is None:
+        if self._begun:
+            self._clock.enter(Phase.HOST)
+        else:
             self._begin(step - 1)
         self._pace.step_done(step)
         self._throughput.arrived(step, self._training_seconds())
-        if learning_rate is not None:
-            self._learning_rate = learning_rate
         if loss is not None:
             self._losses.add(step, loss)
+        if learning_rate is not None:
+            self._learning_rate = learning_rate
         if self._pace.steps % REPORT_EVERY == 0 or time.monotonic() - self._reported >= REPORT_SECONDS:
             self._report(self._losses.read_earlier())
         if metrics:
             self.evaluated(step, metrics)
         self.stopping = self._agreement.reached(step, self._pace.median_seconds)
 
+    def record(self, step: int, loss: Any, learning_rate: float | None) -> None:
+        self._losses.add(step, loss)
+        if learning_rate is not None:
+            self._learning_rate = learning_rate
+        self._report(self._losses.read_earlier())
+
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._metrics = {name: float(value) for name, value in metrics.items()}
+        self._clock.enter(Phase.HOST)
+        self._metrics = dict(_numbers(metrics))
         self._telling.evaluated(step, self._metrics)
+
+    def evaluation_goes_on(self) -> None:
+        self._clock.enter(Phase.EVALUATE)
 
     def checkpoint(self, step: int) -> None:
         self._progress.committed(step)
@@ -95,6 +112,22 @@ class Run:
 
     def end(self, error: BaseException | None) -> None:
         """As `Session.end`."""
+        outcome = self._close(error)
+        if outcome.code in _PYTHONS_OWN or isinstance(error, SystemExit):
+            return
+        if error is not None:
+            traceback.print_exception(error)
+        raise SystemExit(int(outcome.code))
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        """An exception that ends the process while the session is open, of which a callback does not hear."""
+        before = self._uncaught_before
+        outcome = self._close(error)
+        before(kind, error, frames)
+        if outcome.code not in _PYTHONS_OWN:
+            raise SystemExit(int(outcome.code))
+
+    def _close(self, error: BaseException | None) -> Outcome:
         self._told.forget()
         sys.excepthook = self._uncaught_before
         if error is None:
@@ -104,15 +137,10 @@ class Run:
         if outcome.code is ExitCode.Succeeded:
             self._progress.done(self._progress.checkpoint_step)
         self._telling.ended(outcome)
-        # Python itself exits with 1 after an exception, and says which one.
-        if outcome.code in (ExitCode.Succeeded, ExitCode.UserError) or isinstance(error, SystemExit):
-            return
-        if error is not None:
-            traceback.print_exception(error)
-        raise SystemExit(int(outcome.code))
+        return outcome
 
     def _begin(self, step: int) -> None:
-        self._first = step
+        self._begun = True
         self._throughput = Throughput(self._spec.batch.total, step)
         self._clock.enter(Phase.HOST)
         self._telling.began(step)
@@ -174,11 +202,6 @@ class Run:
         values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
         return Outcome(code, ending + values, step, metrics, self._throughput.rate)
 
-    def _uncaught(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        """An exception that ends the process while the session is open: a callback does not hear of it."""
-        leave_words(outcome_of_own(error, self._pace.last))
-        self._uncaught_before(kind, error, frames)
-
 
 class Losses:
     """The losses in the order of their steps, until they are read. `newest`: the last one that was read."""
@@ -218,6 +241,13 @@ def place_on_host(environ: Mapping[str, str]) -> int:
     """This process's index among those of its host, as torchrun or torch_xla's launcher tells it; 0 if it is alone."""
     text = environ.get("LOCAL_RANK") or environ.get("PJRT_LOCAL_PROCESS_RANK") or "0"
     return int(text) if text.isdecimal() else 0
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Those that are numbers; a confusion matrix among them must not end the training."""
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            yield name, float(value)
 
 
 def _on_device(loss: Any) -> bool:

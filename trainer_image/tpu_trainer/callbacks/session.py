@@ -78,6 +78,11 @@ class Session:
         if self._run is not None:
             self._run.step(step, loss, metrics or {}, learning_rate)
 
+    def record(self, step: int, loss: Any, *, learning_rate: float | None = None) -> None:
+        """The loss of a step that has been told, for those who learn it later. Raises as `step`."""
+        if self._run is not None:
+            self._run.record(step, loss, learning_rate)
+
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The metrics of an evaluation after `step` steps, for those who have them between two steps."""
         if self._run is not None:
@@ -91,6 +96,11 @@ class Session:
     def evaluating(self) -> AbstractContextManager[object]:
         """Around an evaluation, which may take longer than a step before the job counts as hung."""
         return nullcontext() if self._run is None else self._run.evaluating()
+
+    def evaluation_goes_on(self) -> None:
+        """As `evaluating`, up to the next `step` or `evaluated`, for callbacks that are not told of its end."""
+        if self._run is not None:
+            self._run.evaluation_goes_on()
 
     def saving(self) -> AbstractContextManager[object]:
         """Around the writing of a checkpoint, for the same reason."""

@@ -37,7 +37,7 @@ class Store(Protocol):
 
 
 class Told:
-    """Whether this process got SIGTERM. A handler that was there before is called, too; `forget` puts it back."""
+    """Whether this process got SIGTERM. Until `forget` no other handler hears of it."""
 
     def __init__(self) -> None:
         self._told = False
@@ -61,8 +61,6 @@ class Told:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._told = True
-        if callable(self._before):
-            self._before(number, frame)
 
 
 class Agreement:
