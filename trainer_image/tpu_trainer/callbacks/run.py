@@ -54,7 +54,7 @@ class Run:
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
         self._clock, self._pace, self._losses = Clock(), Pace(), Losses()
-        self._begun = False
+        self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
         self._learning_rate = math.nan
@@ -140,9 +140,10 @@ class Run:
         return outcome
 
     def _begin(self, step: int) -> None:
-        self._begun = True
+        self._begun, self._known = True, step
         self._throughput = Throughput(self._spec.batch.total, step)
         self._clock.enter(Phase.HOST)
+        self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._telling.began(step)
 
     def _training_seconds(self) -> float:
@@ -157,18 +158,21 @@ class Run:
         """
         now, seconds = time.monotonic(), self._clock.seconds()
         if losses:
-            (first, _), (last, _) = losses[0], losses[-1]
-            gapless = last - first + 1 == len(losses)
+            curve: list[float] = []
+            for step, loss in losses:
+                # A loss that is told every ten steps stands for ten.
+                curve += [loss] * max(1, step - self._known)
+                self._known = step
             sample = Sample(
-                step=last,
-                losses=tuple(loss for _, loss in losses) if gapless else (losses[-1][1],),
+                step=losses[-1][0],
+                losses=tuple(curve),
                 learning_rate=self._learning_rate,
                 seconds=now - self._reported,
                 split={phase: seconds[phase] - self._split[phase] for phase in Phase},
                 examples_per_second=self._throughput.rate,
             )
             self._telling.sample(sample, self._progress.checkpoint_step)
-        self._reported, self._split = now, seconds
+            self._reported, self._split = now, seconds
         self._judge(losses)
 
     def _judge(self, losses: Sequence[tuple[int, float]]) -> None:
