@@ -16,7 +16,8 @@ from tpu_trainer.callbacks.session import Session, session
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-_EVALUATION = "eval_"
+_NOT_METRICS = ("_runtime", "_per_second", "epoch")
+"""How the names of what is no metric of the model end."""
 
 
 class TPUJobCallback(TrainerCallback):
@@ -62,8 +63,8 @@ class TPUJobCallback(TrainerCallback):
         metrics: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        numbers = {name.removeprefix(_EVALUATION): value for name, value in (metrics or {}).items()}
-        self._run.evaluated(state.global_step, numbers)
+        kept = {name: value for name, value in (metrics or {}).items() if not name.endswith(_NOT_METRICS)}
+        self._run.evaluated(state.global_step, kept)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._run.checkpoint(state.global_step)

@@ -27,8 +27,11 @@ class TPUJobCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not before: Lightning's own handler of SIGTERM, which it has installed by now, runs a collective on those
         # processes that were told only.
-        steps = trainer.estimated_stepping_batches
-        self._run = session(int(steps) if steps != float("inf") else None).begin()
+        steps, rows = trainer.estimated_stepping_batches, getattr(trainer.train_dataloader, "batch_size", None)
+        self._run = session(
+            int(steps) if steps != float("inf") else None,
+            global_batch_size=rows and rows * trainer.world_size * trainer.accumulate_grad_batches,
+        ).begin()
         self._step = trainer.global_step
 
     def on_train_batch_end(
