@@ -27,6 +27,7 @@ BUSY = (
     "busy: Device or resource busy; Couldn't open iommu group /dev/vfio/0"
 )
 UNHEALTHY = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices google.com/tpu"
+GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Read error: Connection reset by peer"
 LOADER = "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"
 NOT_ALLOWED = (
     "the worker's user may not open the chips; set trainer.securityContext (runAsUser: 0, or the device's group in"
@@ -321,6 +322,7 @@ EXIT_CODES = (
         "ExitedEarly",
         EARLY,
     ),
+    FailedPod("a peer that is lost to a loop of the user's own", exited(1, GLOO), "Infrastructure", "PeerLost", GLOO),
     FailedPod("an error of the user's", exited(1, SAID), "UserError", "UserError", TRACEBACK),
     FailedPod("an unusable run spec", exited(78, "no run spec"), "UserError", "BadSpec", "no run spec"),
     FailedPod("a lost peer", exited(69), "Infrastructure", "PeerLost", "the worker exited with code 69"),

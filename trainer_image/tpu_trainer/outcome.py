@@ -58,6 +58,16 @@ _TELLING = (
 )
 
 
+def is_more_telling(name: str | None, code: ExitCode) -> bool:
+    """Whether a termination message with the outcome `name` says more than one with `code`. Of two equal failures the
+    earlier one does; `name` is None if there is no message."""
+    places = {one.name: place for place, one in enumerate(_TELLING)}
+    if name not in places:
+        return False
+    ended_well = code in (ExitCode.Succeeded, ExitCode.Preempted)
+    return places[name] < places[code.name] or (name == code.name and not ended_well)
+
+
 def host_outcome(outcomes: Sequence[Outcome], died: bool) -> Outcome:
     """One outcome for the host's replicas; `died`: at least one process ended before its time."""
     failures = [outcome for outcome in outcomes if not outcome.well]

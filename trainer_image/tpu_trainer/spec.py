@@ -26,6 +26,9 @@ SCHEDULES = ("Constant", "Linear", "Cosine", "Step")
 LARGEST_SEED = 2**32 - 1
 """The largest seed that every random generator accepts; numpy's global one sets the limit."""
 
+NO_ENTRYPOINT = "trainer:command"
+"""In place of the entrypoint of a loop of the user's own."""
+
 _MOST_ROWS = 64
 _LONGEST_WORDS = 4096
 
@@ -279,14 +282,14 @@ class RunSpec:
         return self.backend == "xla" and self.hardware == "TPU"
 
 
-def read_run_spec(path: Path) -> RunSpec:
-    """Reads and checks the run spec file.
+def read_run_spec(path: Path, *, own_loop: bool = False) -> RunSpec:
+    """Reads and checks the run spec file. `own_loop`: of a job with `trainer.command`, which names no entrypoint.
 
     Raises:
         BadSpecError: the file is missing or not JSON, or a field is wrong; the text begins with the file's path.
     """
     try:
-        return parse_run_spec(json.loads(path.read_bytes()))
+        return parse_run_spec(json.loads(path.read_bytes()), own_loop=own_loop)
     except OSError as error:
         raise BadSpecError(f"run spec {path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -295,7 +298,7 @@ def read_run_spec(path: Path) -> RunSpec:
         raise BadSpecError(f"run spec {path}: {error}") from error
 
 
-def parse_run_spec(document: object) -> RunSpec:
+def parse_run_spec(document: object, *, own_loop: bool = False) -> RunSpec:
     """Checks a parsed JSON document against the run spec's schema and its own arithmetic.
 
     Raises:
@@ -306,7 +309,8 @@ def parse_run_spec(document: object) -> RunSpec:
     # First, because in a document of another version every other complaint would mislead.
     if document.get("schema") != RUN_SPEC_SCHEMA:
         raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
-    spec = _object(RunSpec, {name: value for name, value in document.items() if name != "schema"}, "")
+    given = {name: value for name, value in document.items() if name != "schema"}
+    spec = _object(RunSpec, {"entrypoint": NO_ENTRYPOINT, **given} if own_loop else given, "")
     spec = replace(spec, document=document)
     if "torch" in document and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')

@@ -22,7 +22,9 @@ _NODE = "this-machine"
 # What containerd answers when the command does not exist.
 _CANNOT_START = 128
 _LONGEST_MESSAGE = 4096
-_LOG_TAIL_LINES = 80
+# More than a kubelet's 80 lines: torchrun's closing lines alone may take as much, and the cause stands above them.
+_LOG_TAIL_LINES = 400
+_LONGEST_TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _last_words(files: PodDirectory, code: int) -> str:
     if code == 0 or not files.log.exists():
         return ""
     lines = files.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-_LOG_TAIL_LINES:])[-_LONGEST_MESSAGE:]
+    return "\n".join(lines[-_LOG_TAIL_LINES:])[-_LONGEST_TAIL:]
 
 
 def _now() -> str:

@@ -62,8 +62,13 @@ def throughput_chart(measured: Measured, global_batch: int) -> Element:
     return draw(Plot("Examples per second over steps", _steps(measured), y, [curve], level=level))
 
 
+def has_rates(measured: Measured) -> bool:
+    """Whether the learning rate is known; a loop of the user's own need not tell it."""
+    return bool(measured.stretches) and all(drawable(each.learning_rate) for each in measured.stretches)
+
+
 def rate_chart(measured: Measured) -> Element:
-    """The learning rate as it was set. There must be a stretch."""
+    """The learning rate as it was set, which must be known."""
     points = [
         _at(each.step, each.learning_rate, f"step {count(each.step)}: {number(each.learning_rate)}")
         for each in _stretch_columns(measured)

@@ -160,8 +160,10 @@ class Scaled(_RunSpecPart):
 
 
 class RunSpec(_RunSpecPart):
+    """`entrypoint`: None for a loop of the user's own."""
+
     job: Job
-    entrypoint: str
+    entrypoint: str | None = None
     backend: str
     hardware: str
     slice: Slice

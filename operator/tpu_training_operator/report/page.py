@@ -43,6 +43,14 @@ PHASES = {
     "evaluate": ("Evaluation", "going through the evaluation set"),
 }
 
+OWN_LOOP = {
+    "start": ("Start", "imports, and everything else before the first step"),
+    "host": ("Loop", "your own loop: input, steps, and what it does between them"),
+    "checkpoint": PHASES["checkpoint"],
+    "evaluate": PHASES["evaluate"],
+}
+"""A loop of the user's own tells no other phases."""
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -64,7 +72,7 @@ def render(history: History) -> str:
         _loss(measured),
         _evaluations(measured),
         _throughput(measured, spec),
-        _time(split, len(measured.attempts)),
+        _time(split, len(measured.attempts), OWN_LOOP if spec.entrypoint is None else PHASES),
         _warnings(measured),
         _recipe(measured, spec),
         _attempts(measured),
@@ -153,7 +161,7 @@ def _speed_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
         step = statistics.median(each.training_seconds / each.steps for each in measured.stretches)
         yield Tile("Step time", duration(step), "median")
     trained = sum(each.training_seconds for each in measured.stretches)
-    if trained > 0:
+    if trained > 0 and spec.entrypoint is not None:
         waited = sum(each.split.get("input", 0.0) for each in measured.stretches)
         yield Tile("Waiting for input", share(waited / trained), "of the training time")
     if measured.mfu is not None:
@@ -218,15 +226,16 @@ def _throughput(measured: Measured, spec: RunSpec) -> Element:
     return _section("throughput", "Throughput", keys, charts.throughput_chart(measured, spec.batch.total))
 
 
-def _time(split: Mapping[str, float], attempts: int) -> Element:
+def _time(split: Mapping[str, float], attempts: int, words: Mapping[str, tuple[str, str]]) -> Element:
+    split = {phase: seconds for phase, seconds in split.items() if phase in words}
     whole = sum(split.values())
     rows = [
         tag(
             "tr",
-            tag("th", tag("i", class_=f"swatch {phase}"), PHASES[phase][0], scope="row"),
+            tag("th", tag("i", class_=f"swatch {phase}"), words[phase][0], scope="row"),
             tag("td", duration(seconds) if seconds else "–", class_="right"),
             tag("td", share(seconds / whole) if seconds else "–", class_="right"),
-            tag("td", PHASES[phase][1], class_="apart wide"),
+            tag("td", words[phase][1], class_="apart wide"),
         )
         for phase, seconds in split.items()
     ]
@@ -266,7 +275,9 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
         _pair(row.name, tag("b", row.value), " " if row.note else None, _where(row.note)) for row in recipe_rows(spec)
     )
     rates = (
-        tag("figure", tag("figcaption", "Learning rate"), charts.rate_chart(measured)) if measured.stretches else None
+        tag("figure", tag("figcaption", "Learning rate"), charts.rate_chart(measured))
+        if charts.has_rates(measured)
+        else None
     )
     noise = _noise_sentence(measured, spec)
     return _section(
@@ -326,7 +337,11 @@ def _first_loss(first: FirstLoss | None) -> Element | None:
 
 def _environment(history: History) -> Element:
     spec = history.run_spec
-    known = {"Entrypoint": spec.entrypoint, "Backend": f"{spec.backend} on {spec.hardware}", **history.environment}
+    known = {
+        "Entrypoint": spec.entrypoint or "none: trainer.command",
+        "Backend": f"{spec.backend} on {spec.hardware}",
+        **history.environment,
+    }
     pairs = [*known.items(), *((f"parameter {name}", value) for name, value in spec.parameters.items())]
     rows = (_pair(name, value) for name, value in pairs)
     return _section("environment", "Environment", tag("table", tag("tbody", rows), class_="pairs"))

@@ -19,6 +19,7 @@ from tpu_training_operator.domain.failures.table import (
     Doubt,
     Row,
     classify,
+    own_exit_code,
     with_started_peers,
 )
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
@@ -169,4 +170,4 @@ def _record(end: _End, attempt: int, now: datetime) -> Failure:
     pod, row = end.pod, end.row
     message, time = row.message_for(pod), min(end.began, now)
     failure = failure_of(pod, attempt, row.failure_class, row.reason_for(pod), message, time)
-    return replace(failure, exit_code=pod.exit_code, step=step_reached(pod))
+    return replace(failure, exit_code=own_exit_code(pod), step=step_reached(pod))

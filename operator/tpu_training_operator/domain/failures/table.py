@@ -13,6 +13,7 @@ from functools import lru_cache
 from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
+from tpu_training_operator.domain.failures.launcher import launched, without_ranks
 from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
     NODE_GONE,
@@ -44,6 +45,9 @@ EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
     ExitCode.STORAGE_DENIED: (FailureClass.USER_ERROR, FailureReason.STORAGE_DENIED),
     ExitCode.BAD_SPEC: (FailureClass.USER_ERROR, "BadSpec"),
 }
+
+# By the outcome that the trainer, or a loop of the user's own, names in the termination message.
+_CODES = {str(reason): code for code, (_, reason) in EXIT_CODE_CLASSES.items()}
 
 # Reasons that point at a node's chips rather than at the node or the network.
 DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
@@ -118,6 +122,10 @@ _SHARED_MEMORY_FULL = re.compile(
     r"|unable to allocate shared memory|</?torch_\S{1,80}>: No space left on device"
 )
 _LOADER_LOST = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,300}\) exited unexpectedly")
+# gloo has no type of its own for it.
+_CONNECTION_LOST = re.compile(
+    r"gloo/transport/.{0,80}(?:Connection closed by peer|Connection reset by peer|Broken pipe)"
+)
 # "... and image will run as root", "... and image has non-numeric user (app), cannot verify user is non-root".
 _ROOT_IMAGE = re.compile(r"runAsNonRoot|breaks non-root policy")
 
@@ -177,6 +185,34 @@ def with_started_peers(row: Row) -> Row:
     )
 
 
+def own_exit_code(pod: WorkerPod) -> int | None:
+    """The exit code of the program that trains, which a launcher may have replaced by 1."""
+    if pod.runs_trainer or pod.exit_code != ExitCode.USER_ERROR:
+        return pod.exit_code
+    outcome = (pod.trainer_message or {}).get("outcome")
+    if isinstance(outcome, str) and outcome in _CODES:
+        return _CODES[outcome]
+    found = launched(pod.last_words)
+    return found.exit_code if found else pod.exit_code
+
+
+def own_words(pod: WorkerPod) -> str:
+    """What the program that trains said last, without its launcher's closing lines."""
+    if pod.runs_trainer:
+        return pod.last_words
+    found = launched(pod.last_words)
+    return found.words if found else without_ranks(pod.last_words)
+
+
+def _lost_its_peer(pod: WorkerPod) -> bool:
+    """Only in a loop of the user's own: the trainer has an exit code for it."""
+    return (
+        not pod.runs_trainer
+        and own_exit_code(pod) == ExitCode.USER_ERROR
+        and _is_in(_ends(own_words(pod)), _CONNECTION_LOST)
+    )
+
+
 def _announced(pod: WorkerPod) -> str:
     return str(disruption(pod).get("message") or status_message(pod) or "the pod was disrupted")
 
@@ -195,7 +231,7 @@ def _last_words(pod: WorkerPod) -> str:
 
 
 def _said_or_code(pod: WorkerPod) -> str:
-    return pod.last_words or f"the worker exited with code {pod.exit_code}"
+    return own_words(pod) or f"the worker exited with code {own_exit_code(pod)}"
 
 
 def _then_last_words(what: str) -> Callable[[WorkerPod], str]:
@@ -203,12 +239,12 @@ def _then_last_words(what: str) -> Callable[[WorkerPod], str]:
 
 
 def _killed(pod: WorkerPod) -> str:
-    return with_ending(f"the worker was killed (exit code {pod.exit_code})", pod.last_words)
+    return with_ending(f"the worker was killed (exit code {own_exit_code(pod)})", own_words(pod))
 
 
 def _crashed(pod: WorkerPod) -> str:
-    what = f"the worker was ended by {_SIGNALS.get(pod.exit_code or 0)} (exit code {pod.exit_code})"
-    return with_ending(what, pod.last_words)
+    code = own_exit_code(pod)
+    return with_ending(f"the worker was ended by {_SIGNALS.get(code or 0)} (exit code {code})", own_words(pod))
 
 
 def _disrupted_by(*reasons: str) -> Sign:
@@ -229,7 +265,7 @@ def _waits_as(*reasons: str) -> Sign:
 
 
 def _exited_with(*codes: int) -> Sign:
-    return lambda pod: pod.exit_code in codes
+    return lambda pod: own_exit_code(pod) in codes
 
 
 def _mentions(text: re.Pattern[str]) -> Sign:
@@ -362,6 +398,7 @@ _START_ERRORS = (
 )
 _EXIT_CODES = (
     Row("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
+    Row("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _said_or_code, doubt=Doubt.LOST_PEER),
     *(
         Row(
             reason,

@@ -1,0 +1,102 @@
+"""What a launcher such as torchrun hides: its own exit code is 1 whatever happened, and its own text comes last.
+
+The process that failed first may have left its last words in the termination message (`tpu_trainer.callbacks` does).
+Otherwise torchrun's closing lines tell that process's exit code, and sometimes its traceback.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from signal import Signals
+
+_ROOT = "Root Cause (first observed failure):"
+_ROOT_FIELDS = ("rank", "exitcode", "traceback")
+# torchrun was told to stop, and ended its processes: "...SignalException: Process 7 got signal: 15".
+_TOLD = re.compile(r"SignalException: Process \d{1,20} got signal: (\d{1,3})$")
+# The agent's first line about the end of its processes.
+_AGENT_SAYS = re.compile(r"torch/distributed/elastic/.{0,80}(?: failed \(exitcode: |Sending process \d{1,20} closing)")
+_TRACEBACK = "Traceback (most recent call last):"
+# torch.distributed puts it before every line of a process's traceback.
+_RANK = re.compile(r"^\[rank(\d{1,9})\]: ?")
+_SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How the process that failed first ended: its exit code, 128 + N after signal N, and what it said."""
+
+    exit_code: int
+    words: str
+
+
+@lru_cache(maxsize=256)
+def launched(text: str) -> Launched | None:
+    """What torchrun's closing lines say; None for any other text."""
+    lines = text.splitlines()
+    roots = [index for index, line in enumerate(lines) if line.strip() == _ROOT]
+    if not roots:
+        return _told(lines)
+    fields = _fields(lines[roots[-1] + 1 :])
+    code = re.match(r"-?\d{1,10}", fields.get("exitcode", ""))
+    if code is None:
+        return None
+    number, rank = int(code[0]), fields.get("rank", "?").partition(" ")[0]
+    said = _recorded(fields.get("traceback", "")) or _printed(lines, rank)
+    exit_code = number if number >= 0 else _SIGNALLED - number
+    return Launched(exit_code, said or f"rank {rank} {_end(number)}")
+
+
+def without_ranks(text: str) -> str:
+    """Without the rank that torch.distributed puts before every line of a traceback."""
+    return "\n".join(_RANK.sub("", line) for line in text.splitlines()) if "[rank" in text else text
+
+
+def _told(lines: Sequence[str]) -> Launched | None:
+    found = next((found for line in lines if (found := _TOLD.search(line))), None)
+    return (
+        Launched(_SIGNALLED + int(found[1]), f"torchrun got signal {found[1]} and ended its processes")
+        if found
+        else None
+    )
+
+
+def _fields(lines: Sequence[str]) -> Mapping[str, str]:
+    """The fields below the title; the last one, the traceback, may have several lines."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if line.startswith("="):
+            break
+        if colon and name.strip() in _ROOT_FIELDS and "traceback" not in fields:
+            fields[name.strip()] = value.strip()
+        elif "traceback" in fields:
+            fields["traceback"] += f"\n{line.removeprefix('  ')}"
+    return fields
+
+
+def _recorded(traceback: str) -> str:
+    """The traceback of a program that records its errors (`@record`); empty if it does not."""
+    return traceback if traceback.startswith(_TRACEBACK) else ""
+
+
+def _printed(lines: Sequence[str], rank: str) -> str:
+    """The last traceback above the agent's lines, of that rank if the ranks are told apart; empty if there is none."""
+    end = next((index for index, line in enumerate(lines) if _AGENT_SAYS.search(line)), 0)
+    above = lines[:end]
+    marked = [line for line in above if (found := _RANK.match(line)) and found[1] == rank]
+    return "\n".join(_last_traceback([_RANK.sub("", line) for line in marked or above]))
+
+
+def _last_traceback(lines: Sequence[str]) -> Iterator[str]:
+    starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    yield from lines[starts[-1] :] if starts else ()
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}; what it said is in the log, above torchrun's own lines"
+    try:
+        return f"was ended by {Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

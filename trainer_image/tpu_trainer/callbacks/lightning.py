@@ -1,0 +1,79 @@
+"""A callback for Lightning's own Trainer: Trainer(..., callbacks=[TPUJobCallback()]).
+
+When the job is told to stop, the callback saves `last-stopped.ckpt` beside the newest checkpoint and the process exits
+with code 75, so nothing after `fit` runs. `trainer.fit(..., ckpt_path="last")` continues from it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from tpu_trainer.callbacks.session import Session, session
+
+STOPPED = "last-stopped.ckpt"
+
+
+class TPUJobCallback(Callback):
+    """Outside of a job it does nothing."""
+
+    def __init__(self) -> None:
+        self._run: Session = session()
+        self._step = 0
+        self._saved: int | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not before: Lightning's own handler of SIGTERM, which it has installed by now, runs a collective on those
+        # processes that were told only.
+        steps, rows = trainer.estimated_stepping_batches, getattr(trainer.train_dataloader, "batch_size", None)
+        self._run = session(
+            int(steps) if steps != float("inf") else None,
+            global_batch_size=rows and rows * trainer.world_size * trainer.accumulate_grad_batches,
+        ).begin()
+        self._step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._tell_saved()
+        if trainer.global_step == self._step:
+            return  # A pass whose gradients are accumulated.
+        self._step = trainer.global_step
+        self._run.step(self._step, outputs["loss"] if isinstance(outputs, dict) else outputs)
+        if self._run.should_stop:
+            self._stop(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._run.evaluation_goes_on()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._run.evaluated(trainer.global_step, trainer.callback_metrics)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # It is being put together; at the next hook it will be written.
+        self._saved = trainer.global_step
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._tell_saved()
+        self._run.end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._run.end(exception)
+
+    def _stop(self, trainer: Trainer) -> None:
+        """Ends the fit after this batch, without the epochs or the validation that it would still insist on."""
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        with self._run.saving():
+            trainer.save_checkpoint(os.path.join(folder, STOPPED))
+        self._tell_saved()
+        trainer.should_stop = True
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+        trainer.limit_val_batches = 0
+
+    def _tell_saved(self) -> None:
+        if self._saved is not None:
+            self._run.checkpoint(self._saved)
+            self._saved = None

@@ -1,0 +1,259 @@
+"""A session inside of a job: what its processes say and decide."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
+from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
+from tpu_trainer.doctor.findings import Check, Finding
+from tpu_trainer.doctor.hang import Pace
+from tpu_trainer.environment import check_agreement, read_environment
+from tpu_trainer.errors import NotFiniteError
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.progress import Progress
+from tpu_trainer.reporting.heartbeat import open_heartbeat
+from tpu_trainer.reporting.report import present_report
+from tpu_trainer.spec import OnNotFinite, read_run_spec
+from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.telemetry.rates import Throughput
+from tpu_trainer.telemetry.reporter import open_reporter
+from tpu_trainer.telling import Telling
+
+_PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
+"""The codes with which Python exits by itself: at the end of the program, and after an exception."""
+
+REPORT_SECONDS = 5.0
+REPORT_EVERY = 10
+"""The losses are read after so many seconds or calls of `step`, whichever comes first."""
+
+
+class Run:
+    """`stopping`: told to stop, and all processes have agreed that the step that was told last is their last one."""
+
+    def __init__(self, total_steps: int | None, global_batch_size: int | None, agree: Agree | None) -> None:
+        environment = read_environment(os.environ)
+        spec = read_run_spec(environment.run_spec, own_loop=True)
+        check_agreement(environment, spec)
+        # Callbacks for Kubeflow would report the same steps, without the checkpoints and phases.
+        os.environ.pop(ENV_KUBEFLOW_URL, None)
+        batch = replace(spec.batch, total=global_batch_size or spec.batch.total)
+        self._spec = spec = replace(spec, train_steps=total_steps or spec.train_steps, batch=batch)
+        self.stopping = False
+        self._told = Told()
+        self._agreement = Agreement(self._told, agree, torch_store)
+        self._clock, self._pace, self._losses = Clock(), Pace(), Losses()
+        self._begun, self._known = False, 0
+        self._throughput = Throughput(batch.total)
+        self._metrics: dict[str, float] = {}
+        self._learning_rate = math.nan
+        self._warned = False
+        self._reported, self._split = time.monotonic(), self._clock.seconds()
+        aloud = environment.host_index == 0 and place_on_host(os.environ) == 0
+        self._progress = _Quiet(spec.train_steps, environment.progress_file, silent=not aloud)
+        service = environment.progress_service if aloud else None
+        heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
+        reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=aloud)
+        self._telling = Telling(self._progress, reporter, heartbeat, aloud)
+        self._told.listen()
+        self._uncaught_before = sys.excepthook
+        sys.excepthook = self._uncaught
+
+    def step(self, step: int, loss: Any, metrics: Mapping[str, Any], learning_rate: float | None) -> None:
+        if self._begun:
+            self._clock.enter(Phase.HOST)
+        else:
+            self._begin(step - 1)
+        self._pace.step_done(step)
+        self._throughput.arrived(step, self._training_seconds())
+        if loss is not None:
+            self._losses.add(step, loss)
+        if learning_rate is not None:
+            self._learning_rate = learning_rate
+        if self._pace.steps % REPORT_EVERY == 0 or time.monotonic() - self._reported >= REPORT_SECONDS:
+            self._report(self._losses.read_earlier())
+        if metrics:
+            self.evaluated(step, metrics)
+        self.stopping = self._agreement.reached(step, self._pace.median_seconds)
+
+    def record(self, step: int, loss: Any, learning_rate: float | None) -> None:
+        self._losses.add(step, loss)
+        if learning_rate is not None:
+            self._learning_rate = learning_rate
+        self._report(self._losses.read_earlier())
+
+    def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._clock.enter(Phase.HOST)
+        self._metrics = dict(_numbers(metrics))
+        self._telling.evaluated(step, self._metrics)
+
+    def evaluation_goes_on(self) -> None:
+        self._clock.enter(Phase.EVALUATE)
+
+    def checkpoint(self, step: int) -> None:
+        self._progress.committed(step)
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        return self._clock.during(Phase.EVALUATE)
+
+    def saving(self) -> AbstractContextManager[object]:
+        return self._clock.during(Phase.CHECKPOINT)
+
+    def end(self, error: BaseException | None) -> None:
+        """As `Session.end`."""
+        outcome = self._close(error)
+        if outcome.code in _PYTHONS_OWN or isinstance(error, SystemExit):
+            return
+        if error is not None:
+            traceback.print_exception(error)
+        raise SystemExit(int(outcome.code))
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        """An exception that ends the process while the session is open, of which a callback does not hear."""
+        before = self._uncaught_before
+        outcome = self._close(error)
+        before(kind, error, frames)
+        if outcome.code not in _PYTHONS_OWN:
+            raise SystemExit(int(outcome.code))
+
+    def _close(self, error: BaseException | None) -> Outcome:
+        self._told.forget()
+        sys.excepthook = self._uncaught_before
+        if error is None:
+            error = self._last_look()
+        outcome = self._outcome(error)
+        leave_words(outcome)
+        if outcome.code is ExitCode.Succeeded:
+            self._progress.done(self._progress.checkpoint_step)
+        self._telling.ended(outcome)
+        return outcome
+
+    def _begin(self, step: int) -> None:
+        self._begun, self._known = True, step
+        self._throughput = Throughput(self._spec.batch.total, step)
+        self._clock.enter(Phase.HOST)
+        self._reported, self._split = time.monotonic(), self._clock.seconds()
+        self._telling.began(step)
+
+    def _training_seconds(self) -> float:
+        spent = self._clock.seconds()
+        return sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT]
+
+    def _report(self, losses: Sequence[tuple[int, float]]) -> None:
+        """Tells the losses that have been read.
+
+        Raises:
+            NotFiniteError: one of them is not finite, and the recipe says to stop then.
+        """
+        now, seconds = time.monotonic(), self._clock.seconds()
+        if losses:
+            curve: list[float] = []
+            for step, loss in losses:
+                # A loss that is told every ten steps stands for ten.
+                curve += [loss] * max(1, step - self._known)
+                self._known = step
+            sample = Sample(
+                step=losses[-1][0],
+                losses=tuple(curve),
+                learning_rate=self._learning_rate,
+                seconds=now - self._reported,
+                split={phase: seconds[phase] - self._split[phase] for phase in Phase},
+                examples_per_second=self._throughput.rate,
+            )
+            self._telling.sample(sample, self._progress.checkpoint_step)
+            self._reported, self._split = now, seconds
+        self._judge(losses)
+
+    def _judge(self, losses: Sequence[tuple[int, float]]) -> None:
+        broken = next(((step, loss) for step, loss in losses if not math.isfinite(loss)), None)
+        if broken is None:
+            return
+        step, loss = broken
+        message = f"the loss of step {step} is {loss}"
+        if self._spec.on_not_finite is OnNotFinite.STOP:
+            raise NotFiniteError(f"{message}; recipe.onNotFinite is Stop", step)
+        if not self._warned:
+            self._warned = True
+            self._telling.finding(Finding(Check.NOT_FINITE, step, message))
+
+    def _last_look(self) -> BaseException | None:
+        """What the losses that have not been read yet say."""
+        try:
+            self._report(self._losses.read_all())
+        except NotFiniteError as error:
+            return error
+        return None
+
+    def _outcome(self, error: BaseException | None) -> Outcome:
+        step = self._pace.last
+        if error is not None:
+            return outcome_of_own(error, step)
+        code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded
+        ending = f"stopped on request after {step} steps" if self.stopping else f"trained {step or 0} steps"
+        loss = {} if self._losses.newest is None else {"loss": self._losses.newest}
+        metrics = loss | self._metrics
+        values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
+        return Outcome(code, ending + values, step, metrics, self._throughput.rate)
+
+
+class Losses:
+    """The losses in the order of their steps, until they are read. `newest`: the last one that was read."""
+
+    def __init__(self) -> None:
+        self.newest: float | None = None
+        self._waiting: list[tuple[int, Any]] = []
+
+    def add(self, step: int, loss: Any) -> None:
+        self._waiting.append((step, loss.detach() if hasattr(loss, "detach") else loss))
+
+    def read_earlier(self) -> list[tuple[int, float]]:
+        """All but the newest if that is on a device, which may still be working on it: torch_xla would cut a step in
+        two, and differently on the processes."""
+        whole = not self._waiting or not _on_device(self._waiting[-1][1])
+        return self._read(len(self._waiting) if whole else len(self._waiting) - 1)
+
+    def read_all(self) -> list[tuple[int, float]]:
+        return self._read(len(self._waiting))
+
+    def _read(self, count: int) -> list[tuple[int, float]]:
+        read = [(step, float(loss)) for step, loss in self._waiting[:count]]
+        del self._waiting[:count]
+        if read:
+            self.newest = read[-1][1]
+        return read
+
+
+class _Quiet(Progress):
+    """Writes for the program that started it, but prints nothing: a loop of the user's own has its own log."""
+
+    def say(self, line: str) -> None:
+        pass
+
+
+def place_on_host(environ: Mapping[str, str]) -> int:
+    """This process's index among those of its host, as torchrun or torch_xla's launcher tells it; 0 if it is alone."""
+    text = environ.get("LOCAL_RANK") or environ.get("PJRT_LOCAL_PROCESS_RANK") or "0"
+    return int(text) if text.isdecimal() else 0
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Those that are numbers; a confusion matrix among them must not end the training."""
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            yield name, float(value)
+
+
+def _on_device(loss: Any) -> bool:
+    device = getattr(loss, "device", None)
+    return device is not None and getattr(device, "type", "cpu") != "cpu"

@@ -1,0 +1,108 @@
+"""When the processes of a user's own loop stop: after the same step on all of them, once one was told to.
+
+There is no collective: it would hang if only some processes call it, and get mixed up with the loop's own. The
+processes meet in torch.distributed's store instead. Whoever was told to stop writes down a step that is still ahead,
+the first one to do so decides, and everyone reads the store in every step. This agrees because processes that train
+together are less than one step apart: a step's all-reduce ends for no one before all have begun it.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+AHEAD_SECONDS = 1.0
+"""How far ahead the last step is, in time: a program that queues work on a device runs ahead of it by some steps."""
+
+MOST_AHEAD = 20
+"""How far ahead the last step is at most, in calls of `step`."""
+
+_KEY = "tpu-trainer/stop-after-step"
+
+Agree = Callable[[bool], bool]
+"""Takes whether this process was told to stop, and returns whether any was; called by every process in every step."""
+
+
+class Store(Protocol):
+    """The part of torch.distributed's Store that is used here."""
+
+    def check(self, keys: list[str], /) -> bool: ...
+    def get(self, key: str, /) -> bytes: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
+class Told:
+    """Whether this process got SIGTERM. Until `forget` no other handler hears of it."""
+
+    def __init__(self) -> None:
+        self._told = False
+        self._before: Any = None
+        self._installed = False
+
+    def __call__(self) -> bool:
+        return self._told
+
+    def listen(self) -> None:
+        # Python runs handlers in the main thread only, and refuses to install them from another.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            self._installed = True
+
+    def forget(self) -> None:
+        if self._installed:
+            # None: a handler that was not installed from Python.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+            self._installed = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._told = True
+
+
+class Agreement:
+    """`reached` is asked after every step. `agree`: the user's own way to agree, instead of the store."""
+
+    def __init__(self, told: Callable[[], bool], agree: Agree | None, find_store: Callable[[], Store | None]) -> None:
+        self._told, self._agree, self._find_store = told, agree, find_store
+        self._last: int | None = None
+
+    def reached(self, step: int, step_seconds: float) -> bool:
+        """Whether all processes end after `step`. `step_seconds`: what a step usually takes, 0 if that is unknown."""
+        if self._agree is not None:
+            if self._agree(self._told()):
+                self._last = step
+        elif self._last is None:
+            self._last = self._last_step(step, step_seconds)
+        return self._last is not None and step >= self._last
+
+    def _last_step(self, step: int, step_seconds: float) -> int | None:
+        store = self._find_store()
+        if store is None:
+            return step if self._told() else None
+        try:
+            if self._told():
+                return int(store.compare_set(_KEY, "", str(step + steps_ahead(step_seconds))))
+            return int(store.get(_KEY)) if store.check([_KEY]) else None
+        except RuntimeError:
+            # The store went away with the process that held it. The next collective fails, and says why.
+            return None
+
+
+def steps_ahead(step_seconds: float) -> int:
+    """1 for slow steps, because the grace period is short; more for fast ones."""
+    return max(1, min(MOST_AHEAD, math.ceil(AHEAD_SECONDS / step_seconds))) if step_seconds > 0 else 1
+
+
+def torch_store() -> Store | None:
+    """The store of torch.distributed; None while this process is alone, or has not joined the others."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if distributed.get_world_size() == 1:
+        return None
+    store: Store = distributed.distributed_c10d._get_default_store()
+    return store
