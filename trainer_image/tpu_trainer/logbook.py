@@ -36,6 +36,7 @@ NAME_LENGTH = 128
 AGREEMENT_SECONDS = 300.0
 """How long a replica waits for the others to log what it logs, before it says that they do not."""
 
+_ROOM = 8
 _CACHED = 16
 
 
@@ -52,8 +53,8 @@ class Style:
 
 @dataclass(frozen=True)
 class Row:
-    """What a replica brings to a step's exchange. values: on the device, shape [1 + 2 x len(names)]: above 0 if it has
-    new names, then the sums, then the weights, in the order of `names`."""
+    """What a replica brings to a step's exchange. values: on the device, shape [1 + 2k]: above 0 if it has new names,
+    then sum and weight of each of `names`, then zeros: k is a multiple of _ROOM."""
 
     names: tuple[str, ...]
     values: Tensor
@@ -121,7 +122,7 @@ class Logbook:
         self._waiting: dict[str, _Entry] = {}
         self._inside = False
         self._full = False
-        self._sent: tuple[tuple[float, ...], Tensor] | None = None
+        self._sent: tuple[list[float], Tensor] | None = None
         self._numbers: dict[float, Tensor] = {}
         self._patterns: set[tuple[str, ...]] = set()
         self._points: dict[str, list[tuple[int, float]]] = {}
@@ -189,21 +190,26 @@ class Logbook:
             self._waiting = {}
         names = tuple(table)
         self._check_alike(tuple(name for name in names if name in known and known[name].totals is not None))
-        found = [known.get(name) for name in names]
-        numbers = (
-            float(bool(self._waiting)),
-            *(0.0 if entry is None else entry.total for entry in found),
-            *(0.0 if entry is None else entry.weight for entry in found),
-        )
+        return Row(names, self._values([known.get(name) for name in names]))
+
+    def _values(self, entries: Sequence[_Entry | None]) -> Tensor:
+        """As in `Row`; None is a name that was not logged."""
+        numbers: list[float] = [float(bool(self._waiting))]
+        tensors: list[Tensor | None] = [None]
+        for entry in entries:
+            numbers += (0.0, 0.0) if entry is None else (entry.total, entry.weight)
+            tensors += (None, None) if entry is None else (entry.totals, entry.weights)
+        # Room for names that come later: with more places in the bucket, every step would be another program.
+        room = 1 + 2 * _ROOM * max(1, -(-len(entries) // _ROOM))
+        numbers += [0.0] * (room - len(numbers))
+        tensors += [None] * (room - len(tensors))
         if self._sent is None or self._sent[0] != numbers:
             self._sent = numbers, self._backend.numbers(numbers)
         values = self._sent[1].mean(dim=0)
-        totals = [None if entry is None else entry.totals for entry in found]
-        weights = [None if entry is None else entry.weights for entry in found]
-        if any(each is not None for each in (*totals, *weights)):
-            zero = torch.zeros((), device=values.device)
-            values = values + torch.stack([zero, *(zero if each is None else each for each in (*totals, *weights))])
-        return Row(names, values)
+        if all(each is None for each in tensors):
+            return values
+        zero = torch.zeros((), device=values.device)
+        return values + torch.stack([zero if each is None else each for each in tensors])
 
     def agree(self) -> bool:
         """Takes the new names of all replicas into the table; returns whether one of them has values that were not
@@ -231,7 +237,7 @@ class Logbook:
         for step, (names, (_, *numbers)) in enumerate(readings, first):
             while self._boundaries and self._boundaries[0] < step:
                 self._end_epoch(self._boundaries.pop(0))
-            for name, total, weight in zip(names, numbers[: len(names)], numbers[len(names) :], strict=True):
+            for name, total, weight in zip(names, numbers[0::2], numbers[1::2], strict=False):
                 if weight != 0:
                     self._note(step, name, total, weight)
         return any(news > 0 for _, (news, *_) in readings)
