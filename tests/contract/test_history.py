@@ -12,6 +12,7 @@ from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tpu_trainer.clock import Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import parse_run_spec
 from tpu_trainer.telemetry import history as trainer
@@ -32,6 +33,7 @@ def eventful() -> trainer.History:
     history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split))
     history.sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
     history.evaluated(4, {"accuracy": 0.875, "perplexity": math.inf})
+    history.logged([Curve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
     history.finding(Finding("Padding", 1, "pad less"))
     return history
 
@@ -53,7 +55,8 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     assert [point.mean for point in shown.recorded.losses] == [0.75, None, None, 0.5]
     assert (shown.recorded.examples_per_second, shown.recorded.mfu) == (80.0, 0.4)
     page = render(shown)
-    assert all(words in page for words in (job.name, "pad less", "0.875", "Succeeded" if ended else "Running"))
+    known = (job.name, "pad less", "0.875", "&lt;b&gt;accuracy", "0.625")
+    assert all(words in page for words in (*known, "Succeeded" if ended else "Running"))
     assert f"{duration(41.0)} until its first loss, {duration(12.5)} of it to compile 2 programs" in page
 
 

@@ -69,6 +69,9 @@ class ThreadBackend:
     def flag(self, up: bool) -> Tensor:
         return torch.tensor([float(up)])
 
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor([values])
+
     def compilations(self) -> int:
         return 0
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tpu_trainer import Hyperparameters, Task
+from tpu_trainer import Hyperparameters, Task, log
 
 CLASSES = 3
 EXAMPLES = 72
@@ -48,6 +48,26 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def small(hp: Hyperparameters) -> Task:
     return Task(model=Network(), train=examples(), loss=loss)
+
+
+def talkative(rarely: bool = False) -> Task:
+    """Logs what may cost a program, a wait or an exchange: tensors and numbers, weighted and not; `rarely`: one more in
+    every fifth step."""
+    calls = 0
+
+    def logging(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        value = loss(model, batch)
+        log("half", value / 2)
+        log("calls", calls)
+        log("weighted", value, weight=calls)
+        log("by tensor", calls, weight=(batch[1] == 1).sum())
+        if rarely and calls % 5 == 0:
+            log("every fifth", value)
+        return value
+
+    return Task(model=Network(), train=examples(), loss=logging)
 
 
 def uneven_start(hp: Hyperparameters) -> Task:

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 
+import pytest
+
 from tests.trainer import tasks
 from tests.trainer.gang import Launcher, chips, run_spec, start_replicas
 from tpu_trainer import exchange
@@ -43,6 +45,10 @@ def test_a_small_models_step_is_one_all_reduce_of_its_gradients_in_reverse_order
 
 
 def test_replicas_that_share_a_process_do_not_count_each_others_programs_and_reads(launcher: Launcher) -> None:
-    gang = start_replicas(launcher, "chips", 2, trainSteps=120)
+    gang = start_replicas(launcher, "chips", 2, trainSteps=120, entrypoint="tests.trainer.tasks:talkative")
     assert gang.wait() == [ExitCode.Succeeded], gang.output()
     assert gang.progress()[-1]["warnings"] == []
+    # Nor does what the task logs cost a program or a read.
+    metrics = gang.hosts[0].message()["metrics"]
+    assert metrics["half"] == pytest.approx(metrics["loss"] / 2)
+    assert metrics["calls"] == 120

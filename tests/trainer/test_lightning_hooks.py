@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
 
 from tests.trainer.test_task import hyperparameters
+from tests.trainer.whole_runs import run
 from tpu_trainer.data import Share
+from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning import adopt
@@ -42,6 +45,57 @@ class Line(lightning.LightningModule):
         if self.schedule is None:
             return optimizer
         return [optimizer], [self.schedule(optimizer, self.trainer.estimated_stepping_batches)]
+
+
+def test_what_training_steps_log_is_reported_as_means_over_all_processes() -> None:
+    class Logging(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = MeanMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            rank = float(self.trainer.global_rank)
+            self.log("plain", rank)
+            self.log("of epochs", rank + batch_idx, on_step=False, on_epoch=True)
+            self.log_dict({"both": batch_idx}, on_epoch=True, prog_bar=True)
+            self.log("weighted", torch.tensor(rank), batch_size=1 + 3 * int(rank))
+            self.log("sum", 2, reduce_fx="sum")
+            self.log("metric", self.mean(rank))
+            self.log("object", self.mean)
+            self.log("for the bar only", 1.0, logger=False)
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss + 1)
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.log("at the end", self.current_epoch, on_epoch=True)
+
+    def made(hp: Any, rank: int) -> Loaded:
+        return Loaded(*adopt(Logging(), None, hp, Share(rank, 2)))
+
+    metrics = dict(run(made, 2, trainSteps=2 * EPOCH).outcome.metrics)
+    assert metrics.pop("loss") < 0
+    assert metrics == {
+        "plain": 0.5,
+        "of epochs": 1.5,
+        "both_step": 2.0,
+        "both_epoch": 1.0,
+        "weighted": pytest.approx(0.8),
+        "sum": 4.0,
+        "metric": 0.5,
+        "object": 0.5,
+        "at the end": 1.0,
+    }
+
+
+def test_a_reduction_that_cannot_be_made_is_refused() -> None:
+    class Largest(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("largest", 1.0, reduce_fx="max")
+            return super().training_step(batch, batch_idx)
+
+    outcome = run(lambda hp, rank: Loaded(*adopt(Largest(), None, hp, Share(0, 1))), trainSteps=2).outcome
+    assert outcome.message == 'self.log("largest"): reduce_fx max is not supported; mean and sum are'
 
 
 class Run:

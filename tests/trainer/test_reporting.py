@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import threading
 import warnings
@@ -24,6 +25,7 @@ from tpu_trainer.contract import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, Exit
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, stacks
 from tpu_trainer.environment import read_environment
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting import heartbeat as module
@@ -79,6 +81,14 @@ def test_a_continued_run_reports_the_step_of_its_checkpoint() -> None:
     progress.resumed(40, "continues")
     told = present_report(parse_run_spec(run_spec(trainSteps=100)), Clock(), Pace(), progress)
     assert (told.step, told.checkpoint_step, told.phase) == (40, 40, ReportPhase.STARTING)
+
+
+def test_the_metrics_of_an_evaluation_come_before_what_was_logged_and_replace_it() -> None:
+    progress = Progress(100, None, silent=True)
+    progress.logged([Curve("accuracy", ((1, 0.25), (2, 0.5))), Curve("norm", ((2, math.nan),))])
+    progress.evaluated(2, {"top5": 0.75, "accuracy": 0.875})
+    metrics = present_report(parse_run_spec(run_spec()), Clock(), Pace(), progress).metrics
+    assert str(metrics) == "{'top5': 0.75, 'accuracy': 0.875, 'norm': nan}"
 
 
 def test_the_remaining_time_follows_from_the_rate() -> None:

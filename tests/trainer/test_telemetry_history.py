@@ -14,10 +14,12 @@ from tests.trainer.gang import run_spec
 from tests.trainer.histories import history_of
 from tpu_trainer.clock import Phase
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.logbook import Curve
 from tpu_trainer.spec import parse_run_spec
 from tpu_trainer.telemetry import history as module
 from tpu_trainer.telemetry.history import (
     KINDS_OF_FINDINGS,
+    LOGGED_CURVES,
     Attempt,
     History,
     Sample,
@@ -137,8 +139,16 @@ def test_findings_of_ever_new_checks_do_not_fill_the_memory() -> None:
     assert len(of(history).warnings) == KINDS_OF_FINDINGS
 
 
+def test_values_of_ever_new_names_do_not_fill_the_memory() -> None:
+    history = History()
+    for number in range(2 * LOGGED_CURVES):
+        history.logged([Curve(f"x{number}", ((1, 0.5),))])
+    assert len(of(history).logged) == LOGGED_CURVES
+
+
 def told(history: History) -> History:
     history.evaluated(20, {"accuracy": 0.5})
+    history.logged([Curve("margin", ((10, 0.5), (20, math.nan), (30, 0.25)))])
     history.finding(Finding("InputBound", 20, "waits"))
     return history
 
@@ -176,6 +186,8 @@ def test_steps_that_a_resumed_run_repeats_are_forgotten() -> None:
     assert [point.step for point in until.losses] == list(range(1, 26))
     assert [point.step for point in until.stretches] == [10, 20]
     assert [evaluation.step for evaluation in until.evaluations] == [20]
+    (logged,) = until.logged
+    assert [(point.step, point.mean, point.broken) for point in logged["points"]] == [(10, 0.5, 0), (20, None, 1)]
     assert [warned.check for warned in until.warnings] == ["InputBound"]
 
 

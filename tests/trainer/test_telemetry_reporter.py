@@ -17,6 +17,7 @@ from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import BadSpecError, StorageError
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry import reporter as module
@@ -68,10 +69,13 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
         reporter.first_loss(FirstLoss(40.0 / attempt, 2, 12.5))
         for step in range(start + 10, end + 10, 10):
             reporter.sample(sample(step))
+            reporter.logged([Curve("accuracy", ((step, attempt),))])
         reporter.ended(Outcome(code, "ended", end))
 
     history = recorded_in(tmp_path)
     assert [point["step"] for point in history["losses"]] == list(range(1, 41))
+    (logged,) = history["logged"]
+    assert [(point["step"], point["mean"]) for point in logged["points"]] == [(10, 1), (20, 1), (30, 2), (40, 2)]
     assert [(a["number"], a["first"], a["last"], a["outcome"]) for a in history["attempts"]] == [
         (1, 0, 30, "Preempted"),
         (2, 20, 40, "Succeeded"),
@@ -222,6 +226,7 @@ def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Pat
     reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
     reporter.began(0)
     reporter.sample(sample(2, count=2))
+    reporter.logged([Curve("accuracy", ((1, 0.25), (2, 0.5)))])
     reporter.evaluated(2, {"accuracy": 0.875})
     reporter.ended(DONE)
 
@@ -235,6 +240,8 @@ def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Pat
         (2, "speed/waiting for input", 0.25),
         (2, "speed/model flops utilisation", pytest.approx(0.4)),
         (2, "recipe/gradient noise scale", 32.0),
+        (1, "training/accuracy", 0.25),
+        (2, "training/accuracy", 0.5),
         (2, "evaluation/accuracy", 0.875),
     ]
 

@@ -15,6 +15,7 @@ from tpu_training_operator.report import charts
 from tpu_training_operator.report.formatting import THIN, duration, number, share
 from tpu_training_operator.report.history import UnreadableHistory, parse_history
 from tpu_training_operator.report.markup import html
+from tpu_training_operator.report.page import CHARTED_METRICS
 from tpu_training_operator.report.plot import axis_of, step_axis
 from tpu_training_operator.report.recipe import recipe_rows
 
@@ -166,6 +167,7 @@ def test_hostile_names_and_messages_stay_text() -> None:
     }
     recorded = run_of(20) | {
         "evaluations": [{"step": step, "metrics": {"loss": 0.4, HOSTILE: 0.5}} for step in (10, 20)],
+        "logged": [{"name": HOSTILE, "stride": 1, "points": losses_of([0.5, 0.25])}],
         "warnings": [warned(HOSTILE, HOSTILE, 20)],
         "attempts": [attempt(1, 0, 20, HOSTILE)],
     }
@@ -173,7 +175,17 @@ def test_hostile_names_and_messages_stay_text() -> None:
     plain, found = Elements(page_of(typical(), spec={"scaling": SCALING})), Elements(page)
     assert found.tags <= plain.tags
     assert found.attributes <= plain.attributes
-    assert found.text.count(HOSTILE) >= 11
+    assert found.text.count(HOSTILE) >= 14
+
+
+def test_logged_values_have_a_curve_and_a_row_each_and_those_that_are_not_finite_are_counted() -> None:
+    names = [f"value {number}" for number in range(20)]
+    logged = [{"name": name, "stride": 1, "points": losses_of([0.5, math.nan, 0.25, math.nan])} for name in names]
+    never = {"name": "never", "stride": 1, "points": losses_of([math.nan])}
+    found = Elements(page_of(run_of(20) | {"logged": [*logged, never, {"name": "none", "stride": 1, "points": []}]}))
+    assert all(f"{name}not finite0.250.52" in found.text for name in names)
+    assert "nevernot finite––1" in found.text
+    assert sum(found.text.count(f"step 3: {name} 0.25") for name in names) == CHARTED_METRICS
 
 
 def test_the_page_names_nothing_outside_of_itself() -> None:

@@ -1,21 +1,23 @@
 """The worker image's trainer: data-parallel PyTorch from one run spec, on TPU chips or on CPU hosts.
 
-Users import `Task` and `Hyperparameters` from here to write an entrypoint; the operator and the local runner
+Users import `Task`, `Hyperparameters` and `log` from here to write an entrypoint; the operator and the local runner
 start `python -m tpu_trainer`. The names are loaded on first use because importing torch takes seconds, and a
 process that only has to say "bad run spec" should not pay for it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpu_trainer.logbook import log
     from tpu_trainer.task import Hyperparameters, Task
 
-__all__ = ["Hyperparameters", "Task"]
+__all__ = ["Hyperparameters", "Task", "log"]
+
+_FROM = {"Hyperparameters": "task", "Task": "task", "log": "logbook"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from tpu_trainer import task
-
-        return getattr(task, name)
+    if name in _FROM:
+        return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ from tpu_trainer.errors import UserCodeError
 
 if TYPE_CHECKING:
     from tpu_trainer.backends.base import Backend
+    from tpu_trainer.logbook import Row
 
 LOSS, WEIGHT, STOP, SAVE, BROKEN, SQUARE = range(6)
 """Places of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
@@ -98,13 +99,15 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a step's exchange returns. signals: summed over all replicas, shape [5], or [6] with SQUARE.
+    """What a step's exchange returns. signals: summed over all replicas: 5, or 6 with SQUARE, then `logged`.
 
-    square: the squared length of the global gradient, shape []; None unless asked for.
+    square: the squared length of the global gradient, shape []; None unless asked for. logged: the names of what the
+    task has logged, as in `Row`.
     """
 
     signals: Tensor
     square: Tensor | None = None
+    logged: tuple[str, ...] = ()
 
     @property
     def finite(self) -> Tensor:
@@ -114,7 +117,12 @@ class Sums:
 
 
 def exchange(
-    parameters: Sequence[nn.Parameter], loss: Loss, wishes: Wishes, backend: Backend, squares: bool = False
+    parameters: Sequence[nn.Parameter],
+    loss: Loss,
+    wishes: Wishes,
+    backend: Backend,
+    squares: bool = False,
+    logged: Row | None = None,
 ) -> Sums:
     """Replaces every gradient by the gradient of the mean loss over all replicas.
 
@@ -131,11 +139,13 @@ def exchange(
     used = [parameter.grad is not None for parameter in parameters]
     sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
     gradients, signals = take(sent, loss, wishes, squares)
+    if logged is not None:
+        signals = torch.cat([signals, logged.values.to(signals.dtype)])
+    count = len(signals)
     if not alone:
         signals = torch.cat([signals, backend.to_device(torch.tensor(used, dtype=signals.dtype))])
     sums, total = backend.reduce(gradients, signals)
     del gradients
-    count = SIGNALS + squares
     anywhere = [True] * len(sent)
     # If this replica has every gradient, each exists somewhere: most models never wait for this reading.
     if not alone and not all(used):
@@ -149,7 +159,11 @@ def exchange(
             mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
             parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
     # A copy: over gloo a slice of the flat sums would keep all of them alive until it is read.
-    return Sums(total[:count].clone(), square([p.grad for p in parameters if p.grad is not None]) if squares else None)
+    return Sums(
+        total[:count].clone(),
+        square([p.grad for p in parameters if p.grad is not None]) if squares else None,
+        () if logged is None else logged.names,
+    )
 
 
 def take(
@@ -195,7 +209,7 @@ class Reading:
     losses: the global loss of each step. finite: whether its loss and gradients are finite. stopping, saving: in one of
     the steps a replica asked to end the run, or for a checkpoint.
     squares: per step the mean over replicas of their own squared gradient, and the square of the global gradient; empty
-    unless the noise scale is asked for.
+    unless the noise scale is asked for. logged: per step the names of what the task has logged, and the sums of `Row`.
     """
 
     losses: tuple[float, ...]
@@ -203,6 +217,7 @@ class Reading:
     stopping: bool = False
     saving: bool = False
     squares: tuple[tuple[float, float], ...] = ()
+    logged: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = ()
 
     def then(self, later: Reading) -> Reading:
         return Reading(
@@ -211,6 +226,7 @@ class Reading:
             self.stopping or later.stopping,
             self.saving or later.saving,
             self.squares + later.squares,
+            self.logged + later.logged,
         )
 
 
@@ -256,6 +272,7 @@ class Signals:
         """Reads the `count` oldest."""
         taken = self._unread[:count]
         squares = [sums.square for sums in taken if sums.square is not None]
+        rest = SIGNALS + bool(squares)
         here = self._backend.to_host([*(sums.signals for sums in taken), *squares])
         del self._unread[:count]
         self.read_through += count
@@ -270,6 +287,7 @@ class Signals:
                 (row[SQUARE] / self._backend.terms, float(whole))
                 for row, whole in zip(rows, here[count:], strict=False)
             ),
+            logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(taken, rows, strict=True) if row[rest:]),
         )
 
 

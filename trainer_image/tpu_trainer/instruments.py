@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from tpu_trainer.data import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import MOST_STEPS, Loss, Reading, Signals
+from tpu_trainer.logbook import Logbook
 from tpu_trainer.task import Batch
 from tpu_trainer.telemetry.history import FirstLoss, Sample
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
@@ -35,7 +36,8 @@ CHECKUP_EVERY = 100
 
 @dataclass
 class Instruments:
-    """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for."""
+    """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for; `logbook`:
+    what the task logs."""
 
     backend: Backend
     clock: Clock
@@ -45,6 +47,7 @@ class Instruments:
     utilisation: Utilisation
     noise: NoiseScale | None
     telling: Telling
+    logbook: Logbook
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -66,14 +69,17 @@ class Instruments:
 
         return timed()
 
-    def settle(self) -> None:
-        """Runs what hooks left pending between epochs: else it would make the next step a program of its own."""
+    def settle(self, step: int) -> None:
+        """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
+        self.logbook.epoch_ended(step)
         with self.doctor.set_aside():
             self.backend.sync()
 
-    def passes(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def passes(self) -> Iterator[None]:
         """Around a step's forward and backward passes."""
-        return self.utilisation.counting()
+        with self.logbook.passes(), self.utilisation.counting():
+            yield
 
     @contextmanager
     def exchange(self, step: int, loss: Loss, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -82,7 +88,8 @@ class Instruments:
         Raises:
             DivergedError, PeerLostError: as `Doctor.before_sync`.
         """
-        self.doctor.before_sync(step, [*loss.tensors, *(p.grad for p in parameters if p.grad is not None)])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self.doctor.before_sync(step, [*loss.tensors, *gradients, *self.logbook.pending()])
         with self.clock.during(Phase.DEVICE):
             yield
 
@@ -111,6 +118,9 @@ class Instruments:
         self._losses += reading.losses
         self._rate = learning_rate
         self._steps += len(reading.losses)
+        if self.logbook.read(step - len(reading.losses) + 1, reading.logged):
+            with self.doctor.set_aside():
+                self.logbook.agree()
         # Evaluations and checkpoints are not steps and do not count in their rate.
         spent = self.clock.seconds()
         self.throughput.arrived(step, sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT])
@@ -147,9 +157,16 @@ class Instruments:
                 passed = (time.monotonic() - self._begun) / max(1, self._steps)
                 signals.settle_interval(self.throughput.step_seconds or passed)
 
+    def finish_log(self, step: int) -> None:
+        """Reports what was logged after the last exchange. A collective."""
+        with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
+            self.logbook.finish(step)
+        self.telling.logged(self.logbook.take())
+
     def _report(self, step: int) -> None:
         if not self._losses:
             return
+        self.telling.logged(self.logbook.take())
         now, seconds = time.monotonic(), self.clock.seconds()
         sample = Sample(
             step=step,

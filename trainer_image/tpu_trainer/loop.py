@@ -68,7 +68,7 @@ def train(
             with user_code("the end of an epoch"):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
-            instruments.settle()
+            instruments.settle(step - 1)
 
         update.begins()
         with instruments.passes():
@@ -82,7 +82,7 @@ def train(
         parameters = trainable.now()
         wishes = Wishes(stop=flags[stop()], save=flags[checkpoints.overdue()])
         with instruments.exchange(step, loss, parameters):
-            sums = exchange(parameters, loss, wishes, backend, squares=work.noise_scale)
+            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
 
         work.rates.set(step - 1)
         update.make(parameters, sums)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from tpu_trainer.contract import MOST_WARNINGS
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import finite
 from tpu_trainer.telemetry.history import Sample
+
+MOST_SHOWN = 4
+"""Logged values in a line of the log."""
 
 Phase = Literal["starting", "training", "evaluating", "done"]
 
@@ -24,7 +28,7 @@ class Progress:
     """Prints and appends to `file`, if there is one, unless `silent`. `step` is the last step reported.
 
     `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
-    evaluation. `warnings`: the first MOST_WARNINGS findings.
+    evaluation. `means`: the last values of what the task has logged. `warnings`: the first MOST_WARNINGS findings.
     """
 
     def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
@@ -35,6 +39,8 @@ class Progress:
         self._silent = silent
         self.last: Sample | None = None
         self.metrics: Mapping[str, float] = {}
+        self.means: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
         self.warnings: tuple[str, ...] = ()
 
     def starting(self, line: str) -> None:
@@ -49,9 +55,18 @@ class Progress:
     def sample(self, sample: Sample) -> None:
         self.step, self.last = sample.step, sample
         rate = sample.examples_per_second
+        means = "".join(f", {name} {value:.6g}" for name, value in list(self._shown.items())[:MOST_SHOWN])
         speed = "" if rate is None else f", {rate:.1f} examples/s"
-        self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{speed}")
+        self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{means}{speed}")
         self._append("training", losses=[finite(loss) for loss in sample.losses])
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        """What the task has logged; the next sample's line shows it."""
+        for curve in curves:
+            _, value = curve.points[-1]
+            self.means[curve.name] = value
+            if curve.shown:
+                self._shown[curve.name] = value
 
     def finding(self, finding: Finding) -> None:
         """A warning, which every later record repeats."""

@@ -41,6 +41,7 @@ from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, User
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.logbook import Logbook, closed
 from tpu_trainer.loop import Trained, train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, outcome_of
@@ -220,6 +221,7 @@ class _Run:
             utilisation=Utilisation(self.spec, backend.terms),
             noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
             telling=self.telling,
+            logbook=Logbook(backend, self.telling.finding),
             first=work.start.step,
         )
 
@@ -242,8 +244,10 @@ class _Run:
             if work.start.step == 0:
                 with work.hooks.rehearsal():
                     try_evaluation(work.task, _evaluation_rows(work, share), share, self.backend)
-            with self.backend.feed(self._batches(work, share)) as batches:
+            with self.backend.feed(self._batches(work, share)) as batches, instruments.logbook.open():
                 trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
+            if not trained.stopped:
+                instruments.finish_log(trained.step)
         except BaseException:
             instruments.doctor.leave()
             raise
@@ -252,7 +256,7 @@ class _Run:
             safe = _safe(trained.step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
             progress.stopped(checkpoints.last_step)
             ending = f"stopped on request after {trained.step} steps"
-            return _outcome(ExitCode.Preempted, ending, trained, {}, rate, safe + finiteness.summary)
+            return _outcome(ExitCode.Preempted, ending, trained, {}, progress.means, rate, safe + finiteness.summary)
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
@@ -270,7 +274,7 @@ class _Run:
             )
         progress.done(checkpoints.last_step)
         ending = done or f"trained {trained.step} steps"
-        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, rate, finiteness.summary)
+        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, progress.means, rate, finiteness.summary)
 
     def _leave_weights(self, work: Work) -> None:
         """On the user's machine, a run without checkpoints leaves its weights beside its report."""
@@ -293,7 +297,7 @@ class _Run:
         return islice(stream_batches(work.task, order, first, self.telling.progress.say), count)
 
     def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
-        with nullcontext() if work.average is None else work.average.in_model():
+        with closed(), nullcontext() if work.average is None else work.average.in_model():
             metrics = evaluate(work.task, _evaluation_rows(work, share), share, self.backend)
         self.telling.evaluated(step, metrics)
         return metrics
@@ -328,12 +332,19 @@ def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
 
 
 def _outcome(
-    code: ExitCode, ending: str, trained: Trained, evaluated: Mapping[str, float], rate: float | None, safe: str = ""
+    code: ExitCode,
+    ending: str,
+    trained: Trained,
+    evaluated: Mapping[str, float],
+    logged: Mapping[str, float],
+    rate: float | None,
+    safe: str = "",
 ) -> Outcome:
     loss = {} if trained.loss is None else {"loss": trained.loss}
     metrics = {**loss, **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    return Outcome(code, f"{ending}{values}{safe}", trained.step, metrics, rate)
+    # What was logged comes last, because a message that is too long loses its last metrics.
+    return Outcome(code, f"{ending}{values}{safe}", trained.step, {**metrics, **logged, **metrics}, rate)
 
 
 def _safe(step: int, kept: int | None) -> str:

@@ -5,10 +5,11 @@ Every replica has one; all but one are silent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import Heartbeat
@@ -37,6 +38,11 @@ class Telling:
         self.progress.checkpoint_step = checkpoint_step
         self.progress.sample(sample)
         self.reporter.sample(sample)
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        """What the task has logged since the last time."""
+        self.progress.logged(curves)
+        self.reporter.logged(curves)
 
     def finding(self, finding: Finding) -> None:
         self.progress.finding(finding)

@@ -6,7 +6,7 @@ from typing import TypeVar
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.report.formatting import count, duration, number, share
-from tpu_training_operator.report.history import Evaluation, Losses, Measured, Stretch
+from tpu_training_operator.report.history import Evaluation, Logged, Losses, Measured, Stretch
 from tpu_training_operator.report.markup import tag
 from tpu_training_operator.report.plot import HEIGHT, WIDTH, Axis, Curve, Plot, Point, axis_of, bar, draw, step_axis
 
@@ -42,6 +42,16 @@ def metric_chart(measured: Measured, name: str) -> Element:
     y = axis_of([each.metrics[name] for each in found], ticks=4)
     curve = Curve("evaluation", [[_evaluated(name, each) for each in found]], dots=len(found) <= COLUMNS // 4)
     return draw(Plot(f"{name} over steps", _steps(measured), y, [curve]))
+
+
+def logged_chart(measured: Measured, logged: Logged) -> Element:
+    """What the task has logged under one name, with at least one value that can be drawn."""
+    columns = [_merged_losses(group) for group in _columns(logged.points)]
+    span = [value for point in columns for value in (point.low, point.high) if value is not None]
+    y = axis_of(filter(drawable, span), ticks=4)
+    broken = [point.step for point in columns if point.broken]
+    curve = Curve("training", _unbroken(columns, logged.name))
+    return draw(Plot(f"{logged.name} over steps", _steps(measured), y, [curve], broken=broken))
 
 
 def evaluations_of(measured: Measured, name: str) -> list[Evaluation]:
@@ -141,8 +151,8 @@ def _steps(measured: Measured) -> Axis:
     return step_axis(first, max(known, default=1))
 
 
-def _unbroken(losses: Sequence[Losses]) -> list[list[Point]]:
-    """The line ends at a column without a finite loss and starts again after it."""
+def _unbroken(losses: Sequence[Losses], name: str = "loss") -> list[list[Point]]:
+    """The line ends at a column without a finite value and starts again after it."""
     parts: list[list[Point]] = [[]]
     for loss in losses:
         if loss.mean is None or loss.low is None or loss.high is None:
@@ -150,7 +160,7 @@ def _unbroken(losses: Sequence[Losses]) -> list[list[Point]]:
             continue
         spread = f" ({number(loss.low)} to {number(loss.high)})" if loss.low < loss.high else ""
         broken = f", {count(loss.broken)} not finite" if loss.broken else ""
-        text = f"{_steps_up_to(loss.step, loss.count)}: loss {number(loss.mean)}{spread}{broken}"
+        text = f"{_steps_up_to(loss.step, loss.count)}: {name} {number(loss.mean)}{spread}{broken}"
         parts[-1].append(Point(loss.step, loss.mean, loss.low, loss.high, text))
     return parts
 

@@ -37,6 +37,13 @@ class Losses(_Recorded):
     broken: int
 
 
+class Logged(_Recorded):
+    """What the task has logged under a name: its points are as those of the losses."""
+
+    name: str
+    points: Sequence[Losses] = ()
+
+
 class Stretch(_Recorded):
     """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate."""
 
@@ -92,6 +99,7 @@ class Measured(_Recorded):
 
     attempts: Sequence[Attempt] = Field(min_length=1)
     losses: Sequence[Losses] = ()
+    logged: Sequence[Logged] = ()
     stretches: Sequence[Stretch] = ()
     evaluations: Sequence[Evaluation] = ()
     warnings: Sequence[Warned] = ()

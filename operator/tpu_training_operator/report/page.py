@@ -70,6 +70,7 @@ def render(history: History) -> str:
         _header(history),
         _numbers(measured, spec, sum(split.values())),
         _loss(measured),
+        _logged(measured),
         _evaluations(measured),
         _throughput(measured, spec),
         _time(split, len(measured.attempts), OWN_LOOP if spec.entrypoint is None else PHASES),
@@ -210,6 +211,32 @@ def _evaluations(measured: Measured) -> Element | None:
         "Evaluations",
         tag("div", figures, class_="small") if figures else None,
         _table(["Metric", "Last", "Least", "Greatest"], rows, right=(1, 2, 3)),
+    )
+
+
+def _logged(measured: Measured) -> Element | None:
+    """What the task has logged in training."""
+    if not measured.logged:
+        return None
+    rows: list[Element] = []
+    figures: list[Element] = []
+    for logged in measured.logged:
+        finite = [point for point in logged.points if charts.drawable(point.low) and charts.drawable(point.high)]
+        values = [value for point in finite for value in (point.low, point.high) if value is not None]
+        least, greatest = (number(min(values)), number(max(values))) if values else ("–", "–")
+        last = logged.points[-1] if logged.points else None
+        newest = "–" if last is None else "not finite" if last.mean is None else number(last.mean)
+        broken = sum(point.broken for point in logged.points)
+        texts = (newest, least, greatest, count(broken) if broken else "–")
+        cells = (tag("td", text, class_="right") for text in texts)
+        rows.append(tag("tr", tag("th", logged.name, scope="row"), cells))
+        if len(finite) > 1 and len(figures) < CHARTED_METRICS:
+            figures.append(tag("figure", tag("figcaption", logged.name), charts.logged_chart(measured, logged)))
+    return _section(
+        "logged",
+        "Logged in training",
+        tag("div", figures, class_="small") if figures else None,
+        _table(["Name", "Last", "Least", "Greatest", "Not finite"], rows, right=(1, 2, 3, 4)),
     )
 
 

@@ -89,6 +89,13 @@ class Backend(Protocol):
         The sum of its elements, among the signals of a reduction, is above 0 where any process's flag was up.
         """
 
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        """Numbers of this process as data on the device, shape [k, n].
+
+        The mean of its k rows, among the signals of a reduced bucket, becomes the sum over all processes; or their
+        mean, where one program serves all (`terms` is 1).
+        """
+
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         """Every process's row, in rank order; a collective. Rows are equally long, values are float32."""
 

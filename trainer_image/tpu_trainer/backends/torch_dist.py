@@ -67,6 +67,9 @@ class TorchDistributed:
     def flag(self, up: bool) -> Tensor:
         return torch.tensor([float(up)], device=self.device)
 
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor([values], device=self.device)
+
     def compilations(self) -> int:
         return 0
 

@@ -140,6 +140,10 @@ class XlaSpmd(_XlaHosts):
         """One element per device, so that each host brings its own and their sum is the same everywhere."""
         return self.send(torch.full([self._local_devices], float(up)))
 
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        """One row per device, so that each host brings its own."""
+        return self.send(torch.tensor([values] * self._local_devices))
+
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """What comes in covers the global batch already."""
         return list(gradients), signals

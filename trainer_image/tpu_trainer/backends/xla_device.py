@@ -46,6 +46,9 @@ class XlaDevice:
     def flag(self, up: bool) -> Tensor:
         return self.send(torch.tensor([float(up)]))
 
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        return self.send(torch.tensor([values]))
+
     def send(self, tensor: Tensor) -> Tensor:
         """A copy of a host tensor on the device, there at once.
 

@@ -146,7 +146,8 @@ def _verdict(programs: Sequence[bytes], step: int) -> str:
     return (
         f"{_DIVERGED}:in step {step} {replicas(odd)} would run another program than {replicas(others)}; on TPU they "
         "would wait for each other forever. Look for a branch on the rank or host in the task, for batches whose "
-        "shapes differ between hosts, and for Python numbers (not tensors) that differ between them"
+        "shapes differ between hosts, for values that only some of them log, and for Python numbers (not tensors) that "
+        "differ between them"
     )
 
 

@@ -141,8 +141,8 @@ _NEW_SHAPES = (
 )
 _SAME_SHAPES = (
     "the batch has the shapes of the first step, so the program itself has changed. Look for an `if`, a loop or a "
-    "slice that depends on a Python number, for a value read every few steps, for a learning rate that becomes exactly "
-    "0 or 1; PT_XLA_DEBUG_LEVEL=1 prints where each compilation came from"
+    "slice that depends on a Python number, for a value read or logged every few steps, for a learning rate that "
+    "becomes exactly 0 or 1; PT_XLA_DEBUG_LEVEL=1 prints where each compilation came from"
 )
 _FALLBACK = (
     "{name} has no implementation on the device and ran on the CPU, {rate:.1f} times a step: each time the step is cut "

@@ -9,13 +9,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeGuard, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.lightning.optimizers import Scheduled
+from tpu_trainer.logbook import Style, note
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -45,6 +47,28 @@ def is_metric(value: Any) -> TypeGuard[Metric]:
     return isinstance(value, Metric)
 
 
+_KINDS: Mapping[Any, Literal["mean", "sum"]] = {"mean": "mean", "sum": "sum", torch.mean: "mean", torch.sum: "sum"}
+
+
+def kind_of(name: str, reduce_fx: Any) -> Literal["mean", "sum"]:
+    """Raises UserCodeError for a reduction that sums over processes cannot give."""
+    kind = _KINDS.get(reduce_fx)
+    if kind is None:
+        given = getattr(reduce_fx, "__name__", reduce_fx)
+        raise UserCodeError(f'self.log("{name}"): reduce_fx {given} is not supported; mean and sum are')
+    return kind
+
+
+def _note(name: str, value: Any, weight: float, style: Style) -> None:
+    """A metric object is reported with its value for this step's batch, which its forward has computed."""
+    if is_metric(value):
+        value = getattr(value, "_forward_cache", None)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            return
+    if style.step or style.epoch:
+        note(name, value, weight, style)
+
+
 class Collector(Protocol):
     """Takes the values that are logged while it is the log's collector."""
 
@@ -64,14 +88,17 @@ class Log:
         self,
         name: str,
         value: Any,
-        *_: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
         on_epoch: bool | None = None,
         reduce_fx: Any = "mean",
+        *_: Any,
         batch_size: int | None = None,
         **__: Any,
     ) -> None:
-        """Lightning's `log`. Options for loggers, progress bars and synchronisation are accepted and ignored: what an
-        evaluation logs is always reduced over all processes."""
+        """Lightning's `log`. Options for synchronisation are accepted and ignored: what is logged is always reduced
+        over all processes."""
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise UserCodeError(f'self.log("{name}"): a single number is needed, got shape {list(value.shape)}')
@@ -85,8 +112,13 @@ class Log:
             )
         elif self.collector is None and not any(value is known for known in self.metrics):
             self.metrics.append(value)
-        if self.collector is not None and on_epoch is not False:
-            self.collector.add(name, value, reduce_fx, batch_size)
+        if self.collector is not None:
+            if on_epoch is not False:
+                self.collector.add(name, value, reduce_fx, batch_size)
+        # The loss is reported anyway.
+        elif logger is not False and name != "loss":
+            style = Style(kind_of(name, reduce_fx), on_step is not False, bool(on_epoch), prog_bar)
+            _note(name, value, 1.0 if batch_size is None or style.kind == "sum" else batch_size, style)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():

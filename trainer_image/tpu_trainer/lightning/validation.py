@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.lightning.session import Metric, Session, is_metric
+from tpu_trainer.lightning.session import Metric, Session, is_metric, kind_of
 from tpu_trainer.task import Batch
 
 _KINDS = {"dim_zero_sum": "sum", "dim_zero_mean": "mean", "dim_zero_min": "min", "dim_zero_max": "max"}
@@ -28,8 +28,6 @@ _DIGIT = 2**12
 """Counts travel as three digits: sums over up to 4096 processes are exact in float32, for counts up to 2**36."""
 
 _COUNTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-_FUNCTIONS = {"mean": "mean", "sum": "sum", torch.mean: "mean", torch.sum: "sum"}
 
 
 @dataclass
@@ -79,12 +77,7 @@ class Validation:
             self._objects[name] = value
             return
         assert isinstance(value, Tensor | int | float)
-        kind = _FUNCTIONS.get(reduce_fx)
-        if kind is None:
-            given = getattr(reduce_fx, "__name__", reduce_fx)
-            raise UserCodeError(
-                f'self.log("{name}"): reduce_fx {given} is not supported in an evaluation; mean and sum are'
-            )
+        kind = kind_of(name, reduce_fx)
         weight = float(self._rows if weight is None else weight)
         if self._rows == 0:
             # A process without examples logs what the others log, with weight 0. The value, too: NaN x 0 is NaN.

@@ -24,8 +24,8 @@ from tpu_trainer.spec import RunSpec
 @dataclass(frozen=True)
 class Report:
     """step: steps made so far; the device may still be working on the newest. loss and examples_per_second: of the
-    last steps that were read; metrics: of the last evaluation. checkpoint_step: the newest step that is safe.
-    remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
+    last steps that were read; metrics: of the last evaluation, then what the task has logged. checkpoint_step: the
+    newest step that is safe. remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
 
     phase: ReportPhase
     step: int
@@ -51,7 +51,8 @@ def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) 
         loss=last.losses[-1] if last else None,
         examples_per_second=rate,
         checkpoint_step=progress.checkpoint_step,
-        metrics=progress.metrics,
+        # First the evaluation's: a report holds only so many. They replace what was logged under the same name.
+        metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
         remaining_seconds=math.ceil((spec.train_steps - step) * spec.batch.total / rate) if rate else None,
     )

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from tpu_trainer.clock import Phase
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
 
@@ -22,6 +23,12 @@ SCHEMA = "history/v1"
 
 LIMIT = 2000
 """Points of a curve at most; even, so that all of them pair up. A page cannot show more of them side by side."""
+
+LOGGED_LIMIT = 500
+"""The same for a curve of what the task logs, of which there may be many; even, too."""
+
+LOGGED_CURVES = 128
+"""Names of what the task logs that are kept, over all attempts."""
 
 KINDS_OF_FINDINGS = 100
 """Checks whose findings are kept; of each check the number, the first step and the last message."""
@@ -149,15 +156,18 @@ class Attempt:
 
 
 class Series(Generic[P]):
-    """A curve of any length in at most LIMIT points: neighbours are merged as it grows.
+    """A curve of any length in at most `limit` points: neighbours are merged as it grows.
 
     Each point stands for `stride` additions, the last one for up to that many, so that early and late parts of a run
     are equally fine.
     """
 
-    def __init__(self, merge: Callable[[P, P], P], points: Sequence[P] = (), stride: int = 1) -> None:
-        """`merge` makes one point of an earlier and a later one. `points`, `stride`: a series to continue."""
-        self._merge = merge
+    def __init__(
+        self, merge: Callable[[P, P], P], points: Sequence[P] = (), stride: int = 1, limit: int | None = None
+    ) -> None:
+        """`merge` makes one point of an earlier and a later one. `points`, `stride`: a series to continue. `limit`:
+        LIMIT, unless it says otherwise."""
+        self._merge, self._limit = merge, LIMIT if limit is None else limit
         self._points = list(points)
         self.stride = stride
         self._room = 0
@@ -176,7 +186,7 @@ class Series(Generic[P]):
             self._points[-1] = self._merge(self._points[-1], point)
             self._room -= 1
             return
-        if len(self._points) >= LIMIT:
+        if len(self._points) >= self._limit:
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [self._merge(earlier, later) for earlier, later in pairs]
             self.stride *= 2
@@ -197,6 +207,13 @@ class History:
         self._warnings = {row["check"]: Warned(**row) for row in before.get("warnings", ())}
         self._attempts = [_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
+        # The losses' points do: the values of many steps, some of them not finite.
+        self._logged = {
+            str(kept["name"]): Series(
+                Loss.then, [Loss(**row) for row in kept["points"]], int(kept["stride"]), LOGGED_LIMIT
+            )
+            for kept in before.get("logged", ())
+        }
 
     @property
     def last_step(self) -> int:
@@ -207,6 +224,8 @@ class History:
         """Drops the steps after `step`, which a resumed run makes again; warnings and attempts stay."""
         for series in (self._losses, self._stretches, self._evaluations):
             series.forget_after(step)
+        for curve in self._logged.values():
+            curve.forget_after(step)
 
     def sample(self, sample: Sample) -> None:
         first = sample.step - len(sample.losses) + 1
@@ -220,6 +239,15 @@ class History:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         if metrics:
             self._evaluations.add(Evaluation(step, dict(metrics)))
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        for curve in curves:
+            if curve.name not in self._logged:
+                if len(self._logged) >= LOGGED_CURVES:
+                    continue
+                self._logged[curve.name] = Series(Loss.then, limit=LOGGED_LIMIT)
+            for step, value in curve.points:
+                self._logged[curve.name].add(Loss.of(step, value))
 
     def finding(self, finding: Finding) -> None:
         before = self._warnings.get(finding.check)
@@ -238,6 +266,10 @@ class History:
             "losses": self._losses.points,
             "stretches": self._stretches.points,
             "evaluations": self._evaluations.points,
+            "logged": tuple(
+                {"name": name, "stride": series.stride, "points": series.points}
+                for name, series in self._logged.items()
+            ),
             "warnings": tuple(self._warnings.values()),
             "attempts": (*self._attempts, attempt),
             "strides": (self._losses.stride, self._stretches.stride, self._evaluations.stride),

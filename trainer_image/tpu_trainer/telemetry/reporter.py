@@ -10,7 +10,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +20,7 @@ from tpu_trainer.checkpoint.store import MissingError, Store, open_store
 from tpu_trainer.clock import Clock
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import TrainerError
+from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
 from tpu_trainer.telemetry.history import Attempt, FirstLoss, History, Sample, dump_history, load_history
@@ -82,6 +83,13 @@ class Reporter:
         self._history.evaluated(step, metrics)
         if self._events:
             self._events.evaluated(step, metrics)
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        if not self._store:
+            return
+        self._history.logged(curves)
+        if self._events:
+            self._events.logged(curves)
 
     def finding(self, finding: Finding) -> None:
         self._history.finding(finding)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_float
 
 import google_crc32c
 
 from tpu_trainer.clock import Phase
+from tpu_trainer.logbook import Curve
 from tpu_trainer.telemetry.history import Sample
 
 
@@ -44,6 +45,11 @@ class Events:
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._event(step, {f"evaluation/{name}": value for name, value in metrics.items()})
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        for curve in curves:
+            for step, value in curve.points:
+                self._event(step, {f"training/{curve.name}": value})
 
     def content(self) -> bytes:
         return self._bytes.getvalue()
