@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.contract import MOST_WARNINGS
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.outcome import finite
@@ -24,7 +25,7 @@ class Progress:
     """Prints and appends to `file`, if there is one, unless `silent`. `step` is the last step reported.
 
     `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
-    evaluation. `warnings`: the first MOST_WARNINGS findings.
+    evaluation. `warnings`: the first MOST_WARNINGS findings. `best`: the checkpoint with the best evaluation.
     """
 
     def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
@@ -36,6 +37,7 @@ class Progress:
         self.last: Sample | None = None
         self.metrics: Mapping[str, float] = {}
         self.warnings: tuple[str, ...] = ()
+        self.best: Best | None = None
 
     def starting(self, line: str) -> None:
         self.say(line)
