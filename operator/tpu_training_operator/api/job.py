@@ -22,7 +22,7 @@ class Data(ApiModel):
 
 
 class KeepBest(ApiModel):
-    metric: MetricName = Field(description="Metric of the task's evaluation that decides, for example val_accuracy.")
+    metric: MetricName = Field(description="Metric of the task's evaluation that decides, for example accuracy.")
     mode: MetricMode = Field(description="Which values of metric are better: Max or Min.")
 
 

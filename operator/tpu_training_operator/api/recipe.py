@@ -125,7 +125,7 @@ class Schedule(ApiModel):
         None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step and Plateau."
     )
     metric: MetricName | None = Field(
-        None, description="Metric of the task's evaluation that schedule Plateau follows, for example val_loss."
+        None, description="Metric of the task's evaluation that schedule Plateau follows, for example perplexity."
     )
     mode: MetricMode | None = Field(None, description="Which values of metric are better: Max or Min.")
     patience: Count | None = Field(
@@ -136,7 +136,7 @@ class Schedule(ApiModel):
 
 
 class StopEarly(ApiModel):
-    metric: MetricName = Field(description="Metric of the task's evaluation that is watched, for example val_loss.")
+    metric: MetricName = Field(description="Metric of the task's evaluation that is watched, for example perplexity.")
     mode: MetricMode = Field(description="Which values of metric are better: Max or Min.")
     patience: Count = Field(
         description="Evaluations in a row without improvement after which the training ends. Not scaled, because"

@@ -137,9 +137,12 @@ class Checkpointer(Checkpoints):
         if self.last_step == step:
             try:
                 note_evaluation(self._target, step, evaluation)
-                self._tell_best(best_in(self._target))
+                best = best_in(self._target)
+                self._tell_best(best)
+                # The one that was the best until now may be superfluous.
+                make_room(self._target, step, None if best is None else best.folder)
             except StorageError as error:
-                self._say(f"the evaluation after step {step} was not noted in its checkpoint: {error}")
+                self._say(f"the evaluation of step {step} was not noted with its checkpoint: {error}")
 
     def save_now(self, step: int, position: Position, health: Health) -> int | None:
         # This step may have been due by itself; if that write failed, this is a second attempt.
