@@ -83,7 +83,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "tuned on a larger slice": {"recipe.tunedOn": {"acceleratorType": "v5litepod-64"}},
     "epochs": {"recipe.trainSteps": ..., "recipe.epochs": 3, "recipe.datasetSize": 5000},
     "every optimizer field": {"recipe.optimizer": EVERY_OPTIMIZER_FIELD},
-    "an optimizer of the task's own": {"recipe.optimizer.name": "Lion"},
+    "an optimizer of the task's own": {"recipe.optimizer.name": "Lamb"},
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
     "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},

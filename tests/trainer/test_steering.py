@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.trainer.whole_runs import Never, Ran, run
+from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.spec import Mode
@@ -74,16 +73,6 @@ def trained(errors: Sequence[float], directory: Path | None = None, *, attempt: 
         **({"checkpoint": checkpoint} if checkpoint else {}),
         **changes,
     )
-
-
-class Stopping(Never):
-    """Asks for a stop, to end the run after `step`. A replica asks once before its first step, and once in each."""
-
-    def __init__(self, step: int) -> None:
-        self._calls, self._last = count(), step
-
-    def __call__(self) -> bool:
-        return next(self._calls) >= self._last
 
 
 def steps(directory: Path) -> list[int]:
