@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as lightning
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.data import Share
+from tpu_trainer.entrypoint import Loaded
+from tpu_trainer.lightning import adopt
 from tpu_trainer.spec import Mode
 from tpu_trainer.steering import Streak, Watch
 
@@ -204,6 +208,67 @@ def test_the_rate_falls_by_the_factor_after_each_wait(tmp_path: Path) -> None:
     run(task, trainSteps=STEPS, evaluateEverySteps=EVERY, schedule=PLATEAU, warmupSteps=2)
     # 5, 5, 5: halved after step 15; 4 is better; 4, 4: halved after step 30.
     assert rates == pytest.approx([0.05, 0.1, *[0.1] * 13, *[0.05] * 15, *[0.025] * 10])
+
+
+class Module(lightning.LightningModule):
+    """`Counting`, its own scheduler, and the rate of every step."""
+
+    def __init__(self, errors: Sequence[float]) -> None:
+        super().__init__()
+        self.counting, self.errors, self.rates = Counting(), errors, list[float]()
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.counting.steps += 1
+        return self.counting(batch[0]).square().mean()
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("error", self.errors[max(int(self.counting.steps) // EVERY, 1) - 1])
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.randn(64, 3, generator=torch.Generator().manual_seed(1))), batch_size=16)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(4, 3)))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1, cooldown=1)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "error"}
+
+
+@pytest.mark.parametrize("interrupted", [14, 15, 20, 22])
+def test_lightnings_scheduler_on_a_plateau_sets_the_rates_that_it_sets_by_itself(
+    tmp_path: Path, interrupted: int
+) -> None:
+    errors = [5, 5, NAN, 5, 4, 4, 4, 4]
+    own = Module(errors)
+    scheduler = (parts := own.configure_optimizers())["lr_scheduler"]
+    expected = []
+    for step in range(1, STEPS + 1):
+        expected.append(parts["optimizer"].param_groups[0]["lr"])
+        if step % EVERY == 0:
+            scheduler.step(errors[step // EVERY - 1])
+    found: list[Module] = []
+
+    def made(hp: Hyperparameters, rank: int) -> Loaded:
+        found.append(Module(errors))
+        return Loaded(*adopt(found[-1], None, hp, Share(rank, 1)))
+
+    spec = {"trainSteps": STEPS, "evaluateEverySteps": EVERY, "checkpoint": {"uri": str(tmp_path), "keep": 1}}
+    first = run(made, stop=Stopping(interrupted), **spec)
+    assert first.outcome.code is ExitCode.Preempted, first.outcome.message
+    assert run(made, **spec).outcome.code is ExitCode.Succeeded
+    assert found[0].rates + found[1].rates == expected
+    assert len(set(expected)) == 3
+
+
+def test_lightnings_scheduler_on_a_plateau_needs_evaluations_during_the_training() -> None:
+    ran = run(lambda hp, rank: Loaded(*adopt(Module([1.0]), None, hp, Share(rank, 1))))
+    assert ran.outcome.code is ExitCode.UserError
+    assert "set recipe.evaluateEverySteps" in ran.outcome.message
 
 
 values = st.floats(0, 9, width=16) | st.sampled_from([math.nan, math.inf, -math.inf])

@@ -20,10 +20,10 @@ class _OnDevice(Optimizer):
     """Calls `_update` for every parameter that has a gradient."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            with torch.enable_grad():  # type: ignore[no-untyped-call]
                 loss = closure()
         for group in self.param_groups:
             for parameter in _trained(group["params"]):
