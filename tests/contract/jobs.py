@@ -83,11 +83,19 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "tuned on a larger slice": {"recipe.tunedOn": {"acceleratorType": "v5litepod-64"}},
     "epochs": {"recipe.trainSteps": ..., "recipe.epochs": 3, "recipe.datasetSize": 5000},
     "every optimizer field": {"recipe.optimizer": EVERY_OPTIMIZER_FIELD},
-    "an optimizer of the task's own": {"recipe.optimizer.name": "Lion"},
+    "an optimizer of the task's own": {"recipe.optimizer.name": "Lamb"},
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
     "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},
     "checkpoints of another job": {"checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
+    "weights of another job, and the best kept": {
+        "recipe.evaluateEverySteps": 50,
+        "checkpoint": {
+            "uri": "gs://bucket/run",
+            "initFrom": {"uri": "gs://bucket/run/a/b"},
+            "keepBest": {"metric": "loss/val", "mode": "Min"},
+        },
+    },
     "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
     "checkpoints by step and time": {
         "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},
@@ -103,6 +111,12 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "recipe.schedule": {"name": "Step", "milestones": [100, 200], "factor": "0.2"},
         "recipe.evaluateEverySteps": 50,
         "recipe.emaDecay": "0.999",
+    },
+    "rate and end by evaluations": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "recipe.schedule": {"name": "Plateau", "metric": "accuracy", "mode": "Max", "patience": 2},
+        "recipe.stopEarly": {"metric": "perplexity", "mode": "Min", "patience": 5, "minDelta": "1e-3"},
+        "recipe.evaluateEverySteps": 50,
     },
     "every scaling rule": {
         "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},

@@ -20,8 +20,10 @@ from tests.trainer import tasks
 from tests.trainer.in_process import Run, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.optimizers import BUILDERS
+from tpu_trainer.schedule import DROP
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.objects.run_spec import run_spec
+from tpu_training_operator.domain.recipe.comparison import PLATEAU_FACTOR
 from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.domain.recipe.warnings import BUILT
 
@@ -32,6 +34,9 @@ ADAM = {"name": "adam", "learningRate": "0.01"}
 SGD = {"name": "sgd", "learningRate": "0.3", "momentum": "0.9"}
 ONE_CHIP = {"acceleratorType": "v5litepod-1"}
 BROKEN = {"parameters": {"broken_step": "3"}}
+KNOWN = ", ".join(sorted(BUILT))
+PLATEAU = {"name": "Plateau", "metric": "length", "mode": "Max", "patience": 1}
+FOLLOWED = {"evaluateEverySteps": 2, "schedule": PLATEAU}
 EPOCHS = {"trainSteps": ..., "epochs": 2, "datasetSize": tasks.EXAMPLES}
 
 
@@ -100,7 +105,14 @@ ACT: dict[str, tuple[Changes, Changes]] = {
         {"schedule": {"name": "Step", "milestones": [5]}},
     ),
     "schedule.factor": ({"schedule": {"name": "Linear", "factor": "0.5"}}, {"schedule": {"name": "Linear"}}),
+    "schedule.metric": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"metric": "another"}}),
+    "schedule.mode": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"mode": "Min"}}),
+    "schedule.patience": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"patience": 3}}),
     "evaluateEverySteps": ({"evaluateEverySteps": 3}, {}),
+    "stopEarly": (
+        {"evaluateEverySteps": 2, "stopEarly": {"metric": "length", "mode": "Max", "patience": 1, "minDelta": "99"}},
+        {"evaluateEverySteps": 2},
+    ),
     "emaDecay": ({"emaDecay": "0.5"}, {}),
     "onNotFinite": (BROKEN | {"onNotFinite": "Skip"}, BROKEN),
     "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
@@ -151,6 +163,10 @@ def test_every_field_of_the_recipe_has_an_effect(field: str, tmp_path: Path) -> 
     assert one != other
 
 
+def test_the_plan_shows_the_factor_that_a_plateau_has_by_default() -> None:
+    assert float(PLATEAU_FACTOR) == DROP
+
+
 def test_runs_of_the_same_recipe_are_identical(tmp_path: Path) -> None:
     first = seen(tmp_path, {})
     SEEN.clear()
@@ -188,9 +204,10 @@ def test_a_setting_has_an_effect_if_the_optimizer_takes_it_and_gets_a_warning_if
     ("changes", "warning"),
     [
         ({"optimizer.name": "AdamW"}, None),
-        ({"optimizer.name": "lion"}, "the trainer builds adam, adamw, rmsprop, sgd, but not lion; unless the task"),
-        ({"optimizer.name": "adma"}, "the trainer builds adam, adamw, rmsprop, sgd, but not adma (did you mean adam?)"),
-        ({"optimizer.name": "smurf"}, "the trainer builds adam, adamw, rmsprop, sgd, but not smurf; unless the task"),
+        ({"optimizer.name": "lamb"}, f"the trainer builds {KNOWN}, but not lamb; unless"),
+        ({"optimizer.name": "Lion"}, None),
+        ({"optimizer.name": "adma"}, f"the trainer builds {KNOWN}, but not adma (did"),
+        ({"optimizer.name": "smurf"}, f"the trainer builds {KNOWN}, but not smurf; un"),
         ({"scaling": {"betas": True}}, "recipe.scaling.betas has no effect: sgd does not take betas"),
         ({"scaling": {"weightDecay": True}}, "recipe.scaling.weightDecay has no effect: recipe.optimizer"),
         ({"scaling": {"ema": True}}, "recipe.scaling.ema has no effect: recipe.emaDecay is not set"),

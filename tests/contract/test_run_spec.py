@@ -15,6 +15,7 @@ from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
 from tpu_trainer import spec as trainer
 from tpu_trainer.errors import BadSpecError
 from tpu_training_operator.api.job import Report, TPUTrainingJob
+from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.trainer import TorchRuntime
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.recipe.comparison import comparison
@@ -37,6 +38,8 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
     """The values that the trainer must read, in its own types."""
     layout, scaled, recipe = resolution.layout, resolution.recipe, job.spec.recipe
 
+    stop = recipe.stop_early
+
     def number(text: str | None) -> float | None:
         return None if text is None else float(text)
 
@@ -51,8 +54,17 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         batch=trainer.Batch(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
         train_steps=scaled.train_steps,
         warmup_steps=scaled.warmup_steps,
-        schedule=trainer.ScheduleSpec(recipe.schedule.name, scaled.milestones, number(recipe.schedule.factor)),
+        schedule=trainer.ScheduleSpec(
+            recipe.schedule.name,
+            scaled.milestones,
+            number(recipe.schedule.factor),
+            recipe.schedule.metric,
+            recipe.schedule.mode and trainer.Mode(recipe.schedule.mode),
+            recipe.schedule.patience,
+        ),
         evaluate_every_steps=scaled.evaluate_every_steps,
+        stop_early=stop
+        and trainer.StopSpec(stop.metric, trainer.Mode(stop.mode), stop.patience, number(stop.min_delta)),
         ema_decay=number(scaled.ema_decay),
         dataset_size=recipe.dataset_size,
         seed=recipe.seed,
@@ -74,14 +86,16 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         scaling=tuple(
             trainer.ScalingRow(row.name, row.tuned_on, row.runs_on, row.rule) for row in comparison(recipe, resolution)
         ),
-        recipe=dict(_leaves("recipe", job.spec.recipe.model_dump(by_alias=True, mode="json", **NOT_COMPARED))),
+        recipe=dict(_leaves("recipe", _compared(recipe))),
     )
 
 
-NOT_COMPARED: dict[str, Any] = {
-    "exclude_defaults": True,
-    "exclude": {"parameters", "evaluate_every_steps", "gradient_noise_scale"},
-}
+def _compared(recipe: Recipe) -> dict[str, Any]:
+    """How often a run evaluates matters only if it decides something by its evaluations."""
+    left_out = {"parameters", "gradient_noise_scale"}
+    if recipe.stop_early is None and recipe.schedule.name != "Plateau":
+        left_out.add("evaluate_every_steps")
+    return recipe.model_dump(by_alias=True, mode="json", exclude_defaults=True, exclude=left_out)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -107,7 +121,9 @@ def _checkpoint(job: TPUTrainingJob) -> trainer.CheckpointSpec | None:
         return None
     minutes = 10 if given.every_steps is None and given.every_minutes is None else given.every_minutes
     folder = f"{given.uri}/{job.namespace}/{job.name}"
-    return trainer.CheckpointSpec(folder, given.every_steps, minutes, given.keep, given.resume_from)
+    best = given.keep_best and trainer.BestSpec(given.keep_best.metric, trainer.Mode(given.keep_best.mode))
+    begins = given.init_from and trainer.InitSpec(given.init_from.uri, given.init_from.strict)
+    return trainer.CheckpointSpec(folder, given.every_steps, minutes, given.keep, best, given.resume_from, begins)
 
 
 def _report(given: Report | None) -> trainer.ReportSpec:
@@ -141,6 +157,7 @@ RICHEST = {
     "recipe.optimizer": KINDS_OF_JOBS["every optimizer field"]["recipe.optimizer"],
     "recipe.schedule": {"name": "Step", "milestones": [100], "factor": "0.1"},
     "recipe.evaluateEverySteps": 100,
+    "recipe.stopEarly": {"metric": "accuracy", "mode": "Max", "patience": 3, "minDelta": "0.01"},
     "recipe.trainSteps": ...,
     "recipe.epochs": 30,
     "recipe.datasetSize": 1280,
@@ -155,10 +172,19 @@ RICHEST = {
         "uri": "gs://bucket/digits",
         "everySteps": 500,
         "everyMinutes": 10,
+        "keepBest": {"metric": "accuracy", "mode": "Max"},
         "resumeFrom": "gs://bucket/digits/default/first",
     },
     "report": {"uri": "gs://bucket/digits"},
 }
+
+# What excludes a field of the richest one: schedule Step, and resumeFrom.
+PLATEAU = {"name": "Plateau", "metric": "accuracy", "mode": "Max", "patience": 2, "factor": "0.5"}
+OTHERWISE = RICHEST | {
+    "recipe.schedule": PLATEAU,
+    "checkpoint": {"uri": "gs://bucket/digits", "initFrom": {"uri": "gs://bucket/w.safetensors", "strict": False}},
+}
+OF_PLATEAU = ("schedule.metric", "schedule.mode", "schedule.patience")
 
 
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
@@ -170,8 +196,8 @@ def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, boo
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The operator's fullest run spec with one field set, or removed by the value ..."""
-    document = copy.deepcopy(written(RICHEST)[2])
+    """The operator's fullest run spec that has the field, with the field set, or removed by the value ..."""
+    document = copy.deepcopy(written(OTHERWISE if path in OF_PLATEAU or "initFrom" in path else RICHEST)[2])
     *parents, last = re.findall(r"[^.[\]]+", path)
     place: Any = document
     for parent in parents:
@@ -196,13 +222,16 @@ def test_a_missing_field_is_refused_by_name(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path, required in fields(SCHEMA) if not required])
 def test_an_optional_field_may_be_absent(path: str) -> None:
-    trainer.parse_run_spec(changed(path, ...))
+    if path in OF_PLATEAU:
+        assert complaint(changed(path, ...)).startswith('schedule: "Plateau" alone takes metric, mode and patience')
+    else:
+        trainer.parse_run_spec(changed(path, ...))
 
 
 @pytest.mark.parametrize("path", [path for path, _ in fields(SCHEMA)])
 @pytest.mark.parametrize("value", [None, True, 0.5, [None]], ids=["null", "boolean", "fraction", "list"])
 def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) -> None:
-    if value is True and path in ("report.tensorBoard", "report.gradientNoiseScale"):
+    if value is True and path in ("report.tensorBoard", "report.gradientNoiseScale", "checkpoint.initFrom.strict"):
         value = "true"
     assert complaint(changed(path, value)).startswith(f"{path}: ")
 

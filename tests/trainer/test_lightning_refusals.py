@@ -195,7 +195,15 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
         (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
         (lambda o: {"optimiser": o}, 'a dict without "optimizer", it has optimiser'),
         (lambda o: ["adam"], "a str is not a torch optimizer"),
-        (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau waits for a metric"),
+        (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, 'ReduceLROnPlateau needs "monitor"'),
+        (
+            lambda o: ([o], [{"scheduler": ReduceLROnPlateau(o), "monitor": "error", "frequency": 2}]),
+            "ReduceLROnPlateau is stepped after every evaluation",
+        ),
+        (
+            lambda o: ([o], [constant(o), {"scheduler": ReduceLROnPlateau(o), "monitor": "error"}]),
+            "ReduceLROnPlateau beside another scheduler is not supported",
+        ),
         (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
         (
             lambda o: ([o], [{"scheduler": constant(o), "interval": "batch"}]),

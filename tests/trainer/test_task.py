@@ -13,6 +13,7 @@ from tests.trainer import tasks
 from tests.trainer.gang import run_spec
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.data import Order, Share, train_batches
+from tpu_trainer.device_optimizers import Adafactor, Lion
 from tpu_trainer.entrypoint import load_task
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.hooks import Hooks
@@ -98,9 +99,11 @@ def test_a_dataset_shorter_than_a_global_batch_is_refused() -> None:
         ("adamw", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
         ("AdamW", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
         ("rmsprop", torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.0, "eps": 1e-8, "weight_decay": 0.0}),
+        ("lion", Lion, {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0}),
+        ("adafactor", Adafactor, {"lr": 0.1, "weight_decay": 0.0}),
     ],
 )
-def test_a_named_optimizer_has_torchs_defaults_for_what_the_recipe_leaves_out(
+def test_a_named_optimizer_has_its_usual_defaults_for_what_the_recipe_leaves_out(
     name: str, kind: type, expected: dict[str, Any]
 ) -> None:
     hp = recipe(name=name)
@@ -117,7 +120,7 @@ def test_a_named_optimizer_takes_the_recipes_values() -> None:
 
 def test_an_unknown_optimizer_is_refused_with_the_known_names() -> None:
     hp = recipe(name="lamb")
-    with pytest.raises(UserCodeError, match='"lamb", the trainer knows adam, adamw, rmsprop, sgd'):
+    with pytest.raises(UserCodeError, match='"lamb", the trainer knows adafactor, adam, adamw, lion, rmsprop, sgd'):
         build_optimizer(tasks.small(hp), hp)
 
 

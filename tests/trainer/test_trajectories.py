@@ -67,13 +67,15 @@ def test_the_progress_file_has_the_phases_and_every_loss_once(launcher: Launcher
     ]
 
 
-@pytest.mark.parametrize(("backend", "hosts"), [("xla", 1), ("xla", 2), ("xla-spmd", 1)])
-def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, backend: str, hosts: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "hosts", "optimizer"), [("xla", 1, "adafactor"), ("xla", 2, "sgd"), ("xla-spmd", 1, "lion")]
+)
+def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, backend: str, hosts: int, optimizer: str) -> None:
     counts = []
     for steps in (20, 200):
         # What is logged in some steps only is another program, which is compiled once, too.
         task = {"entrypoint": "tests.trainer.tasks:talkative", "parameters": {"rarely": "true"}}
-        spec = run_spec(backend=backend, hosts=hosts, trainSteps=steps, **task)
+        spec = run_spec(backend=backend, hosts=hosts, trainSteps=steps, optimizer=optimizer, **task)
         gang = launcher.start(spec, module="tests.trainer.counting_compilations")
         assert set(gang.wait()) == {0}, gang.output()
         counts.append([host.output.rpartition("compilations: ")[2].strip() for host in gang.hosts])

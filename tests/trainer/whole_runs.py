@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +41,16 @@ class Never:
 
     def arrived(self) -> bool:
         return False
+
+
+class Stopping(Never):
+    """Asks for a stop, to end the run after `step`. A replica asks once before its first step, and once in each."""
+
+    def __init__(self, step: int) -> None:
+        self._calls, self._last = count(), step
+
+    def __call__(self) -> bool:
+        return next(self._calls) >= self._last
 
 
 @dataclass

@@ -86,7 +86,7 @@ def test_warnings_follow_the_table_one_per_line() -> None:
     assert rule.startswith(
         "warning: the learning rate is not scaled, because no rule is known for optimizer 'sophia'; "
     )
-    assert built.startswith("warning: the trainer builds adam, adamw, rmsprop, sgd, but not sophia; ")
+    assert built.startswith("warning: the trainer builds adafactor, adam, adamw, lion, rmsprop, sgd, but not sophia; ")
     assert rule.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
 
 

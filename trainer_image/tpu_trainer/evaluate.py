@@ -35,8 +35,9 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
         return _by_example(task, task.metrics, evaluation_plan(size, rows, share)[:batches], backend)
 
 
-def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> None:
-    """Evaluates one batch and forgets it, so that a broken evaluation shows before the training, not after it.
+def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dict[str, float]:
+    """Evaluates one batch, so that a broken evaluation shows before the training, not after it. Only the names in the
+    result mean something.
 
     Leaves no trace in the model's buffers or the host's random generators.
 
@@ -46,10 +47,11 @@ def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> Non
     with torch.no_grad(), kept_generators():
         buffers = list(task.model.buffers())
         before = [buffer.detach().clone() for buffer in buffers]
-        evaluate(task, rows, share, backend, batches=1)
+        tried = evaluate(task, rows, share, backend, batches=1)
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
         backend.sync()
+    return tried
 
 
 @dataclass(frozen=True)

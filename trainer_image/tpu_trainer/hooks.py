@@ -22,6 +22,9 @@ class Hooks:
     gives_closure = False
     """`update` passes a closure to the optimizer's step, which may call it once."""
 
+    monitors: tuple[str, ...] = ()
+    """Metrics that `evaluated` needs; known once the optimizer is built."""
+
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""
 
@@ -50,10 +53,13 @@ class Hooks:
     def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
         """The update has been traced and the gradients are gone; the device may still be working on it."""
 
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """An evaluation during the training has ended: rank 0's values of the metrics that the run follows."""
+
     def epoch_ends(self, epoch: int) -> None: ...
 
     def train_ends(self, *, stopped: bool) -> None:
-        """`stopped`: early, on request; there is no last evaluation then."""
+        """`stopped`: early, on request or by an evaluation; there is no last evaluation then."""
 
     def failed(self, error: BaseException) -> None:
         """The run ends with `error`."""

@@ -9,7 +9,7 @@ over a collective is a function of the step, or of sums that all replicas have r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Position, random_seed
@@ -25,12 +25,14 @@ from tpu_trainer.update import SkippingUpdate, Update
 @dataclass(frozen=True)
 class Trained:
     """`step`: steps done; `loss`: the global loss of the last one, None if there was none to do; `position`: where the
-    data stands after it; `stopped`: ended early because a replica asked to stop."""
+    data stands after it; `stopped`: ended early because a replica asked to stop; `early`: why an evaluation ended it.
+    """
 
     step: int
     loss: float | None
     position: Position
     stopped: bool = False
+    early: str | None = None
 
 
 def train(
@@ -39,12 +41,13 @@ def train(
     backend: Backend,
     instruments: Instruments,
     stop: StopFlag,
-    evaluate_now: Callable[[int], object],
+    evaluate_now: Callable[[int], bool],
 ) -> Trained:
     """Trains from `work.start` to `hp.train_steps`; a step takes `hp.accumulation_steps` batches, on the device.
 
-    Ends early once any replica's `stop` is set; all replicas end after the same step. Calls `evaluate_now` with the
-    number of steps done, on all replicas after the same steps, but leaves the evaluation after the last to the caller.
+    Ends early once any replica's `stop` is set, or once an evaluation says so; all replicas end after the same step.
+    Calls `evaluate_now` with the number of steps done, on all replicas after the same steps, but leaves the evaluation
+    after the last to the caller. It returns whether the evaluation is the best so far.
     """
     hooks, hp, start, optimizer, checkpoints = work.hooks, work.hp, work.start, work.optimizer, instruments.checkpoints
     trainable, signals = Trainable(work.task.model, optimizer), Signals(backend, start.step)
@@ -58,9 +61,12 @@ def train(
     with user_code("the start of the training"), work.growth.restored():
         hooks.train_begins()
         hooks.epoch_begins(epoch)
+    if work.steering.owes(start.step) and evaluate_now(start.step):
+        instruments.save(start.step, start.position, now=False)
+    trained = replace(trained, early=work.steering.early_end(start.step))
     samples = instruments.sampling(batches)
 
-    for step in range(start.step + 1, hp.train_steps + 1):
+    for step in range(start.step + 1, hp.train_steps + 1) if trained.early is None else ():
         last = step == hp.train_steps
         backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         batch, position = next(samples)
@@ -104,16 +110,20 @@ def train(
             instruments.save(step, position, now=trained.stopped)
         # After the reading: a run that is to stop has no time for an evaluation.
         if evaluates and not trained.stopped:
-            evaluate_now(step)
-        instruments.after_step(signals, step, ends=last or trained.stopped)
-        if trained.stopped:
+            is_best = evaluate_now(step)
+            trained = replace(trained, early=work.steering.early_end(step))
+            if not saves and (is_best or trained.early):
+                instruments.save(step, position, now=False)
+        ends = trained.stopped or trained.early is not None
+        instruments.after_step(signals, step, ends=last or ends)
+        if ends:
             break
 
     with user_code("the end of the training"):
         # A run that is stopped continues inside its epoch.
         if not trained.stopped:
             hooks.epoch_ends(epoch)
-        hooks.train_ends(stopped=trained.stopped)
+        hooks.train_ends(stopped=trained.stopped or work.steering.evaluated == trained.step)
     return trained
 
 

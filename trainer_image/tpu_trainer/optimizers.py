@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tpu_trainer.device_optimizers import Adafactor, Lion
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.task import Hyperparameters, Task
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 BUILDERS: Mapping[str, tuple[Callable[..., Optimizer], tuple[str, ...]]] = {
+    "adafactor": (Adafactor, ()),
     "adam": (torch.optim.Adam, ("betas", "eps")),
     "adamw": (torch.optim.AdamW, ("betas", "eps")),
+    "lion": (Lion, ("betas",)),
     "rmsprop": (torch.optim.RMSprop, ("momentum", "eps")),
     "sgd": (torch.optim.SGD, ("momentum",)),
 }
-"""torch's optimizers by the recipe's names, and what each takes besides the rate and the weight decay."""
+"""Optimizers by the recipe's names, and what each takes besides the rate and the weight decay."""
 
 
 def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:

@@ -18,13 +18,14 @@ _CUT = "... "
 
 @dataclass(frozen=True)
 class Outcome:
-    """`step`, `metrics` and `examples_per_second` as far as the run got."""
+    """`step`, `metrics` and `examples_per_second` as far as the run got. `best`: the best checkpoint, as JSON."""
 
     code: ExitCode
     message: str
     step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     examples_per_second: float | None = None
+    best: Mapping[str, Any] | None = None
 
     @property
     def well(self) -> bool:
@@ -123,6 +124,8 @@ def _encode(outcome: Outcome, message: str, metrics: Mapping[str, float]) -> byt
         document["metrics"] = {name: finite(value) for name, value in metrics.items()}
     if outcome.examples_per_second is not None:
         document["examplesPerSecond"] = round(outcome.examples_per_second, 3)
+    if outcome.best is not None:
+        document["bestCheckpoint"] = outcome.best
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.contract import MOST_WARNINGS
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.logbook import Curve
@@ -29,6 +30,7 @@ class Progress:
 
     `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
     evaluation. `means`: the last values of what the task has logged. `warnings`: the first MOST_WARNINGS findings.
+    `best`: the checkpoint with the best evaluation.
     """
 
     def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
@@ -42,6 +44,7 @@ class Progress:
         self.means: dict[str, float] = {}
         self._shown: dict[str, float] = {}
         self.warnings: tuple[str, ...] = ()
+        self.best: Best | None = None
 
     def starting(self, line: str) -> None:
         self.say(line)

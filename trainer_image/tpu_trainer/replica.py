@@ -11,11 +11,13 @@ from itertools import islice
 from typing import NoReturn
 
 import torch
+from torch import nn
 
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
+from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer, weights_of
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
@@ -44,12 +46,13 @@ from tpu_trainer.instruments import Instruments
 from tpu_trainer.logbook import Logbook, closed
 from tpu_trainer.loop import Trained, train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
-from tpu_trainer.outcome import Outcome, outcome_of
+from tpu_trainer.outcome import Outcome, finite, outcome_of
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
-from tpu_trainer.spec import OnNotFinite, RunSpec
+from tpu_trainer.spec import InitSpec, OnNotFinite, RunSpec
+from tpu_trainer.steering import Steering
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
 from tpu_trainer.task import Batch, Hyperparameters, Task
@@ -161,9 +164,14 @@ class _Run:
             tell(Finding("DatasetSize", 0, difference))
         if task.evaluation is not None and evaluation_size(task) == 0:
             tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
-        start = start_of(found, hp, self.spec)
+        steered = storage.steering_of(found)
+        start = start_of(found, hp, self.spec, steered)
+        begun_with = None
         if found is not None:
             restore_model(found.snapshot, task.model)
+            begun_with = found.snapshot.document.get("begunWith")
+        elif self.spec.checkpoint is not None and self.spec.checkpoint.init_from is not None:
+            begun_with = self._begin_with(self.spec.checkpoint.init_from, task.model)
         self.backend.place(task.model)
         if (line := enter_training_mode(task.model)) is not None:
             say(line)
@@ -175,6 +183,9 @@ class _Run:
         growth = Growth(task.model, optimizer)
         # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
+        steering = Steering(self.spec, start, rates, hooks.monitors)
+        if evaluation_size(task) == 0:
+            steering.check({})
         for text in unused(task, hooks, optimizer, hp):
             tell(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
@@ -184,6 +195,7 @@ class _Run:
             start = replace(start, ramp=rates.ramp)
             with user_code("restoring the state of the task's hooks"):
                 hooks.load(hooks_state(found.snapshot))
+            steering.load(steered)
             tell_origin(start, found, storage.target.author, hp, self.telling)
         average = None
         if hp.ema_decay is not None:
@@ -197,7 +209,18 @@ class _Run:
         if noise_scale and self.backend.terms == 1:
             say("no gradient noise scale: it compares the gradients of several processes, and this run has one")
             noise_scale = False
-        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
+        return Work(task, hooks, hp, optimizer, rates, growth, start, steering, noise_scale, skips, average, begun_with)
+
+    def _begin_with(self, spec: InitSpec, model: nn.Module) -> str | None:
+        """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
+        reports, to tell of them."""
+        if self.backend.rank != 0 and not self.telling.aloud:
+            return None
+        source, difference = begin_with(spec, model)
+        self.telling.progress.say(f"begins at step 0 with {source}")
+        if difference is not None:
+            self.telling.finding(Finding("Checkpoint", 0, f"checkpoint.initFrom: {difference}"))
+        return source
 
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
         backend, batch = self.backend, work.hp.global_batch_size
@@ -233,9 +256,13 @@ class _Run:
         if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
             raise PreemptedError("stopped on request before the first step")
 
-        def evaluate_now(step: int) -> None:
+        def evaluate_now(step: int) -> bool:
             with self.clock.during(Phase.EVALUATE), instruments.doctor.set_aside():
-                self._evaluate(work, step, share)
+                metrics = self._evaluate(work, step, share)
+                values = work.steering.agreed(metrics, self.backend)
+                with user_code("the hook after an evaluation"):
+                    work.hooks.evaluated(values)
+                return self._judge(work, step, values, metrics, checkpoints)
 
         try:
             with user_code("the start of the training"), work.growth.restored():
@@ -243,7 +270,10 @@ class _Run:
             # A resumed run has done it before.
             if work.start.step == 0:
                 with work.hooks.rehearsal():
-                    try_evaluation(work.task, _evaluation_rows(work, share), share, self.backend)
+                    tried = try_evaluation(work.task, _evaluation_rows(work, share), share, self.backend)
+                # A LightningModule may log nothing in a rehearsal, which it can tell by its Trainer.
+                if tried:
+                    work.steering.check(tried)
             with self.backend.feed(self._batches(work, share)) as batches, instruments.logbook.open():
                 trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
             if not trained.stopped:
@@ -256,10 +286,19 @@ class _Run:
             safe = _safe(trained.step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
             progress.stopped(checkpoints.last_step)
             ending = f"stopped on request after {trained.step} steps"
-            return _outcome(ExitCode.Preempted, ending, trained, {}, progress.means, rate, safe + finiteness.summary)
-        progress.evaluating(evaluation_size(work.task))
-        with self.clock.during(Phase.EVALUATE):
-            evaluated = self._evaluate(work, trained.step, share)
+            message = safe + finiteness.summary
+            return _outcome(ExitCode.Preempted, ending, trained, {}, progress, rate, message)
+        evaluated = dict(work.steering.metrics)
+        # Unless an evaluation has just ended the training.
+        if work.steering.evaluated != trained.step:
+            progress.evaluating(evaluation_size(work.task))
+            with self.clock.during(Phase.EVALUATE):
+                evaluated = self._evaluate(work, trained.step, share)
+                values = work.steering.agreed(evaluated, self.backend)
+                is_best = self._judge(work, trained.step, values, evaluated, checkpoints)
+            # Otherwise the checkpoint that this run wrote after its last step has the evaluation by now.
+            if is_best and trained.loss is None:
+                instruments.save(trained.step, trained.position, now=False)
         for name, value in evaluated.items():
             if not math.isfinite(value):
                 text = f"the metric {name} is {value} after the last step, so the result does not have it"
@@ -273,8 +312,8 @@ class _Run:
                 f"{cost.blocked:.1f} s"
             )
         progress.done(checkpoints.last_step)
-        ending = done or f"trained {trained.step} steps"
-        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, progress.means, rate, finiteness.summary)
+        ending = trained.early or done or f"trained {trained.step} steps"
+        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, progress, rate, finiteness.summary)
 
     def _leave_weights(self, work: Work) -> None:
         """On the user's machine, a run without checkpoints leaves its weights beside its report."""
@@ -295,6 +334,19 @@ class _Run:
         if has_length(work.task.train):
             return islice(train_batches(work.task, order, first), count)
         return islice(stream_batches(work.task, order, first, self.telling.progress.say), count)
+
+    def _judge(
+        self,
+        work: Work,
+        step: int,
+        values: Mapping[str, float],
+        metrics: Mapping[str, float],
+        checkpoints: Checkpoints,
+    ) -> bool:
+        """Whether the evaluation is the best so far. `values`: rank 0's, of the metrics that the run follows."""
+        is_best = work.steering.judge(step, values, metrics)
+        checkpoints.evaluated(step, {name: finite(value) for name, value in {**metrics, **values}.items()})
+        return is_best
 
     def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
         with closed(), nullcontext() if work.average is None else work.average.in_model():
@@ -336,15 +388,17 @@ def _outcome(
     ending: str,
     trained: Trained,
     evaluated: Mapping[str, float],
-    logged: Mapping[str, float],
+    progress: Progress,
     rate: float | None,
-    safe: str = "",
+    safe: str,
 ) -> Outcome:
     loss = {} if trained.loss is None else {"loss": trained.loss}
     metrics = {**loss, **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
     # What was logged comes last, because a message that is too long loses its last metrics.
-    return Outcome(code, f"{ending}{values}{safe}", trained.step, {**metrics, **logged, **metrics}, rate)
+    every = {**metrics, **progress.means, **metrics}
+    best = None if progress.best is None else progress.best.as_json()
+    return Outcome(code, f"{ending}{values}{safe}", trained.step, every, rate, best=best)
 
 
 def _safe(step: int, kept: int | None) -> str:

@@ -69,8 +69,10 @@ def fresh(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
     return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),))
 
 
-def continued(kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int) -> Start:
-    """The start of recipe `hp` from a checkpoint's document."""
+def continued(
+    kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int, reduction: float = 1.0
+) -> Start:
+    """The start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""
     examples, batch = int(kept["examples"]), hp.global_batch_size
     # Rounded down: a partial step's examples are added to the budget, never taken from it.
     step = min(examples // batch, hp.train_steps)
@@ -81,15 +83,15 @@ def continued(kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attem
         step=step,
         examples=examples,
         position=Position(**kept["position"]),
-        ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp),
+        ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp, reduction),
         legs=(*before, Leg(step, batch, replicas, attempt)),
         health=Health(bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))),
     )
 
 
-def _ramp(old_rate: float, step: int, hp: Hyperparameters) -> Ramp | None:
+def _ramp(old_rate: float, step: int, hp: Hyperparameters, reduction: float) -> Ramp | None:
     """From the last step's rate on the other slice up to the new recipe's; a lower one applies at once."""
-    new_rate = hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+    new_rate = reduction * hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
     steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
     if steps < 1 or not 0 < old_rate < new_rate:
         return None

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from tpu_trainer.task import Hyperparameters
 
-_STEP_FACTOR = 0.1
+DROP = 0.1
+"""The default factor of schedules Step and Plateau."""
 _END_FACTOR = 0.0
 
 Rate = Any
@@ -74,7 +75,8 @@ class LearningRate:
 
     A rate that differs from the one set here last was set by the task's own code, in a hook or in its optimizer. It
     stands, and from then on all rates are the task's, which `tell` is told once. `own`: they are from the start.
-    `ramp`: None without one, and if the rates are the task's.
+    `ramp`: None without one, and if the rates are the task's. `reduction`: what schedule Plateau has multiplied the
+    recipe's rates by so far.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LearningRate:
     ) -> None:
         self._optimizer, self._hp, self._tell = optimizer, hp, tell
         self.ramp = None if own else ramp
+        self.reduction = 1.0
         self._whose = Whose.TASK if own else Whose.RECIPE
         self._built: list[Rate] = []
         self._last: list[_Seen] = []
@@ -116,7 +119,8 @@ class LearningRate:
             self._taken_over(step)
         if self._whose is not Whose.RECIPE:
             return
-        self._factor = rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
+        self._factor = self.reduction
+        self._factor *= rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
         if self.ramp is not None:
             self._factor *= self.ramp.factor(step)
         for group, rate in zip(groups, self._built, strict=True):
@@ -213,7 +217,7 @@ def rate_factor(step: int, steps: int, warmup: int, schedule: ScheduleSpec) -> f
         case "Cosine":
             return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
         case "Step":
-            factor = _STEP_FACTOR if schedule.factor is None else schedule.factor
+            factor = DROP if schedule.factor is None else schedule.factor
             return math.prod([factor for milestone in schedule.milestones if step >= milestone])
         case _:
             return 1.0

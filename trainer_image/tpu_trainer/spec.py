@@ -21,7 +21,7 @@ from tpu_trainer.contract import RUN_SPEC_SCHEMA
 from tpu_trainer.errors import BadSpecError
 
 BACKENDS = ("xla", "xla-spmd", "torch")
-SCHEDULES = ("Constant", "Linear", "Cosine", "Step")
+SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
 LARGEST_SEED = 2**32 - 1
 """The largest seed that every random generator accepts; numpy's global one sets the limit."""
@@ -161,13 +161,40 @@ class Batch:
     accumulation: Count = 1
 
 
+class Mode(StrEnum):
+    """Which values of a metric are better."""
+
+    MAX = "Max"
+    MIN = "Min"
+
+
+ModeField = Annotated[Mode, _choice(Mode, tuple(Mode))]
+
+
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The learning rate after warm-up; `milestones` are steps, `factor` None if the recipe does not set it."""
+    """The learning rate after warm-up; `milestones` are steps, `factor` None if the recipe does not set it.
+
+    Plateau alone has `metric`, `mode` and `patience`, which counts evaluations.
+    """
 
     name: Annotated[str, _choice(str, SCHEDULES)]
     milestones: Annotated[tuple[int, ...], _steps] = ()
     factor: Decimal | None = None
+    metric: Text | None = None
+    mode: ModeField | None = None
+    patience: Count | None = None
+
+
+@dataclass(frozen=True)
+class StopSpec:
+    """When evaluations end the training: after `patience` of them in a row without a value that is better by more than
+    `min_delta`."""
+
+    metric: Text
+    mode: ModeField
+    patience: Count
+    min_delta: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -196,18 +223,38 @@ class TorchSpec:
 
 
 @dataclass(frozen=True)
+class BestSpec:
+    """By which metric of the evaluations a checkpoint is the best."""
+
+    metric: Text
+    mode: ModeField
+
+
+@dataclass(frozen=True)
+class InitSpec:
+    """Weights to begin with: a folder of checkpoints, one of them, or a .safetensors file. `strict`: all tensors there
+    and in the model must match."""
+
+    uri: Text
+    strict: Flag = True
+
+
+@dataclass(frozen=True)
 class CheckpointSpec:
     """Where checkpoints go and how often: after so many steps or minutes, whichever comes first.
 
     With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
-    `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty.
+    `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
+    weights with which it then begins at step 0.
     """
 
     uri: Text
     every_steps: Count | None
     every_minutes: Count | None
     keep: Count
+    keep_best: BestSpec | None = None
     resume_from: Text | None = None
+    init_from: InitSpec | None = None
 
 
 class OnNotFinite(StrEnum):
@@ -257,6 +304,7 @@ class RunSpec:
     warmup_steps: Natural
     schedule: ScheduleSpec = ScheduleSpec("Constant")
     evaluate_every_steps: Count | None
+    stop_early: StopSpec | None = None
     ema_decay: Decimal | None
     on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
     dataset_size: Count | None = None
@@ -315,6 +363,7 @@ def parse_run_spec(document: object, *, own_loop: bool = False) -> RunSpec:
     if "torch" in document and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
     _check_arithmetic(spec)
+    _check_followed(spec)
     _check_backend(spec)
     return spec
 
@@ -369,6 +418,19 @@ def _check_arithmetic(spec: RunSpec) -> None:
             f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica{times} make {made}, "
             f"got {spec.batch.total}"
         )
+
+
+def _check_followed(spec: RunSpec) -> None:
+    """What the trainer could not do, though every field by itself is right."""
+    schedule, checkpoint = spec.schedule, spec.checkpoint
+    given = (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
+    if given != (schedule.name == "Plateau",) * 3:
+        raise BadSpecError(
+            f'schedule: "Plateau" alone takes metric, mode and patience, and needs all three, got "{schedule.name}" '
+            f"with {sum(given)} of them"
+        )
+    if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
+        raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
 
 
 def _check_backend(spec: RunSpec) -> None:

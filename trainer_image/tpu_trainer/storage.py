@@ -6,10 +6,12 @@ the others with the one collective that needs no model, and they read that same 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.checkpoint.best import Best, best_in
 from tpu_trainer.checkpoint.catalogue import Found, Target, as_row, find, from_row, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due
 from tpu_trainer.checkpoint.commit import Author
@@ -22,6 +24,7 @@ from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
+from tpu_trainer.steering import reduction_of
 from tpu_trainer.task import Hyperparameters
 from tpu_trainer.telling import Telling
 from tpu_trainer.trainable import Work
@@ -56,7 +59,7 @@ class Storage:
             recipe=_written(spec),
         )
         named = spec.checkpoint.resume_from
-        target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
+        target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep, spec.checkpoint.keep_best)
         return Storage(target, None if named is None else Elsewhere.at(named))
 
     def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
@@ -81,6 +84,13 @@ class Storage:
         store = self.elsewhere.store if self.elsewhere is not None and from_away else own
         return None if folder is None else find(store, folder, host)
 
+    def steering_of(self, found: Found | None) -> Mapping[str, Any] | None:
+        """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
+        if found is None or self.target is None or not self.target.author.may_continue(found.commit.author):
+            return None
+        kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
+        return kept
+
     def checkpoints(self, spec: RunSpec, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
         """How the loop takes checkpoints. The reporting replica writes them, since all replicas hold the same."""
         if spec.checkpoint is None or self.target is None:
@@ -91,7 +101,9 @@ class Storage:
 
         def take(step: int, position: Position, health: Health) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
-            kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
+            kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
+            if work.begun_with is not None:
+                kept["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
             average = None if work.average is None else work.average.tensors
@@ -100,7 +112,14 @@ class Storage:
         def warn(text: str) -> None:
             telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
 
-        checkpointer = Checkpointer(self.target, due, take, warn, resumed=work.start.step if resumed else None)
+        def found_best(best: Best) -> None:
+            telling.progress.best = best
+            telling.progress.say(f"the best checkpoint is {best}")
+
+        done = work.start.step if resumed else None
+        checkpointer = Checkpointer(self.target, due, take, warn, resumed=done, found_best=found_best)
+        if (best := best_in(self.target)) is not None:
+            found_best(best)
         return checkpointer
 
     def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:
@@ -119,14 +138,18 @@ def _written(spec: RunSpec) -> dict[str, str]:
     """What the user wrote, by field path; the run spec holds the parameters and the data apart from the recipe."""
     parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
     data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
-    return {**spec.recipe, **parameters, **data}
+    begins = None if spec.checkpoint is None else spec.checkpoint.init_from
+    weights = {} if begins is None else {"checkpoint.initFrom.uri": begins.uri}
+    return {**spec.recipe, **parameters, **data, **weights}
 
 
-def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec) -> Start:
-    """Where the run begins, with the checkpoint `found` or without one."""
+def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec, steering: Mapping[str, Any] | None) -> Start:
+    """Where the run begins, with the checkpoint `found` or without one. `steering`: as in the checkpoint, if the run
+    continues it."""
     if found is None:
         return fresh(hp, spec.slice.replicas, spec.job.attempt)
-    return continued(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt)
+    reduction = reduction_of(steering, spec)
+    return continued(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
 
 
 def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:

@@ -28,7 +28,7 @@ Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The resolved recipe. Values that the recipe leaves out have torch's own defaults for that optimizer.
+    """The resolved recipe. Values that the recipe leaves out have the named optimizer's own defaults.
 
     `learning_rate` is the rate after warm-up; the loop applies warm-up and schedule to every parameter group.
     Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
@@ -80,7 +80,7 @@ class Hyperparameters:
             # torch.optim.AdamW is the one optimizer here that decays by default.
             weight_decay=given(recipe.weight_decay, 0.01 if recipe.name.lower() == "adamw" else 0.0),
             beta1=given(recipe.beta1, 0.9),
-            beta2=given(recipe.beta2, 0.999),
+            beta2=given(recipe.beta2, 0.99 if recipe.name.lower() == "lion" else 0.999),
             epsilon=given(recipe.epsilon, 1e-8),
             global_batch_size=spec.batch.total,
             per_replica_batch_size=spec.batch.per_replica,

@@ -19,6 +19,7 @@ from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
+from tpu_trainer.steering import Steering
 from tpu_trainer.task import Hyperparameters, Task
 from tpu_trainer.update import Average
 
@@ -32,7 +33,8 @@ Group = dict[str, Any]
 class Work:
     """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
 
-    skips: a step that is not finite is left out (recipe.onNotFinite).
+    skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
+    None if the task made them.
     """
 
     task: Task
@@ -42,9 +44,11 @@ class Work:
     rates: LearningRate
     growth: Growth
     start: Start
+    steering: Steering
     noise_scale: bool
     skips: bool
     average: Average | None = None
+    begun_with: str | None = None
 
 
 class Trainable:

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, Rule, StorageUri
-from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, MetricName, Rule, StorageUri
+from tpu_training_operator.api.recipe import MetricMode, Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, cel_list, hosts_per_slice_asked
 from tpu_training_operator.api.trainer import Backend, Trainer
@@ -21,8 +21,35 @@ class Data(ApiModel):
     )
 
 
+class KeepBest(ApiModel):
+    metric: MetricName = Field(description="Metric of the task's evaluation that decides, for example accuracy.")
+    mode: MetricMode = Field(description="Which values of metric are better: Max or Min.")
+
+
+class InitFrom(ApiModel):
+    uri: StorageUri = Field(
+        description="Another job's folder, for its newest clean checkpoint, one checkpoint in it (.../step-...), or a"
+        " file that ends with .safetensors."
+    )
+    strict: Boolean = Field(
+        True,
+        description="Fail unless the tensors there and in the model are the same by name and shape. With false, those"
+        " that match are loaded and a warning lists the others; if none matches, the job fails.",
+    )
+
+
 class Checkpoint(ApiModel):
     """Its intervals are not scaled with the slice, because they bound the time that a restart loses."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.resumeFrom) || !has(self.initFrom)",
+            message="give resumeFrom or initFrom, not both: resumeFrom continues a training, initFrom begins one with"
+            " given weights",
+            holds=lambda checkpoint: checkpoint.resume_from is None or checkpoint.init_from is None,
+            field="initFrom",
+        ),
+    )
 
     uri: StorageUri = Field(
         description="Where checkpoints are kept, in a place that every worker reaches: gs://bucket/path, or an absolute"
@@ -35,10 +62,20 @@ class Checkpoint(ApiModel):
         None, description="Minutes between checkpoints; default 10 if everySteps is left out too."
     )
     keep: Count = Field(3, description="Number of newest checkpoints to keep.")
+    keep_best: KeepBest | None = Field(
+        None,
+        description="Also keep the checkpoint with the best evaluation. Every evaluation that is better than all before"
+        " it makes a checkpoint. Needs recipe.evaluateEverySteps.",
+    )
     resume_from: StorageUri | None = Field(
         None,
         description="Where to start while this job has no checkpoint of its own: another job's folder, for its newest"
         " checkpoint, or one checkpoint (.../step-...). Left out, the job starts at step 0.",
+    )
+    init_from: InitFrom | None = Field(
+        None,
+        description="Weights to begin with while this job has no checkpoint of its own. Nothing but the weights is"
+        " taken: the job begins at step 0, with a new optimizer and its own data.",
     )
 
 
@@ -138,6 +175,17 @@ class Spec(ApiModel):
             explain=lambda spec: (
                 f"slice and slice.provisioning set these; leave them out: {', '.join(_doubled_labels(spec))}"
             ),
+        ),
+        Rule(
+            cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || has(self.recipe.evaluateEverySteps)",
+            message="checkpoint.keepBest needs recipe.evaluateEverySteps: without it there is one evaluation, at the"
+            " end",
+            holds=lambda spec: (
+                spec.checkpoint is None
+                or spec.checkpoint.keep_best is None
+                or spec.recipe.evaluate_every_steps is not None
+            ),
+            field="checkpoint.keepBest",
         ),
         _immutable("slice"),
         _immutable("trainer"),

@@ -98,6 +98,8 @@ LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 SharedMemory = Annotated[str, Field(max_length=8, pattern=_BINARY_SIZE)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
+# As long as a metric's name may be in a report.
+MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 LongText = Annotated[str, Field(max_length=4096)]
 # A directory or a bucket's path that the trainer writes to.
 StorageUri = Annotated[str, Field(max_length=1024, pattern=STORAGE_PATTERN)]

@@ -3,6 +3,7 @@
 `domain.recipe.scale` derives from it what the job trains with, which `status.resolved` shows.
 """
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -15,6 +16,7 @@ from tpu_training_operator.api.model import (
     CountOrZero,
     FractionDecimal,
     LargeCount,
+    MetricName,
     NonNegativeDecimal,
     PositiveDecimal,
     Rule,
@@ -32,6 +34,14 @@ class ScheduleName(StrEnum):
     LINEAR = "Linear"
     COSINE = "Cosine"
     STEP = "Step"
+    PLATEAU = "Plateau"
+
+
+class MetricMode(StrEnum):
+    """Which values of a metric are better."""
+
+    MAX = "Max"
+    MIN = "Min"
 
 
 class LearningRateScaling(StrEnum):
@@ -49,8 +59,8 @@ class OnNotFinite(StrEnum):
 
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
-        description="Name of the optimizer. The trainer builds sgd, adam, adamw and rmsprop; with any other name the"
-        " task must bring its own optimizer."
+        description="Name of the optimizer. The trainer builds sgd, adam, adamw, rmsprop, adafactor and lion; with any"
+        " other name the task must bring its own optimizer."
     )
     learning_rate: PositiveDecimal = Field(
         description='Learning rate at globalBatchSize, before scaling, as a string such as "0.1" or "3e-4".'
@@ -61,9 +71,13 @@ class Optimizer(ApiModel):
     weight_decay: NonNegativeDecimal | None = Field(
         None, description='Weight decay, for example "0.0001"; default 0.01 for adamw, 0 for all others.'
     )
-    beta1: FractionDecimal | None = Field(None, description="Decay per step of Adam's gradient average; default 0.9.")
+    beta1: FractionDecimal | None = Field(
+        None, description="adam, adamw: decay per step of the gradient average. lion: its share in a step. Default 0.9."
+    )
     beta2: FractionDecimal | None = Field(
-        None, description="Decay per step of Adam's average of squared gradients; default 0.999."
+        None,
+        description="adam, adamw: decay per step of the average of squared gradients; default 0.999. lion: decay per"
+        " step of the gradient average; default 0.99.",
     )
     epsilon: PositiveDecimal | None = Field(
         None, description="Term that keeps adam, adamw and rmsprop from dividing by zero; default 1e-8."
@@ -78,18 +92,58 @@ class Schedule(ApiModel):
             holds=lambda schedule: (schedule.milestones is not None) == (schedule.name is ScheduleName.STEP),
             field="milestones",
         ),
+        Rule(
+            cel="[has(self.metric), has(self.mode), has(self.patience)].all(given, given == (self.name == 'Plateau'))",
+            message="schedule Plateau needs metric, mode and patience; no other schedule takes them",
+            holds=lambda schedule: all(
+                given == (schedule.name is ScheduleName.PLATEAU)
+                for given in (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
+            ),
+            field="metric",
+        ),
+        Rule(
+            cel="self.name != 'Plateau' || !has(self.factor)"
+            " || (double(self.factor) > 0.0 && double(self.factor) < 1.0)",
+            message='factor of schedule Plateau must be above 0 and below 1, such as "0.5"',
+            holds=lambda schedule: (
+                schedule.name is not ScheduleName.PLATEAU or schedule.factor is None or 0 < float(schedule.factor) < 1
+            ),
+            field="factor",
+        ),
     )
 
     name: ScheduleName = Field(
         ScheduleName.CONSTANT,
         description="How the learning rate changes after warm-up. Constant: not at all. Linear and Cosine: it falls to"
-        " factor times its value by the end of the training. Step: it is multiplied by factor at each milestone.",
+        " factor times its value by the end of the training. Step: it is multiplied by factor at each milestone."
+        " Plateau: it is multiplied by factor when metric stops improving.",
     )
     milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Steps on tunedOn at which schedule Step multiplies the learning rate by factor."
     )
     factor: NonNegativeDecimal | None = Field(
-        None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step."
+        None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step and Plateau."
+    )
+    metric: MetricName | None = Field(
+        None, description="Metric of the task's evaluation that schedule Plateau follows, for example perplexity."
+    )
+    mode: MetricMode | None = Field(None, description="Which values of metric are better: Max or Min.")
+    patience: Count | None = Field(
+        None,
+        description="Evaluations in a row without a better value after which schedule Plateau lowers the rate. Not"
+        " scaled, because evaluateEverySteps is.",
+    )
+
+
+class StopEarly(ApiModel):
+    metric: MetricName = Field(description="Metric of the task's evaluation that is watched, for example perplexity.")
+    mode: MetricMode = Field(description="Which values of metric are better: Max or Min.")
+    patience: Count = Field(
+        description="Evaluations in a row without improvement after which the training ends. Not scaled, because"
+        " evaluateEverySteps is."
+    )
+    min_delta: NonNegativeDecimal | None = Field(
+        None, description="How much better a value must be to count as an improvement; default 0: any better value."
     )
 
 
@@ -118,6 +172,14 @@ class Scaling(ApiModel):
     ema: Boolean = Field(False, description="Raise emaDecay to the power of the batch's scale factor.")
 
 
+def _followed_metrics(recipe: "Recipe") -> Iterator[str]:
+    """The fields that need evaluations during the training."""
+    if recipe.stop_early is not None:
+        yield "stopEarly"
+    if recipe.schedule.name is ScheduleName.PLATEAU:
+        yield "schedule Plateau"
+
+
 class Recipe(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -130,6 +192,18 @@ class Recipe(ApiModel):
             message="epochs and datasetSize (training examples) need each other: give both or neither",
             holds=lambda recipe: (recipe.epochs is None) == (recipe.dataset_size is None),
             field="datasetSize",
+        ),
+        Rule(
+            cel="has(self.evaluateEverySteps) || !(has(self.stopEarly)"
+            " || (has(self.schedule) && self.schedule.name == 'Plateau'))",
+            message="stopEarly and schedule Plateau need evaluateEverySteps: they follow the evaluations during the"
+            " training",
+            holds=lambda recipe: recipe.evaluate_every_steps is not None or not any(_followed_metrics(recipe)),
+            explain=lambda recipe: (
+                f"{' and '.join(_followed_metrics(recipe))} needs evaluateEverySteps, because it follows the"
+                " evaluations during the training"
+            ),
+            field="evaluateEverySteps",
         ),
     )
 
@@ -155,6 +229,9 @@ class Recipe(ApiModel):
     schedule: Schedule = Field(default_factory=Schedule, description="How the learning rate changes after warm-up.")
     evaluate_every_steps: LargeCount | None = Field(
         None, description="Steps on tunedOn between evaluations. Left out, there is one at the end."
+    )
+    stop_early: StopEarly | None = Field(
+        None, description="End the training, as succeeded, once a metric of the evaluations no longer improves."
     )
     ema_decay: FractionDecimal | None = Field(
         None,

@@ -122,6 +122,16 @@ class Restarts(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
+class BestCheckpoint(StatusModel):
+    """The checkpoint with the best evaluation (`checkpoint.keepBest`)."""
+
+    name: _Text = Field(description="The checkpoint's folder, step-..., in the job's folder below checkpoint.uri.")
+    step: int = Field(description="The step after which it was taken.")
+    metric: _Text = Field(description="The metric of checkpoint.keepBest.")
+    value: str = Field(description="The metric's value at that step.")
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class Progress(StatusModel):
     """How far the training is, as worker 0 last reported."""
 
@@ -138,6 +148,9 @@ class Progress(StatusModel):
         description="Further numbers that worker 0 reported, by name, such as results of an evaluation.",
     )
     checkpoint_step: int | None = Field(default=None, description="Newest step that is saved in a checkpoint.")
+    best_checkpoint: BestCheckpoint | None = Field(
+        default=None, description="With checkpoint.keepBest, the checkpoint with the best evaluation so far."
+    )
     last_report_time: _Time | None = Field(default=None, description="When worker 0 last reported.")
     last_advance_time: _Time | None = Field(
         default=None, description="When a new step or another phase was last reported."

@@ -28,6 +28,7 @@ from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.job_view import job_view
 from tpu_training_operator.cli.report import PAGE, write_page
+from tpu_training_operator.cli.sections import best_checkpoint
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.domain.hosts import host_of
 from tpu_training_operator.domain.recipe.checkpointing import folder
@@ -214,6 +215,7 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "evaluations": [{"step": step, **metrics} for step, metrics in outcome.curves.evaluations.items()],
         "warnings": list(outcome.warnings),
         "checkpointStep": progress.checkpoint_step if progress else None,
+        "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
         "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),
@@ -250,6 +252,8 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
         click.echo(f"  warning    {warning}")
     if status.progress and status.progress.checkpoint_step is not None:
         click.echo(f"  checkpoint step {status.progress.checkpoint_step}{_place(file)}")
+    if status.progress and (best := best_checkpoint(status.progress)):
+        click.echo(f"  best       {best}")
     for name in WEIGHTS:
         if (directory / name).exists():
             click.echo(f"  weights    {directory / name}")

@@ -79,6 +79,7 @@ def plain_lines(view: JobView) -> list[str]:
     failure = view.status.last_failure
     details = {
         "metrics": [", ".join(_metrics(progress))] if progress and progress.metrics else [],
+        "best": [best] if progress and (best := best_checkpoint(progress)) else [],
         "why": _why(view).brief,
         "failure": [f"{_failed(failure)}: {gist(failure)}"] if failure else [],
         "warning": progress.warnings if progress else [],
@@ -154,15 +155,21 @@ def _progress(view: JobView) -> list[Section]:
     phase = f", {progress.phase.lower()}" if progress.phase and view.is_running else ""
     step = f"{progress.step}/{progress.total_steps} {bar} {int(100 * done)} %{phase}"
     saved = [f"step {progress.checkpoint_step}"] if progress.checkpoint_step is not None else []
-    facts = {"checkpoint": saved}
+    facts = {"checkpoint": saved, "best": [best] if (best := best_checkpoint(progress)) else []}
     if view.is_running or view.has_succeeded:
-        facts = {"speed": _numbers(progress), "metrics": _metrics(progress), "checkpoint": saved}
+        facts = {"speed": _numbers(progress), "metrics": _metrics(progress), **facts}
     return [
         _always("step", [step]),
         *(_always(label, [", ".join(words)]) for label, words in facts.items() if words),
         *([_reported(view, progress)] if view.is_running else []),
         *(_always("warning", [warning], "yellow") for warning in progress.warnings),
     ]
+
+
+def best_checkpoint(progress: Progress) -> str:
+    """For example: val_loss 0.12 at step 240, step-00000240-5f0c1234-1. Empty without checkpoint.keepBest."""
+    best = progress.best_checkpoint
+    return f"{best.metric} {best.value} at step {best.step}, {best.name}" if best else ""
 
 
 def _metrics(progress: Progress) -> list[str]:

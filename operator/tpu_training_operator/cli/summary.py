@@ -12,7 +12,7 @@ from tpu_training_operator.domain.recipe.cost import Cost
 
 _NARROWEST = 100
 # For a loop of the user's own nobody does what these rows say, unless the loop does it.
-_TRAINERS_ROWS = ("evaluate every", "EMA decay", "milestones")
+_TRAINERS_ROWS = ("evaluate every", "EMA decay", "milestones", "rate on a plateau", "stop early")
 _LEFT_TO_COMMAND = "left to your command"
 _OWN_LOOP = (
     "your command does the training: it finds these numbers in TPUJOB_* variables and in the JSON file that"
@@ -48,11 +48,14 @@ def _table(file: JobFile, cost: Cost | None) -> Table:
         rule = f"{row.rule}; {_LEFT_TO_COMMAND}" if left else row.rule
         table.add_row(row.name, row.tuned_on, row.runs_on, escape(rule))
     if (checkpoint := spec.checkpoint) is not None:
-        kept = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}"
+        best = f" and the best by {checkpoint.keep_best.metric}" if checkpoint.keep_best else ""
+        kept = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
         rule = f"in {folder(file.job, checkpoint)}; {kept}"
         table.add_row("checkpoint", "", interval_text(checkpoint), escape(rule))
         if checkpoint.resume_from is not None:
             table.add_row("starts from", "", "", escape(checkpoint.resume_from))
+        if checkpoint.init_from is not None:
+            table.add_row("starts with", "", "", escape(f"the weights of {checkpoint.init_from.uri}"))
     for name, value in (cost.lines() if cost else {}).items():
         table.add_row(name, "", value, "one training without interruption")
     return table

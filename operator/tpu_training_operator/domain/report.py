@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.status import ReportPhase
+from tpu_training_operator.api.status import BestCheckpoint, ReportPhase
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Report:
     loss: str | None = None
     metrics: Mapping[str, str] | None = None
     checkpoint_step: int | None = None
+    best_checkpoint: BestCheckpoint | None = None
     estimated_remaining_seconds: int | None = None
     warnings: tuple[str, ...] = ()
     stacks: str | None = None

@@ -139,6 +139,8 @@ class Schedule(_RunSpecPart):
     name: str = "Constant"
     milestones: Sequence[int] = ()
     factor: float | None = None
+    metric: str | None = None
+    patience: int | None = None
 
 
 class Optimizer(_RunSpecPart):

@@ -70,6 +70,8 @@ def _schedule(schedule: Schedule) -> str:
         case "Step":
             milestones = ", ".join(count(milestone) for milestone in schedule.milestones)
             return f"{_drop(schedule)} at {'step' if len(schedule.milestones) == 1 else 'steps'} {milestones}"
+        case "Plateau":
+            return _plateau(schedule)
         case _:
             return f"{schedule.name.lower()} {_end(schedule)}"
 
@@ -81,8 +83,15 @@ def _after_warmup(schedule: Schedule) -> str:
             return "after warm-up"
         case "Step":
             return f"{_drop(schedule)} at every milestone"
+        case "Plateau":
+            return _plateau(schedule)
         case _:
             return f"{_end(schedule)} after warm-up"
+
+
+def _plateau(schedule: Schedule) -> str:
+    evaluations = plural(schedule.patience or 0, "evaluation")
+    return f"{_drop(schedule)} after {evaluations} without a better {schedule.metric}"
 
 
 def _drop(schedule: Schedule) -> str:

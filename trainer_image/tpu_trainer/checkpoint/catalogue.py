@@ -12,10 +12,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Folder, Mark, OtherFormatError
+from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder, Mark, OtherFormatError
 from tpu_trainer.checkpoint.snapshot import Snapshot, files_of, snapshot_of
 from tpu_trainer.checkpoint.store import MissingError, Store
 from tpu_trainer.errors import StorageError
+from tpu_trainer.spec import BestSpec
 
 Say = Callable[[str], None]
 
@@ -45,11 +46,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Target:
-    """Where this run's checkpoints go; `keep` is how many committed ones stay."""
+    """Where this run's checkpoints go; `keep` is how many committed ones stay, besides the best one if there is
+    `best`."""
 
     store: Store
     author: Author
     keep: int
+    best: BestSpec | None = None
 
 
 class SkippedError(Exception):
@@ -175,8 +178,8 @@ def prepare(target: Target) -> None:
         _delete(target.store, entry)
 
 
-def write(target: Target, snapshot: Snapshot) -> int:
-    """Returns the bytes written once the checkpoint is committed.
+def write(target: Target, snapshot: Snapshot, evaluation: Evaluation | None = None) -> int:
+    """Returns the bytes written once the checkpoint is committed. `evaluation`: of its step.
 
     Raises:
         StorageError: it is not committed, and the files written so far count for nothing.
@@ -198,28 +201,32 @@ def write(target: Target, snapshot: Snapshot) -> int:
                 store.delete(f"{folder}/{file}")
         raise
     clean = bool(snapshot.document.get("clean", True))
-    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean).to_json()
+    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation).to_json()
     # A request that was sent again after a lost answer finds its own COMMIT there.
     if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
     return sum(mark.size for mark in marks.values()) + len(commit)
 
 
-def make_room(target: Target, step: int) -> None:
-    """After the commit of `step`: deletes this job's other checkpoints except the newest `keep`, and its debris.
+def make_room(target: Target, step: int, best: Folder | None = None) -> None:
+    """After the commit of `step`: deletes this job's other checkpoints except the newest `keep` and `best`, and its
+    debris.
 
     Raises:
         StorageError: not everything could be deleted.
     """
     author = target.author
     whole, debris = _own(target)
-    for entry in [*surplus(whole, author, target.keep, Folder(step, author.job, author.attempt)), *debris]:
+    written = Folder(step, author.job, author.attempt)
+    for entry in [*surplus(whole, author, target.keep, written, best), *debris]:
         _delete(target.store, entry)
 
 
-def surplus(whole: Iterable[Candidate], author: Author, keep: int, written: Folder) -> Sequence[Entry]:
-    """What to delete: all but the newest `keep`, `written`, and the newest clean one, from which a run whose loss is
-    no longer finite can start again.
+def surplus(
+    whole: Iterable[Candidate], author: Author, keep: int, written: Folder, best: Folder | None = None
+) -> Sequence[Entry]:
+    """What to delete: all but the newest `keep`, `written`, `best`, and the newest clean one, from which a run whose
+    loss is no longer finite can start again.
 
     `written` need not be among the newest: an earlier attempt that was cut off may have come further, and its
     checkpoints stay. Those of another task, model or seed do not count, since this run could not use them.
@@ -227,7 +234,7 @@ def surplus(whole: Iterable[Candidate], author: Author, keep: int, written: Fold
     usable = [(commit, entry) for commit, entry in whole if commit.author.fingerprint == author.fingerprint]
     newest_first = sorted(usable, key=_progress, reverse=True)
     clean = next((entry.folder for commit, entry in newest_first if commit.clean), None)
-    return [entry for _, entry in newest_first[keep:] if entry.folder not in (written, clean)]
+    return [entry for _, entry in newest_first[keep:] if entry.folder not in (written, clean, best)]
 
 
 def _own(target: Target) -> tuple[list[Candidate], list[Entry]]:
@@ -259,15 +266,22 @@ def _progress(candidate: Candidate) -> tuple[int, int, str]:
 
 
 def _read(store: Store, folder: Folder, commit: Commit) -> Snapshot:
-    def checked(file: str) -> bytes:
-        if file not in commit.files:
-            return b""
-        data = _present(store, folder, file)
-        if Mark.of(data) != commit.files[file]:
-            raise SkippedError(f"its {file} is not what was written: the checksum differs")
-        return data
+    return snapshot_of(lambda file: checked(store, folder, commit, file))
 
-    return snapshot_of(checked)
+
+def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
+    """The content of one file of a checkpoint, b"" if it has no such file.
+
+    Raises:
+        SkippedError: it is not what COMMIT says.
+        StorageError: the storage refuses.
+    """
+    if file not in commit.files:
+        return b""
+    data = _present(store, folder, file)
+    if Mark.of(data) != commit.files[file]:
+        raise SkippedError(f"its {file} is not what was written: the checksum differs")
+    return data
 
 
 def _present(store: Store, folder: Folder, file: str) -> bytes:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Thread
 
+from tpu_trainer.checkpoint.best import Best, best_in, note_evaluation
 from tpu_trainer.checkpoint.catalogue import Target, make_room, write
+from tpu_trainer.checkpoint.commit import Evaluation
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finite import Health
@@ -49,10 +51,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Result:
-    """How one write ended. failure: None once it is committed; complaint: what else went wrong, such as a deletion."""
+    """How one write ended. failure: None once it is committed; complaint: what else went wrong, such as a deletion.
+    best: the best checkpoint after it, with checkpoint.keepBest."""
 
     step: int
     size: int = 0
+    best: Best | None = None
     failure: str | None = None
     complaint: str | None = None
 
@@ -77,6 +81,9 @@ class Checkpoints:
         """Asked in every step: whether one is due by this replica's clock."""
         return False
 
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """The result of the evaluation after `step`, before or after its checkpoint is taken, if one is taken."""
+
     def save(self, step: int, position: Position, health: Health) -> None:
         """Takes a snapshot, and has it written while training continues."""
 
@@ -90,8 +97,9 @@ class Checkpoints:
 
 
 class Checkpointer(Checkpoints):
-    """take: makes the snapshot of a step. say: takes each message for people. The training's thread makes both calls.
-    resumed: the step of the checkpoint that the run continues from."""
+    """take: makes the snapshot of a step. say: takes each message for people. found_best: takes each new best
+    checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run continues
+    from."""
 
     def __init__(
         self,
@@ -101,6 +109,7 @@ class Checkpointer(Checkpoints):
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
+        found_best: Callable[[Best], None] = lambda best: None,
     ) -> None:
         super().__init__(due)
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
@@ -108,11 +117,32 @@ class Checkpointer(Checkpoints):
         self._results: list[Result] = []
         self.last_step = self._newest = resumed
         self._since = now()
+        self._found_best = found_best
+        self._best: Best | None = None
+        self._taken: int | None = None
+        self._evaluation: tuple[int, Evaluation] | None = None
 
     def overdue(self) -> bool:
         if self._writing is not None and not self._writing.is_alive():
             self._wait()
         return self._when.by_time(self._now() - self._since)
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        if self._target.best is None:
+            return
+        self._evaluation = (step, evaluation)
+        if self._taken != step:
+            return
+        self._wait()
+        if self.last_step == step:
+            try:
+                note_evaluation(self._target, step, evaluation)
+                best = best_in(self._target)
+                self._tell_best(best)
+                # The one that was the best until now may be superfluous.
+                make_room(self._target, step, None if best is None else best.folder)
+            except StorageError as error:
+                self._say(f"the evaluation of step {step} was not noted with its checkpoint: {error}")
 
     def save_now(self, step: int, position: Position, health: Health) -> int | None:
         # This step may have been due by itself; if that write failed, this is a second attempt.
@@ -137,11 +167,15 @@ class Checkpointer(Checkpoints):
                 "was written: checkpoints are due faster than this storage takes them"
             )
         snapshot = self._take(step, position, health)
-        self._newest, self._since = step, self._now()
+        self._taken = self._newest = step
+        self._since = self._now()
         self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
+        evaluation = self._evaluation[1] if self._evaluation is not None and self._evaluation[0] == step else None
         # A daemon: storage that never answers must not keep the process from ending once it has been told to.
         self._writing = Thread(
-            target=lambda: self._results.append(_write(self._target, snapshot)), name="checkpoint", daemon=True
+            target=lambda: self._results.append(_write(self._target, snapshot, evaluation)),
+            name="checkpoint",
+            daemon=True,
         )
         self._writing.start()
 
@@ -158,21 +192,28 @@ class Checkpointer(Checkpoints):
             return result
         self.last_step = result.step
         self.cost = Cost(self.cost.blocked, self.cost.size + result.size, self.cost.commits + 1)
+        self._tell_best(result.best)
         if result.complaint is not None:
             self._say(f"after the checkpoint of step {result.step} old ones were not deleted: {result.complaint}")
         return result
 
+    def _tell_best(self, best: Best | None) -> None:
+        if best is not None and best != self._best:
+            self._best = best
+            self._found_best(best)
 
-def _write(target: Target, snapshot: Snapshot) -> Result:
+
+def _write(target: Target, snapshot: Snapshot, evaluation: Evaluation | None) -> Result:
     """Runs in a thread of its own, and never raises."""
-    size = 0
+    size, best = 0, None
     try:
-        size = write(target, snapshot)
-        make_room(target, snapshot.step)
+        size = write(target, snapshot, evaluation)
+        best = best_in(target)
+        make_room(target, snapshot.step, None if best is None else best.folder)
     except Exception as error:
         text = str(error)
         if not isinstance(error, StorageError):
             text = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
         # It is committed if it has a size.
-        return Result(snapshot.step, size, complaint=text) if size else Result(snapshot.step, failure=text)
-    return Result(snapshot.step, size)
+        return Result(snapshot.step, size, best, complaint=text) if size else Result(snapshot.step, failure=text)
+    return Result(snapshot.step, size, best)

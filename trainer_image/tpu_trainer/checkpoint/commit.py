@@ -13,6 +13,9 @@ import google_crc32c
 COMMIT = "COMMIT"
 FORMAT = 1
 
+Evaluation = Mapping[str, float | None]
+"""The metrics of an evaluation; None is one that was not finite, which JSON cannot hold."""
+
 _FOLDER = re.compile(r"step-([0-9]{8,12})-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
 
 
@@ -86,18 +89,22 @@ class Mark:
 @dataclass(frozen=True)
 class Commit:
     """step, examples: as in the snapshot. files: all of them, by name. clean: losses and gradients were finite in all
-    steps that led to it; a COMMIT without the field counts as clean."""
+    steps that led to it; a COMMIT without the field counts as clean. evaluation: of its step, with checkpoint.keepBest.
+    """
 
     step: int
     examples: int
     author: Author
     files: Mapping[str, Mark]
     clean: bool = True
+    evaluation: Evaluation | None = None
 
     def to_json(self) -> bytes:
         files = {name: asdict(mark) for name, mark in self.files.items()}
         document: dict[str, Any] = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
         document |= {"author": asdict(self.author), "clean": self.clean}
+        if self.evaluation is not None:
+            document["evaluation"] = dict(self.evaluation)
         return json.dumps(document, indent=1, sort_keys=True).encode()
 
     @classmethod
@@ -110,7 +117,9 @@ class Commit:
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
                 author, clean = Author(**document["author"]), bool(document.get("clean", True))
-                return cls(int(document["step"]), int(document["examples"]), author, files, clean)
+                evaluation = document.get("evaluation")
+                numbers = evaluation and {name: value and float(value) for name, value in evaluation.items()}
+                return cls(int(document["step"]), int(document["examples"]), author, files, clean, numbers)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError("COMMIT is cut off, or not a COMMIT") from error
         raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads format {FORMAT}")

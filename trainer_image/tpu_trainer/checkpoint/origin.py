@@ -21,22 +21,22 @@ _MOST_DIFFERENCES = 4
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What checkpoint.resumeFrom names: the newest checkpoint of `store`, or the one in `folder`."""
+    """What checkpoint.resumeFrom or checkpoint.initFrom names: the newest checkpoint of `store`, or `folder` in it."""
 
     uri: str
     store: Store
     folder: Folder | None
 
     @staticmethod
-    def at(uri: str) -> Elsewhere:
-        """Without any access to it yet.
+    def at(uri: str, setting: str = _SETTING) -> Elsewhere:
+        """Without any access to it yet. `setting`: the field that names it.
 
         Raises:
             BadSpecError: it is not a place for checkpoints.
         """
         parent, _, last = uri.rstrip("/").rpartition("/")
         folder = Folder.parse(last)
-        return Elsewhere(uri, open_store(uri if folder is None else parent, _SETTING), folder)
+        return Elsewhere(uri, open_store(uri if folder is None else parent, setting), folder)
 
 
 def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: Say, warn: Say) -> Found | None:

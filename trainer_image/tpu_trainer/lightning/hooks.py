@@ -73,6 +73,12 @@ class LightningHooks(Hooks):
             given = session.module.configure_optimizers()  # type: ignore[operator]
         found = configured(given)
         self._schedules = Schedules(found, self._advance)
+        self.monitors = self._schedules.monitors
+        if self.monitors and hp.evaluate_every_steps is None:
+            raise UserCodeError(
+                "configure_optimizers: ReduceLROnPlateau follows the evaluations during the training; set "
+                "recipe.evaluateEverySteps"
+            )
         # Modules that set rates by hand do so in optimizer_step; the recipe must not overwrite them before every step.
         self.own_schedule = bool(found.schedulers) or session.has("optimizer_step")
         self._view.optimizers = [found.optimizer]
@@ -173,6 +179,10 @@ class LightningHooks(Hooks):
         self._pass = 0
         self._batch_ends()
 
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        if self._schedules is not None:
+            self._schedules.evaluated(metrics)
+
     def epoch_ends(self, epoch: int) -> None:
         self._session.call("on_train_epoch_end")
         self._session.log.epoch_ends()
@@ -195,6 +205,8 @@ class LightningHooks(Hooks):
     def state(self) -> dict[str, Any]:
         steps = (self._index + 1) // self._hp.accumulation_steps
         kept: dict[str, Any] = {"epoch": self._begun[0], "examples": steps * self._hp.global_batch_size}
+        if self._schedules is not None and (counted := self._schedules.state()) is not None:
+            kept["plateau"] = counted
         if self._session.has("on_save_checkpoint"):
             checkpoint = self._checkpoint()
             self._session.call("on_save_checkpoint", checkpoint)
@@ -206,6 +218,8 @@ class LightningHooks(Hooks):
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._begun = (state["epoch"], state["examples"])
+        if self._schedules is not None:
+            self._schedules.load(state.get("plateau"))
         if self._session.has("on_load_checkpoint"):
             self._session.call("on_load_checkpoint", {**self._checkpoint(), **state.get("module", {})})
         if self._session.data_has("load_state_dict") and "data" in state:
@@ -225,8 +239,10 @@ class LightningHooks(Hooks):
         self._outputs, self._batch = {}, None
         self._session.call("on_train_batch_end", outputs, batch, self._index)
 
-    def _advance(self, scheduler: Any) -> None:
+    def _advance(self, scheduler: Any, metric: float | None) -> None:
         if self._session.has("lr_scheduler_step"):
-            self._session.call("lr_scheduler_step", scheduler, None)
+            self._session.call("lr_scheduler_step", scheduler, metric)
+        elif metric is not None:
+            scheduler.step(metric)
         else:
             scheduler.step()

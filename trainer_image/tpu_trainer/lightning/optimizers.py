@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _SCHEDULER_KEYS = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+_COUNTED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+"""The state of a ReduceLROnPlateau; what else it keeps are its settings, which are the task's."""
+
 _FORMS = (
     "an optimizer, [optimizer], ([optimizer], [schedulers]), or "
     '{"optimizer": ..., "lr_scheduler": scheduler or {"scheduler": ..., "interval": "step" or "epoch", "frequency": n}}'
@@ -23,11 +27,13 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A scheduler, stepped after every `frequency`-th "step" or "epoch" of the run."""
+    """A scheduler, stepped after every `frequency`-th "step" or "epoch" of the run. With `monitor` it is stepped with
+    that metric instead, after every evaluation."""
 
     scheduler: Any
     interval: str = "epoch"
     frequency: int = 1
+    monitor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ def configured(given: Any) -> Configured:
     """The optimizer and its schedulers, from any form that Lightning accepts for one optimizer.
 
     Raises:
-        UserCodeError: no optimizer or several, a form unknown to Lightning, or a scheduler that waits for a metric.
+        UserCodeError: no optimizer or several, a form unknown to Lightning, or a scheduler that cannot be continued.
     """
     optimizers, schedulers = _parts(given)
     if len(optimizers) != 1:
@@ -51,7 +57,13 @@ def configured(given: Any) -> Configured:
     (optimizer,) = optimizers
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is not a torch optimizer")
-    return Configured(optimizer, tuple(_scheduled(scheduler, optimizer) for scheduler in schedulers))
+    found = tuple(_scheduled(scheduler, optimizer) for scheduler in schedulers)
+    if len(found) > 1 and any(each.monitor is not None for each in found):
+        raise UserCodeError(
+            "configure_optimizers: ReduceLROnPlateau beside another scheduler is not supported, because a resumed run "
+            "could not tell which of them has set the rate"
+        )
+    return Configured(optimizer, found)
 
 
 def _parts(given: Any) -> tuple[list[Any], list[Any]]:
@@ -77,7 +89,10 @@ def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
             f'configure_optimizers: a dict without "optimizer", it has {", ".join(map(str, given)) or "nothing"}; it '
             f"must return {_FORMS}"
         )
-    return [given["optimizer"]], [given["lr_scheduler"]] if given.get("lr_scheduler") is not None else []
+    scheduler = given.get("lr_scheduler")
+    if scheduler is not None and "monitor" in given and not isinstance(scheduler, Mapping):
+        scheduler = {"scheduler": scheduler, "monitor": given["monitor"]}
+    return [given["optimizer"]], [] if scheduler is None else [scheduler]
 
 
 def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
@@ -86,10 +101,12 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
     name = type(scheduler).__name__
     if unknown := sorted(set(parts) - _SCHEDULER_KEYS):
         raise UserCodeError(f"configure_optimizers: lr_scheduler has {', '.join(unknown)}; it must return {_FORMS}")
-    if parts.get("reduce_on_plateau") or isinstance(scheduler, ReduceLROnPlateau):
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return _on_plateau(parts, scheduler)
+    if parts.get("reduce_on_plateau"):
         raise UserCodeError(
-            f"configure_optimizers: {name} waits for a metric; this trainer supports schedulers that depend on the "
-            "step or the epoch only, so that a resumed run has the rates of one that never stopped"
+            f"configure_optimizers: {name} waits for a metric; of such schedulers this trainer supports torch's "
+            "ReduceLROnPlateau only, so that a resumed run has the rates of one that never stopped"
         )
     if not callable(getattr(scheduler, "step", None)):
         raise UserCodeError(f'configure_optimizers: lr_scheduler "scheduler" is a {name}; it must have step()')
@@ -103,13 +120,28 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
     return Scheduled(scheduler, interval, frequency)
 
 
-class Schedules:
-    """The schedulers of a run. A rate depends on the steps and epochs done, and on nothing else.
+def _on_plateau(parts: Mapping[str, Any], scheduler: ReduceLROnPlateau) -> Scheduled:
+    monitor = parts.get("monitor")
+    if not isinstance(monitor, str) or not monitor:
+        raise UserCodeError(
+            'configure_optimizers: ReduceLROnPlateau needs "monitor", the name of a metric that validation_step logs'
+        )
+    if parts.get("interval", "epoch") != "epoch" or parts.get("frequency", 1) != 1:
+        raise UserCodeError(
+            "configure_optimizers: ReduceLROnPlateau is stepped after every evaluation (recipe.evaluateEverySteps); "
+            'leave out "interval" and "frequency"'
+        )
+    return Scheduled(scheduler, monitor=monitor)
 
-    `advance` makes one scheduler's step.
+
+class Schedules:
+    """The schedulers of a run. A rate depends on the steps and epochs done, or, with ReduceLROnPlateau, on the
+    evaluations, and on nothing else.
+
+    `advance` makes one scheduler's step, with its metric if it has one.
     """
 
-    def __init__(self, configured: Configured, advance: Callable[[Any], None]) -> None:
+    def __init__(self, configured: Configured, advance: Callable[[Any, float | None], None]) -> None:
         self._schedulers = configured.schedulers
         self._advance = advance
         self._fresh = [
@@ -120,17 +152,42 @@ class Schedules:
     def after(self, interval: str, count: int) -> None:
         """Advances the schedulers that are due after `count` steps or epochs."""
         for each in self._schedulers:
-            if each.interval == interval and count % each.frequency == 0:
-                self._advance(each.scheduler)
+            if each.monitor is None and each.interval == interval and count % each.frequency == 0:
+                self._advance(each.scheduler, None)
+
+    @property
+    def monitors(self) -> tuple[str, ...]:
+        return tuple(each.monitor for each in self._schedulers if each.monitor is not None)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """`metrics`: at least the monitored ones."""
+        for each in self._schedulers:
+            if each.monitor is not None:
+                self._advance(each.scheduler, metrics[each.monitor])
+
+    def state(self) -> dict[str, Any] | None:
+        """What ReduceLROnPlateau has counted, as JSON; its rates are in the checkpoint as the task's own."""
+        for each in self._schedulers:
+            if each.monitor is not None:
+                counted = {name: getattr(each.scheduler, name) for name in _COUNTED}
+                return {name: value if math.isfinite(value) else None for name, value in counted.items()}
+        return None
+
+    def load(self, kept: Mapping[str, Any] | None) -> None:
+        for each in self._schedulers:
+            if each.monitor is not None and kept is not None:
+                known = {name: value for name, value in kept.items() if value is not None}
+                each.scheduler.load_state_dict(each.scheduler.state_dict() | known)
 
     def fast_forward(self, optimizer: Optimizer, steps: int, epochs: int) -> None:
         """Puts every scheduler where it is after that many steps and epochs.
 
         Their steps are repeated from the start instead of loaded: on another slice a run has another number of steps,
         and the state of a scheduler made for the old number would be wrong. For the same reason the groups start with
-        the schedulers' initial rates, not the checkpoint's. Costs some 10 microseconds a step.
+        the schedulers' initial rates, not the checkpoint's. Costs some 10 microseconds a step. The rates of
+        ReduceLROnPlateau, which follow from no number of steps, are the checkpoint's.
         """
-        if not self._schedulers or steps == 0:
+        if not self._schedulers or self.monitors or steps == 0:
             return
         # Groups that a hook has added keep the checkpoint's rates: how they got them is unknown.
         added = optimizer.param_groups[len(self._fresh) :]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
@@ -25,7 +26,8 @@ from tpu_trainer.spec import RunSpec
 class Report:
     """step: steps made so far; the device may still be working on the newest. loss and examples_per_second: of the
     last steps that were read; metrics: of the last evaluation, then what the task has logged. checkpoint_step: the
-    newest step that is safe. remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
+    newest step that is safe. best_checkpoint: the one with the best evaluation, if such a one is kept.
+    remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
 
     phase: ReportPhase
     step: int
@@ -33,6 +35,7 @@ class Report:
     loss: float | None = None
     examples_per_second: float | None = None
     checkpoint_step: int | None = None
+    best_checkpoint: Best | None = None
     metrics: Mapping[str, float] | None = None
     warnings: tuple[str, ...] = ()
     remaining_seconds: int | None = None
@@ -51,6 +54,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) 
         loss=last.losses[-1] if last else None,
         examples_per_second=rate,
         checkpoint_step=progress.checkpoint_step,
+        best_checkpoint=progress.best,
         # First the evaluation's: a report holds only so many. They replace what was logged under the same name.
         metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
@@ -80,6 +84,7 @@ def operator_body(report: Report) -> bytes:
         "loss": report.loss,
         "examplesPerSecond": report.examples_per_second,
         "checkpointStep": report.checkpoint_step,
+        "bestCheckpoint": None if report.best_checkpoint is None else report.best_checkpoint.as_json(),
         "estimatedRemainingSeconds": report.remaining_seconds,
         "stacks": report.stacks,
     }

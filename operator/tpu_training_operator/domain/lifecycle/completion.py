@@ -10,7 +10,16 @@ from itertools import islice
 from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
-from tpu_training_operator.api.status import MOST_METRICS, Goodput, Progress, ReportPhase, State, Status
+from tpu_training_operator.api.status import (
+    LONGEST_TEXT,
+    MOST_METRICS,
+    BestCheckpoint,
+    Goodput,
+    Progress,
+    ReportPhase,
+    State,
+    Status,
+)
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.actions import AT_ONCE, DeleteJob, Event, Plan
 from tpu_training_operator.domain.failures.messages import step_reached
@@ -104,6 +113,7 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
         examples_per_second=number_text(message.get("examplesPerSecond")),
         loss=metrics.get("loss", known),
         metrics=metrics,
+        best_checkpoint=_best(message.get("bestCheckpoint")) or before.best_checkpoint,
         phase=before.phase and ReportPhase.DONE,
         estimated_remaining_seconds=None,
     )
@@ -123,3 +133,16 @@ def _metrics(given: Any) -> dict[str, str]:
         return {}
     texts = ((plain(name), number_text(value)) for name, value in given.items())
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
+
+
+def _best(given: Any) -> BestCheckpoint | None:
+    """None unless every field is there as the trainer writes it."""
+    if not isinstance(given, dict):
+        return None
+    name, step, metric, value = given.get("name"), given.get("step"), given.get("metric"), given.get("value")
+    number = number_text(value)
+    if not (isinstance(name, str) and isinstance(metric, str) and number is not None):
+        return None
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= 2**53:
+        return None
+    return BestCheckpoint(name=plain(name)[:LONGEST_TEXT], step=step, metric=plain(metric)[:LONGEST_TEXT], value=number)

@@ -42,6 +42,7 @@ def heard(status: Status, report: Report | None, total_steps: int, now: datetime
         loss=report.loss,
         metrics=dict(report.metrics or before.metrics),
         checkpoint_step=checkpoint,
+        best_checkpoint=report.best_checkpoint or before.best_checkpoint,
         last_report_time=received,
         last_advance_time=advance,
         estimated_remaining_seconds=report.estimated_remaining_seconds,
@@ -88,6 +89,7 @@ def new_attempt(progress: Progress | None) -> Progress | None:
         loss=progress.loss,
         metrics=progress.metrics,
         checkpoint_step=progress.checkpoint_step,
+        best_checkpoint=progress.best_checkpoint,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
-from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule
+from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule, ScheduleName
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval
 from tpu_training_operator.domain.recipe.comparison import Row, comparison
@@ -55,6 +55,8 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
+    if spec.recipe.stop_early is not None:
+        document["stopEarly"] = spec.recipe.stop_early.model_dump(by_alias=True, exclude_none=True, mode="json")
     # Left out if it is the default, because an older image refuses unknown fields.
     if spec.recipe.on_not_finite is not OnNotFinite.STOP:
         document["onNotFinite"] = spec.recipe.on_not_finite.value
@@ -73,8 +75,12 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
 
 def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
     document = {"uri": folder(job, checkpoint), "keep": checkpoint.keep, **interval(checkpoint)}
+    if checkpoint.keep_best is not None:
+        document["keepBest"] = checkpoint.keep_best.model_dump(mode="json")
     if checkpoint.resume_from is not None:
         document["resumeFrom"] = checkpoint.resume_from
+    if checkpoint.init_from is not None:
+        document["initFrom"] = checkpoint.init_from.model_dump()
     return document
 
 
@@ -85,7 +91,10 @@ _NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale"}
 def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """The user's recipe by field path, without defaults: a field that a later version adds must not make the same
     recipe look different."""
-    given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=_NOT_COMPARED, mode="json")
+    # A schedule or an end that follows the evaluations depends on how often there is one.
+    followed = recipe.stop_early is not None or recipe.schedule.name is ScheduleName.PLATEAU
+    left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
+    given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
     return _leaves("recipe", given)
 
 
@@ -108,7 +117,5 @@ def _scaling(row: Row) -> dict[str, str]:
 
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
-    document: dict[str, Any] = {"name": schedule.name.value, "milestones": list(recipe.milestones)}
-    if schedule.factor is not None:
-        document["factor"] = schedule.factor
-    return document
+    given = schedule.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return given | {"milestones": list(recipe.milestones)}

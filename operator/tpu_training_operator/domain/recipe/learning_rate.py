@@ -1,7 +1,9 @@
 """The learning rate on a larger or smaller batch.
 
 SGD follows the linear rule (Goyal et al. 2017), adaptive optimizers the square-root rule (Krizhevsky 2014; Malladi et
-al. 2022). Neither holds for every model and batch (Shallue et al. 2019), so the result is a starting point.
+al. 2022). Adafactor divides by its second moment like Adam. Lion takes the sign, whose noise shrinks with the square
+root of the batch, too. Neither rule holds for every model and batch (Shallue et al. 2019), so the result is a starting
+point.
 """
 
 from dataclasses import dataclass

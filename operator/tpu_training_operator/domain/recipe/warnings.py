@@ -18,8 +18,10 @@ from tpu_training_operator.domain.words import count
 _OF_ADAM = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
 # The optimizers that the trainer builds (`tpu_trainer.optimizers`) and what each takes; a contract test compares them.
 BUILT: Mapping[str, frozenset[str]] = {
+    "adafactor": frozenset({"weight_decay"}),
     "adam": _OF_ADAM,
     "adamw": _OF_ADAM,
+    "lion": frozenset({"weight_decay", "beta1", "beta2"}),
     "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
     "sgd": frozenset({"momentum", "weight_decay"}),
 }
@@ -49,7 +51,12 @@ def checkpoint_warnings(spec: Spec) -> list[str]:
         if spot and spec.trainer.entrypoint is not None:
             return ["GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"]
         return []
-    given = {"uri": spec.checkpoint.uri, "resumeFrom": spec.checkpoint.resume_from}
+    weights = spec.checkpoint.init_from
+    given = {
+        "uri": spec.checkpoint.uri,
+        "resumeFrom": spec.checkpoint.resume_from,
+        "initFrom.uri": weights.uri if weights else None,
+    }
     return [
         f"spec.checkpoint.{field} {place} is inside the worker and is lost with it; mount a shared volume there"
         " (persistentVolumeClaim or csi) or use gs://bucket/path"

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, ReportPhase
+from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, BestCheckpoint, ReportPhase
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.domain.words import number_text
 from tpu_training_operator.runtime.progress.errors import Refused
@@ -39,6 +39,13 @@ class _Payload(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore", frozen=True)
 
 
+class _BestCheckpoint(_Payload):
+    name: Annotated[str, Field(max_length=LONGEST_METRIC_NAME)]
+    step: _Count
+    metric: Annotated[str, Field(max_length=LONGEST_METRIC_NAME)]
+    value: float
+
+
 class _Progress(_Payload):
     phase: ReportPhase
     step: _Count
@@ -46,6 +53,7 @@ class _Progress(_Payload):
     loss: float | None = None
     examples_per_second: float | None = None
     checkpoint_step: _Count | None = None
+    best_checkpoint: _BestCheckpoint | None = None
     metrics: dict[str, float | None] | None = None
     warnings: list[str] | None = None
     estimated_remaining_seconds: _Count | None = None
@@ -81,6 +89,7 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> Report:
         loss=number_text(said.loss),
         metrics=_metrics((said.metrics or {}).items()),
         checkpoint_step=said.checkpoint_step,
+        best_checkpoint=_best(said.best_checkpoint),
         estimated_remaining_seconds=said.estimated_remaining_seconds,
         warnings=tuple(text[:LONGEST_WARNING] for text in (said.warnings or ())[-MOST_WARNINGS:]),
         stacks=said.stacks[-LONGEST_STACKS:] if said.stacks else None,
@@ -115,6 +124,13 @@ def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Repo
         estimated_remaining_seconds=status.estimated_remaining_seconds,
         exact=exact,
     )
+
+
+def _best(said: _BestCheckpoint | None) -> BestCheckpoint | None:
+    value = None if said is None else number_text(said.value)
+    if said is None or value is None:
+        return None
+    return BestCheckpoint(name=said.name, step=said.step, metric=said.metric, value=value)
 
 
 def _phase(step: int, percentage: int | None) -> ReportPhase:

@@ -1,0 +1,152 @@
+"""Weights to begin with (checkpoint.initFrom): from another job's checkpoint, or from a .safetensors file.
+
+Only a run without a checkpoint takes them, and nothing else with them: its steps, optimizer and data begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from tpu_trainer.checkpoint.catalogue import SkippedError, candidates, checked
+from tpu_trainer.checkpoint.origin import Elsewhere
+from tpu_trainer.checkpoint.store import MissingError, Store, open_store
+from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.spec import InitSpec
+
+_SETTING = "checkpoint.initFrom"
+_FILE = ".safetensors"
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`source`: where they come from, in words. `tensors`: by their names in the model they belong to."""
+
+    source: str
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How weights fit a model: `loaded` counts tensors; the others are described in one text each."""
+
+    loaded: int
+    missing: Sequence[str]
+    unexpected: Sequence[str]
+    different: Sequence[str]
+
+    @property
+    def differences(self) -> str:
+        """Empty if everything fits."""
+        parts = {
+            "the model has, and they lack": self.missing,
+            "they have, and the model lacks": self.unexpected,
+            "differ": self.different,
+        }
+        return "; ".join(f"{what}: {_listed(names)}" for what, names in parts.items() if names)
+
+
+def begin_with(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
+    """Gives the model, still on the host, the weights that checkpoint.initFrom names.
+
+    Returns where they come from, and what did not fit, None if everything did.
+
+    Raises:
+        UserCodeError: there are none, or they do not fit.
+        BadSpecError: it is not a place for checkpoints.
+        StorageError: the storage refuses.
+    """
+    weights = _of_file(spec.uri) if spec.uri.endswith(_FILE) else _of_checkpoint(spec.uri)
+    fit = load(weights.tensors, model, strict=spec.strict)
+    if not fit.differences:
+        return f"{fit.loaded} tensors of {weights.source}", None
+    if not spec.strict and fit.loaded:
+        return f"{fit.loaded} tensors of {weights.source}", f"begins with only a part of its weights: {fit.differences}"
+    hint = "to load those that fit, set strict: false" if fit.loaded else "no tensor fits"
+    raise UserCodeError(f"{_SETTING}: the weights of {weights.source} do not fit the model; {hint}; {fit.differences}")
+
+
+def load(given: Mapping[str, Tensor], model: nn.Module, *, strict: bool) -> Fit:
+    """Copies what has the name and shape of a tensor of the model; with `strict`, only if everything fits.
+
+    A weight that the model uses in several places may have any of its names. Floating-point types are converted.
+    """
+    with user_code("the model's state_dict()"):
+        state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    pairs = {name: (tensor, state[name]) for name, tensor in given.items() if name in state}
+    different = [
+        f"{name} ({_described(tensor)} there, {_described(own)} in the model)"
+        for name, (tensor, own) in pairs.items()
+        if not _fits(tensor, own)
+    ]
+    named = {id(own) for _, own in pairs.values()}
+    fitting = {name: pair for name, pair in pairs.items() if _fits(*pair)}
+    missing = {id(own): name for name, own in reversed(state.items()) if id(own) not in named}
+    fit = Fit(len(fitting), sorted(missing.values()), sorted(given.keys() - state.keys()), sorted(different))
+    if not (strict and fit.differences):
+        with torch.no_grad():
+            for tensor, own in fitting.values():
+                own.copy_(tensor)
+    return fit
+
+
+def _of_file(uri: str) -> Weights:
+    parent, _, name = uri.rpartition("/")
+    data = _read(open_store(parent or "/", f"{_SETTING}.uri"), name)
+    return Weights(uri, _parsed(data, uri))
+
+
+def _read(store: Store, name: str) -> bytes:
+    try:
+        return store.read(name)
+    except MissingError as error:
+        raise UserCodeError(f"{_SETTING}: {error}") from None
+
+
+def _of_checkpoint(uri: str) -> Weights:
+    """The newest clean checkpoint's, or the named one's: its averaged weights, where it has any, else its weights."""
+    there, lines = Elsewhere.at(uri, f"{_SETTING}.uri"), list[str]()
+    for commit, entry in candidates(there.store, lines.append):
+        if there.folder not in (None, entry.folder) or not (commit.clean or there.folder):
+            continue
+        try:
+            files = [checked(there.store, entry.folder, commit, f"{part}{_FILE}") for part in ("model", "ema")]
+        except SkippedError as reason:
+            lines.append(f"checkpoint {entry.folder} is passed over: {reason}")
+            continue
+        model, average = (_parsed(data, f"{uri}, {entry.folder}") if data else {} for data in files)
+        averaged = ", averaged" if average else ""
+        return Weights(f"checkpoint {entry.folder} of job {commit.author}{averaged}", {**model, **average})
+    why = f" ({'; '.join(lines)})" if lines else ""
+    raise UserCodeError(
+        f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., one "
+        f"of these, or a file that ends with {_FILE}"
+    )
+
+
+def _parsed(data: bytes, where: str) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise UserCodeError(f"{_SETTING}: {where} is not a safetensors file: {error}") from None
+
+
+def _fits(there: Tensor, own: Any) -> bool:
+    kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (there, own)]
+    return there.shape == own.shape and (there.dtype == own.dtype or kinds == [(True, False)] * 2)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
