@@ -48,6 +48,7 @@ class Instruments:
 
     def __post_init__(self) -> None:
         self._losses: list[float] = []
+        self._norms: list[float] = []
         self._rate = 0.0
         self._begun = self._since = time.monotonic()
         self._split = self.clock.seconds()
@@ -105,6 +106,7 @@ class Instruments:
             return None
         step = signals.read_through
         self._losses += reading.losses
+        self._norms += reading.norms
         self._rate = learning_rate
         self._steps += len(reading.losses)
         # Evaluations and checkpoints are not steps and do not count in their rate.
@@ -156,7 +158,9 @@ class Instruments:
             examples_per_second=self.throughput.rate,
             mfu=self.utilisation.of(self.throughput.step_seconds),
             noise_scale=None if self.noise is None else self.noise.value,
+            gradient_norms=tuple(self._norms),
         )
         self.telling.sample(sample, self.checkpoints.last_step)
         self._losses.clear()
+        self._norms.clear()
         self._since, self._split = now, seconds

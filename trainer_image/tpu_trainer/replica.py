@@ -44,6 +44,7 @@ from tpu_trainer.instruments import Instruments
 from tpu_trainer.loop import Trained, train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, outcome_of
+from tpu_trainer.precision import in_precision
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
@@ -150,7 +151,7 @@ class _Run:
             self.backend.seed(hp.seed)
             loaded = load_task(self.spec.entrypoint, hp, share)
         refuse_lazy(loaded.task.model)
-        return loaded
+        return Loaded(in_precision(loaded.task, hp.precision, self.backend.device), loaded.hooks)
 
     def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
@@ -196,7 +197,8 @@ class _Run:
         if noise_scale and self.backend.terms == 1:
             say("no gradient noise scale: it compares the gradients of several processes, and this run has one")
             noise_scale = False
-        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
+        clip_norm = None if hooks.clips else hp.gradient_clip_norm
+        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average, clip_norm)
 
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
         backend, batch = self.backend, work.hp.global_batch_size

@@ -32,7 +32,8 @@ Group = dict[str, Any]
 class Work:
     """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
 
-    skips: a step that is not finite is left out (recipe.onNotFinite).
+    skips: a step that is not finite is left out (recipe.onNotFinite). clip_norm: the trainer scales gradients down to
+    this length; None: it does not clip, or the task does so itself.
     """
 
     task: Task
@@ -45,6 +46,7 @@ class Work:
     noise_scale: bool
     skips: bool
     average: Average | None = None
+    clip_norm: float | None = None
 
 
 class Trainable:
