@@ -72,6 +72,7 @@ class Hyperparameters:
             "evaluate_every_steps": spec.evaluate_every_steps,
             "ema_decay": spec.ema_decay,
             "gradient_clip_norm": spec.gradient_clip_norm,
+            "precision": None if spec.precision == "Float32" else spec.precision,
             "data_uri": spec.data_uri,
         }
 
