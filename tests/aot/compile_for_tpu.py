@@ -1,7 +1,7 @@
 """Compiles programs for a TPU slice with libtpu's compile-only client, on a machine without a TPU.
 
-`python -m tests.aot.compile_for_tpu DIRECTORY` reads what `traced_step` has written, and writes NAME.hlo, the program as
-it is scheduled on a chip, and NAME.costs: bytes of HBM by use, and bytes that the program moves.
+`python -m tests.aot.compile_for_tpu DIRECTORY` reads what `traced_step` has written, and writes NAME.hlo, the program
+as it is scheduled on a chip, and NAME.costs: bytes of HBM by use, and bytes that the program moves.
 
 A process of its own: jaxlib and torch_xla each bring an XLA.
 """

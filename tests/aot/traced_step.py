@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch_xla
@@ -28,10 +29,12 @@ import torch_xla.runtime as xr
 from torch import Tensor
 from torch_xla._internal import pjrt
 
+from tpu_trainer import loop
 from tpu_trainer.backends.xla import XlaChip
 from tpu_trainer.clock import Clock
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.exchange import Sums, exchange
 from tpu_trainer.progress import Progress
 from tpu_trainer.replica import _Run
 from tpu_trainer.reporting.heartbeat import open_heartbeat
@@ -85,14 +88,18 @@ class UncompiledChip(XlaChip):
         return [torch.ones(tensor.shape) for tensor in tensors]
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        sums, self.signals = super().reduce(gradients, signals) if self.reduces else (list(gradients), signals)
-        return sums, self.signals
+        return super().reduce(gradients, signals) if self.reduces else (list(gradients), signals)
+
+    def exchange(self, *args: Any, **named: Any) -> Sums:
+        self._sums = exchange(*args, **named)
+        return self._sums
 
     def sync(self) -> None:
         self._steps += self.work is not None and bool(self.work.optimizer.state)
         kept = list(_kept(self.work)) if self.work is not None else []
         if self._steps == 2:
-            raise Traced(_program([*kept, self.signals], [*self._before, 0]))
+            read = [self._sums.signals, *(one for one in (self._sums.square, self._sums.norm) if one is not None)]
+            raise Traced(_program([*kept, *read], [*self._before, *[0] * len(read)]))
         with torch.no_grad():
             for tensor in kept:
                 tensor.data = self.send(torch.empty(tensor.shape, dtype=tensor.dtype))
@@ -157,7 +164,9 @@ def _trace(spec: RunSpec, reduces: bool, environment: WorkerEnvironment) -> Prog
     chip = UncompiledChip(expected_replicas=CHIPS)
     chip.reduces = reduces
     try:
-        Run(spec, environment, lambda: False, chip, clock, Pace(), telling).whole()
+        # Also the results that the loop reads later are outputs of the program.
+        with mock.patch.object(loop, "exchange", chip.exchange):
+            Run(spec, environment, lambda: False, chip, clock, Pace(), telling).whole()
     except Traced as traced:
         return traced.program
     raise AssertionError("the run ended before its second step")

@@ -127,6 +127,9 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "seed": {"recipe.seed": 2**31 - 1},
     "steps that are not finite are skipped": {"recipe.onNotFinite": "Skip"},
     "steps that are not finite are made": {"recipe.onNotFinite": "Warn"},
+    "clipped gradients": {"recipe.gradientClipNorm": "0.5"},
+    "mixed precision": {"recipe.precision": "BFloat16Mixed"},
+    "a model in bfloat16": {"recipe.precision": "BFloat16"},
 }
 
 _WHOLE = st.integers(0, 999).map(str)

@@ -115,6 +115,8 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     ),
     "emaDecay": ({"emaDecay": "0.5"}, {}),
     "onNotFinite": (BROKEN | {"onNotFinite": "Skip"}, BROKEN),
+    "gradientClipNorm": ({"gradientClipNorm": "0.1"}, {}),
+    "precision": ({"precision": "BFloat16Mixed"}, {"precision": "BFloat16"}),
     "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
     "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "None"}}, {"tunedOn": ONE_CHIP}),
     "scaling.maxLearningRate": ({"tunedOn": ONE_CHIP, "scaling": {"maxLearningRate": "0.5"}}, {"tunedOn": ONE_CHIP}),

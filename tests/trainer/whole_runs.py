@@ -61,6 +61,7 @@ class Ran:
     models: list[nn.Module]
     warnings: tuple[str, ...]
     losses: list[float]
+    norms: list[float]
     progress: list[dict[str, Any]]
 
     @property
@@ -100,11 +101,13 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
             def __init__(self, *arguments: Any, **named: Any) -> None:
                 super().__init__(*arguments, **named)
                 self.losses: list[float] = []
+                self.norms: list[float] = []
                 said[backend.rank] = self
 
             def sample(self, sample: Any) -> None:
                 super().sample(sample)
                 self.losses.extend(sample.losses)
+                self.norms.extend(sample.gradient_norms)
 
         here.load, here.progress, here.backend = load, Noted, backend
         where = WorkerEnvironment(Path("run.json"), backend.rank, replicas, "", 0, progress_file)
@@ -125,7 +128,8 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
         outcomes = in_threads(replicas, one, keep=Ended)
         progress = [json.loads(line) for line in progress_file.read_text().splitlines()]
     ended = [outcome.outcome if isinstance(outcome, Ended) else outcome for outcome in outcomes]
-    return Ran(ended, [models[rank] for rank in sorted(models)], said[0].warnings, said[0].losses, progress)
+    first, ordered = said[0], [models[rank] for rank in sorted(models)]
+    return Ran(ended, ordered, first.warnings, first.losses, first.norms, progress)
 
 
 class Ended(Exception):

@@ -238,6 +238,8 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
         ({"schedule": COSINE}, "Learning rate", "0.3", "after warm-up; then cosine down to 0.1 of it"),
         ({"schedule": STEP}, "Learning rate", "0.3", "after warm-up; then × 0.1 at steps 8, 16"),
         ({"emaDecay": "0.9999"}, "Average of weights", "0.9999", "decay per step"),
+        ({"gradientClipNorm": "0.5"}, "Gradient clip norm", "0.5", "at most, over all parameters"),
+        ({"precision": "BFloat16Mixed"}, "Precision", "BFloat16Mixed", ""),
         ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
         ({"checkpoint": OFTEN}, "Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept"),
         ({"checkpoint": SELDOM}, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept"),

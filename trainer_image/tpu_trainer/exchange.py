@@ -102,12 +102,14 @@ class Sums:
     """What a step's exchange returns. signals: summed over all replicas: 5, or 6 with SQUARE, then `logged`.
 
     square: the squared length of the global gradient, shape []; None unless asked for. logged: the names of what the
-    task has logged, as in `Row`.
+    task has logged, as in `Row`. norm: the length of the global gradient, before any clipping; None if it is not
+    measured.
     """
 
     signals: Tensor
     square: Tensor | None = None
     logged: tuple[str, ...] = ()
+    norm: Tensor | None = None
 
     @property
     def finite(self) -> Tensor:
@@ -159,11 +161,9 @@ def exchange(
             mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
             parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
     # A copy: over gloo a slice of the flat sums would keep all of them alive until it is read.
-    return Sums(
-        total[:count].clone(),
-        square([p.grad for p in parameters if p.grad is not None]) if squares else None,
-        () if logged is None else logged.names,
-    )
+    norm = length([parameter.grad for parameter in parameters if parameter.grad is not None])
+    names = () if logged is None else logged.names
+    return Sums(total[:count].clone(), norm.square() if squares else None, names, norm)
 
 
 def take(
@@ -197,6 +197,12 @@ def square(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack([as_real(gradient.detach()).float().square().sum() for gradient in gradients]).sum()
 
 
+def length(gradients: Sequence[Tensor]) -> Tensor:
+    """The length of all gradients together, in float32, shape []."""
+    parts = [torch.linalg.vector_norm(wide(as_real(gradient.detach()))).float() for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())
+
+
 def wide(value: Tensor) -> Tensor:
     """`value` in float32 or float64, so that passes add up: True + True is True, and float16 ends at 65504."""
     return value if value.dtype == torch.float64 or value.is_complex() else value.float()
@@ -210,6 +216,7 @@ class Reading:
     the steps a replica asked to end the run, or for a checkpoint.
     squares: per step the mean over replicas of their own squared gradient, and the square of the global gradient; empty
     unless the noise scale is asked for. logged: per step the names of what the task has logged, and the sums of `Row`.
+    norms: the length of each step's global gradient, before any clipping.
     """
 
     losses: tuple[float, ...]
@@ -218,6 +225,7 @@ class Reading:
     saving: bool = False
     squares: tuple[tuple[float, float], ...] = ()
     logged: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = ()
+    norms: tuple[float, ...] = ()
 
     def then(self, later: Reading) -> Reading:
         return Reading(
@@ -227,6 +235,7 @@ class Reading:
             self.saving or later.saving,
             self.squares + later.squares,
             self.logged + later.logged,
+            self.norms + later.norms,
         )
 
 
@@ -272,8 +281,9 @@ class Signals:
         """Reads the `count` oldest."""
         taken = self._unread[:count]
         squares = [sums.square for sums in taken if sums.square is not None]
+        norms = [sums.norm for sums in taken if sums.norm is not None]
         rest = SIGNALS + bool(squares)
-        here = self._backend.to_host([*(sums.signals for sums in taken), *squares])
+        here = self._backend.to_host([*(sums.signals for sums in taken), *squares, *norms])
         del self._unread[:count]
         self.read_through += count
         rows = [tensor.tolist() for tensor in here[:count]]
@@ -285,9 +295,10 @@ class Signals:
             saving=any(row[SAVE] > 0 for row in rows),
             squares=tuple(
                 (row[SQUARE] / self._backend.terms, float(whole))
-                for row, whole in zip(rows, here[count:], strict=False)
+                for row, whole in zip(rows, here[count : count + len(squares)], strict=False)
             ),
             logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(taken, rows, strict=True) if row[rest:]),
+            norms=tuple(float(norm) for norm in here[count + len(squares) :]),
         )
 
 

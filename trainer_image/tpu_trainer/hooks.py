@@ -19,6 +19,9 @@ class Hooks:
     own_schedule = False
     """The task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and schedule."""
 
+    clips = False
+    """The task clips its gradients itself, in `before_update`."""
+
     gives_closure = False
     """`update` passes a closure to the optimizer's step, which may call it once."""
 
@@ -45,7 +48,7 @@ class Hooks:
     def after_backward(self) -> None: ...
 
     def before_update(self, optimizer: Optimizer) -> None:
-        """The parameters have the global gradients: the place to clip them."""
+        """The parameters have the global gradients, which the recipe's clipping, by their present length, follows."""
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()

@@ -52,6 +52,7 @@ class Instruments:
 
     def __post_init__(self) -> None:
         self._losses: list[float] = []
+        self._norms: list[float] = []
         self._rate = 0.0
         self._begun = self._since = time.monotonic()
         self._split = self.clock.seconds()
@@ -116,6 +117,7 @@ class Instruments:
             self.telling.first_loss(FirstLoss(seconds, counters.compilations, counters.compile_seconds))
         step = signals.read_through
         self._losses += reading.losses
+        self._norms += reading.norms
         self._rate = learning_rate
         self._steps += len(reading.losses)
         if self.logbook.read(step - len(reading.losses) + 1, reading.logged):
@@ -177,7 +179,9 @@ class Instruments:
             examples_per_second=self.throughput.rate,
             mfu=self.utilisation.of(self.throughput.step_seconds),
             noise_scale=None if self.noise is None else self.noise.value,
+            gradient_norms=tuple(self._norms),
         )
         self.telling.sample(sample, self.checkpoints.last_step)
         self._losses.clear()
+        self._norms.clear()
         self._since, self._split = now, seconds

@@ -95,6 +95,11 @@ def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) 
     """What this run does not use of the recipe because the task brings its own, one text each."""
     if hp.evaluate_every_steps is not None and task.evaluation is None:
         yield f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the task has nothing to evaluate on"
+    if hooks.clips and hp.gradient_clip_norm is not None:
+        yield (
+            f"the module clips its gradients itself: recipe.gradientClipNorm {hp.gradient_clip_norm:g} is what its "
+            "configure_gradient_clipping gets as gradient_clip_val, and nothing else is clipped"
+        )
     if task.optimizer is None:
         return
     if hooks.own_schedule and (hp.warmup_steps or hp.schedule.name != "Constant"):

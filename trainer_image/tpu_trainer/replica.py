@@ -47,6 +47,7 @@ from tpu_trainer.logbook import Logbook, closed
 from tpu_trainer.loop import Trained, train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, finite, outcome_of
+from tpu_trainer.precision import in_precision
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
@@ -154,7 +155,7 @@ class _Run:
             self.backend.seed(hp.seed)
             loaded = load_task(self.spec.entrypoint, hp, share)
         refuse_lazy(loaded.task.model)
-        return loaded
+        return Loaded(in_precision(loaded.task, hp.precision, self.backend.device), loaded.hooks)
 
     def _prepare(self, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None) -> Work:
         """Model and optimizer on the device, with the checkpoint's state if there is one."""
@@ -209,7 +210,22 @@ class _Run:
         if noise_scale and self.backend.terms == 1:
             say("no gradient noise scale: it compares the gradients of several processes, and this run has one")
             noise_scale = False
-        return Work(task, hooks, hp, optimizer, rates, growth, start, steering, noise_scale, skips, average, begun_with)
+        clip_norm = None if hooks.clips else hp.gradient_clip_norm
+        return Work(
+            task,
+            hooks,
+            hp,
+            optimizer,
+            rates,
+            growth,
+            start,
+            steering,
+            noise_scale=noise_scale,
+            skips=skips,
+            average=average,
+            begun_with=begun_with,
+            clip_norm=clip_norm,
+        )
 
     def _begin_with(self, spec: InitSpec, model: nn.Module) -> str | None:
         """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that

@@ -21,6 +21,7 @@ from tpu_trainer.contract import RUN_SPEC_SCHEMA
 from tpu_trainer.errors import BadSpecError
 
 BACKENDS = ("xla", "xla-spmd", "torch")
+PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
 LARGEST_SEED = 2**32 - 1
@@ -85,6 +86,12 @@ def _decimal(value: object, path: str) -> float:
     if not isinstance(value, str) or not _DECIMAL.fullmatch(value) or math.isinf(float(value)):
         raise _wrong(path, 'a decimal string such as "0.1" or "1e-4"', value)
     return float(value)
+
+
+def _positive(value: object, path: str) -> float:
+    if not (number := _decimal(value, path)):
+        raise _wrong(path, 'a decimal string above 0, such as "1.0"', value)
+    return number
 
 
 def _choice(kind: Callable[[str], Any], allowed: Sequence[str]) -> Reader:
@@ -307,6 +314,8 @@ class RunSpec:
     stop_early: StopSpec | None = None
     ema_decay: Decimal | None
     on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
+    gradient_clip_norm: Annotated[float, _positive] | None = None
+    precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
     dataset_size: Count | None = None
     seed: Annotated[int, _integer(0, LARGEST_SEED)]
     optimizer: OptimizerSpec

@@ -32,8 +32,10 @@ class Hyperparameters:
 
     `learning_rate` is the rate after warm-up; the loop applies warm-up and schedule to every parameter group.
     Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
-    With `ema_decay` the trainer averages the weights. `parameters` are the recipe's free-form strings. `silent` names
-    the fields that the recipe leaves out: an entrypoint's own default for a parameter of that name then stands.
+    With `ema_decay` the trainer averages the weights, with `gradient_clip_norm` it clips the gradients, and `precision`
+    is what the model computes in: "Float32", "BFloat16Mixed" or "BFloat16". `parameters` are the recipe's free-form
+    strings. `silent` names the fields that the recipe leaves out: an entrypoint's own default for a parameter of that
+    name then stands.
     """
 
     optimizer: str
@@ -51,6 +53,8 @@ class Hyperparameters:
     schedule: ScheduleSpec
     evaluate_every_steps: int | None
     ema_decay: float | None
+    gradient_clip_norm: float | None
+    precision: str
     seed: int
     data_uri: str | None
     parameters: Mapping[str, str]
@@ -67,6 +71,8 @@ class Hyperparameters:
             "epsilon": recipe.epsilon,
             "evaluate_every_steps": spec.evaluate_every_steps,
             "ema_decay": spec.ema_decay,
+            "gradient_clip_norm": spec.gradient_clip_norm,
+            "precision": None if spec.precision == "Float32" else spec.precision,
             "data_uri": spec.data_uri,
         }
 
@@ -90,6 +96,8 @@ class Hyperparameters:
             schedule=spec.schedule,
             evaluate_every_steps=spec.evaluate_every_steps,
             ema_decay=spec.ema_decay,
+            gradient_clip_norm=spec.gradient_clip_norm,
+            precision=spec.precision,
             seed=spec.seed,
             data_uri=spec.data_uri,
             parameters=spec.parameters,

@@ -34,7 +34,8 @@ class Work:
     """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
-    None if the task made them.
+    None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
+    the task does so itself.
     """
 
     task: Task
@@ -49,6 +50,7 @@ class Work:
     skips: bool
     average: Average | None = None
     begun_with: str | None = None
+    clip_norm: float | None = None
 
 
 class Trainable:

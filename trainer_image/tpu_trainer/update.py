@@ -79,21 +79,28 @@ class Average:
 
 
 class Update:
-    """The update of every step: all of them count."""
+    """The update of every step: all of them count.
 
-    def __init__(self, optimizer: Optimizer, hooks: Hooks, average: Average | None) -> None:
-        self._optimizer, self._hooks, self._average = optimizer, hooks, average
+    `clip_norm`: gradients are scaled down to this length; None: they are not clipped.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, hooks: Hooks, average: Average | None, clip_norm: float | None = None
+    ) -> None:
+        self._optimizer, self._hooks, self._average, self._clip_norm = optimizer, hooks, average, clip_norm
 
     def begins(self) -> None:
         """Before the step's first forward pass."""
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         """`parameters`: those that the step trains. `sums`: what the replicas have exchanged."""
-        self._step()
+        self._step(parameters, sums)
 
-    def _step(self) -> None:
+    def _step(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         with user_code("the optimizer's step"):
             self._hooks.before_update(self._optimizer)
+            if self._clip_norm is not None:
+                clip(parameters, sums, self._clip_norm)
             self._hooks.update(self._optimizer)
         if self._average is not None:
             self._average.update()
@@ -115,12 +122,13 @@ class SkippingUpdate(Update):
         optimizer: Optimizer,
         hooks: Hooks,
         average: Average | None,
+        clip_norm: float | None,
         model: nn.Module,
         backend: Backend,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`aside`: a context for work that belongs to no step."""
-        super().__init__(optimizer, hooks, average)
+        super().__init__(optimizer, hooks, average, clip_norm)
         self._model, self._backend, self._aside = model, backend, aside
         self._begun: list[tuple[Tensor, Tensor]] = []
         self._known: set[nn.Parameter] = set()
@@ -133,7 +141,7 @@ class SkippingUpdate(Update):
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         if self._backend.device.type == "cpu" or not self._known.issuperset(trained):
             if self._read(sums.finite):
-                self._step()
+                self._step(parameters, sums)
                 self._known.update(trained)
             else:
                 _put_back(buffers)
@@ -146,7 +154,7 @@ class SkippingUpdate(Update):
                 assert parameter.grad is not None
                 parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
         before = [old for _, old in _copies([*trained, *self._state()])]
-        self._step()
+        self._step(parameters, sums)
         now = [*trained, *self._state()]
         if len(now) != len(before):
             raise UserCodeError(
@@ -170,6 +178,20 @@ class SkippingUpdate(Update):
                 yield tensor
         if self._average is not None:
             yield from self._average.tensors.values()
+
+
+@torch.no_grad()
+def clip(parameters: Sequence[nn.Parameter], sums: Sums, limit: float) -> None:
+    """Scales the exchanged gradients so that they are no longer than `limit` together.
+
+    As torch.nn.utils.clip_grad_norm_ does, but by the length that the exchange has measured, and without a read of the
+    device. A length that is not finite makes all gradients so.
+    """
+    assert sums.norm is not None
+    factor = (limit / (sums.norm + 1e-6)).clamp(max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
 
 def count_on_device(optimizer: Optimizer, device: torch.device) -> None:

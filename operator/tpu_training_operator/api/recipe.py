@@ -57,6 +57,12 @@ class OnNotFinite(StrEnum):
     WARN = "Warn"
 
 
+class Precision(StrEnum):
+    FLOAT32 = "Float32"
+    BFLOAT16_MIXED = "BFloat16Mixed"
+    BFLOAT16 = "BFloat16"
+
+
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
         description="Name of the optimizer. The trainer builds sgd, adam, adamw, rmsprop, adafactor and lion; with any"
@@ -243,6 +249,17 @@ class Recipe(ApiModel):
         description="What to do when the loss or gradients of a step are NaN or infinite. Stop: the job fails and keeps"
         " its earlier checkpoints. Skip: the step changes nothing; 100 in a row fail the job. Warn: the step is applied"
         " and a warning reported.",
+    )
+    gradient_clip_norm: PositiveDecimal | None = Field(
+        None,
+        description="Largest norm of a step's gradient, over all parameters; a longer one is scaled down to it before"
+        " the update. Left out, gradients are not clipped.",
+    )
+    precision: Precision = Field(
+        Precision.FLOAT32,
+        description="Float32: the model computes in the types that it was built with. BFloat16Mixed: loss and metrics"
+        " run under autocast to bfloat16, and weights and optimizer state keep their types. BFloat16: the model's"
+        " float32 weights and buffers become bfloat16, and the optimizer's state with them.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,

@@ -12,7 +12,15 @@ from tpu_training_operator.domain.recipe.cost import Cost
 
 _NARROWEST = 100
 # For a loop of the user's own nobody does what these rows say, unless the loop does it.
-_TRAINERS_ROWS = ("evaluate every", "EMA decay", "milestones", "rate on a plateau", "stop early")
+_TRAINERS_ROWS = (
+    "evaluate every",
+    "EMA decay",
+    "milestones",
+    "rate on a plateau",
+    "stop early",
+    "gradient clip norm",
+    "precision",
+)
 _LEFT_TO_COMMAND = "left to your command"
 _OWN_LOOP = (
     "your command does the training: it finds these numbers in TPUJOB_* variables and in the JSON file that"

@@ -87,6 +87,19 @@ def rate_chart(measured: Measured) -> Element:
     return draw(Plot("Learning rate over steps", _steps(measured), y, [Curve("rate", [points])]))
 
 
+def norm_chart(measured: Measured) -> Element | None:
+    """The norm of the gradients before clipping; None if it was not measured."""
+    points = [
+        _at(each.step, each.gradient_norm, f"{_steps_up_to(each.step, each.steps)}: {number(each.gradient_norm)}")
+        for each in _stretch_columns(measured)
+        if each.gradient_norm is not None and drawable(each.gradient_norm)
+    ]
+    if not points:
+        return None
+    y = axis_of([point.y for point in points], ticks=4, from_zero=True)
+    return draw(Plot("Gradient norm over steps", _steps(measured), y, [Curve("rate", [points])]))
+
+
 def split_bar(split: Mapping[str, float]) -> Element:
     """One bar, cut in proportion to the seconds of each phase."""
     whole = sum(split.values())
@@ -139,9 +152,16 @@ def _stretch_columns(measured: Measured) -> list[Stretch]:
             seconds=sum(each.seconds for each in group),
             split={"evaluate": sum(each.split.get("evaluate", 0.0) for each in group)},
             learning_rate=group[-1].learning_rate,
+            gradient_norm=_mean_norm(group),
         )
         for group in _columns(measured.stretches)
     ]
+
+
+def _mean_norm(group: Sequence[Stretch]) -> float | None:
+    known = [(each.gradient_norm, each.steps) for each in group if each.gradient_norm is not None]
+    steps = sum(count for _, count in known)
+    return sum(norm * (count / steps) for norm, count in known) if known else None
 
 
 def _steps(measured: Measured) -> Axis:

@@ -45,13 +45,17 @@ class Logged(_Recorded):
 
 
 class Stretch(_Recorded):
-    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate."""
+    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
+
+    gradient_norm: the mean of the gradients' norms before clipping, None if none was finite or measured.
+    """
 
     step: int
     steps: int = Field(ge=1)
     seconds: float
     split: Mapping[str, float]
     learning_rate: float
+    gradient_norm: float | None = None
 
     @property
     def training_seconds(self) -> float:
@@ -185,6 +189,8 @@ class RunSpec(_RunSpecPart):
     schedule: Schedule = Schedule()
     evaluate_every_steps: int | None = None
     ema_decay: float | None = None
+    gradient_clip_norm: float | None = None
+    precision: str | None = None
     parameters: Mapping[str, str] = {}
     data_uri: str | None = None
     checkpoint: Checkpoint | None = None

@@ -306,12 +306,14 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
         if charts.has_rates(measured)
         else None
     )
+    norms = charts.norm_chart(measured)
     noise = _noise_sentence(measured, spec)
     return _section(
         "recipe",
         "The recipe on this slice",
         _table(["", "Tuned on", "Runs on", "Rule"], scaled, class_="scaling") if scaled else None,
         tag("div", tag("table", tag("tbody", pairs), class_="pairs"), rates, class_="beside"),
+        None if norms is None else tag("figure", tag("figcaption", "Gradient norm, before clipping"), norms),
         None if noise is None else tag("p", noise, class_="note"),
     )
 

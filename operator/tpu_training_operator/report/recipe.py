@@ -48,6 +48,10 @@ def _whole(spec: RunSpec) -> Iterator[Row]:
     yield Row("Optimizer", optimizer.name, _values(given))
     if spec.ema_decay is not None:
         yield Row("Average of weights", f"{spec.ema_decay:.10g}", "decay per step")
+    if spec.gradient_clip_norm is not None:
+        yield Row("Gradient clip norm", number(spec.gradient_clip_norm), "at most, over all parameters")
+    if spec.precision is not None:
+        yield Row("Precision", spec.precision)
     if spec.evaluate_every_steps is not None:
         yield Row("Evaluation", f"every {_interval(spec.evaluate_every_steps, 'step')}", "and at the end")
 

@@ -58,7 +58,7 @@ class LightningHooks(Hooks):
         self._session, self._view, self._hp = session, session.view, hp
         self._evaluated = evaluated
         self._schedules: Schedules | None = None
-        self._clips = session.has("configure_gradient_clipping")
+        self.clips = session.has("configure_gradient_clipping")
         # The epoch now, or at the checkpoint, and the examples of it that were used by then.
         self._begun = (0, 0)
         self._index = -1
@@ -159,9 +159,10 @@ class LightningHooks(Hooks):
 
     def before_update(self, optimizer: Optimizer) -> None:
         self._session.call("on_before_optimizer_step", optimizer)
-        if self._clips:
-            none = {"gradient_clip_val": None, "gradient_clip_algorithm": None}
-            self._session.call("configure_gradient_clipping", optimizer, **none)
+        if self.clips:
+            norm = self._hp.gradient_clip_norm
+            given = {"gradient_clip_val": norm, "gradient_clip_algorithm": None if norm is None else "norm"}
+            self._session.call("configure_gradient_clipping", optimizer, **given)
 
     def update(self, optimizer: Optimizer) -> None:
         closure = _closure(optimizer, self._outputs["loss"])

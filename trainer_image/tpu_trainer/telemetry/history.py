@@ -43,7 +43,7 @@ class Sample:
     """The steps since the last sample. step: steps done; losses: one per step, the newest last, never empty.
 
     seconds: wall time since the last sample; `split` divides it by phase. examples_per_second is over the steps that
-    compiled nothing. mfu: 0..1. noise_scale: in examples. None while a number is unknown.
+    compiled nothing. mfu: 0..1. noise_scale: in examples. None while a number is unknown. gradient_norms: one per step.
     """
 
     step: int
@@ -54,6 +54,7 @@ class Sample:
     examples_per_second: float | None = None
     mfu: float | None = None
     noise_scale: float | None = None
+    gradient_norms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,27 @@ class Loss:
 
 @dataclass(frozen=True)
 class Stretch:
-    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate."""
+    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
+
+    gradient_norm: the mean of their gradients' lengths before clipping, over the finite ones; None without any.
+    """
 
     step: int
     steps: int
     seconds: float
     split: Mapping[Phase, float]
     learning_rate: float
+    gradient_norm: float | None = None
 
     def then(self, later: Stretch) -> Stretch:
+        lengths = [(each.gradient_norm, each.steps) for each in (self, later) if each.gradient_norm is not None]
         return Stretch(
             step=later.step,
             steps=self.steps + later.steps,
             seconds=self.seconds + later.seconds,
             split={phase: self.split.get(phase, 0.0) + later.split.get(phase, 0.0) for phase in Phase},
             learning_rate=later.learning_rate,
+            gradient_norm=_mean(lengths),
         )
 
 
@@ -232,7 +239,9 @@ class History:
         for step, loss in enumerate(sample.losses, first):
             self._losses.add(Loss.of(step, loss))
         split = {phase: sample.split.get(phase, 0.0) for phase in Phase}
-        self._stretches.add(Stretch(sample.step, len(sample.losses), sample.seconds, split, sample.learning_rate))
+        norm = _mean([(norm, 1) for norm in sample.gradient_norms if math.isfinite(norm)])
+        steps = len(sample.losses)
+        self._stretches.add(Stretch(sample.step, steps, sample.seconds, split, sample.learning_rate, norm))
         newest = {name: getattr(sample, name) for name in _RATES}
         self._rates |= {name: value for name, value in newest.items() if value is not None}
 
@@ -280,6 +289,12 @@ class History:
 def _attempt(row: Mapping[str, Any]) -> Attempt:
     first = row.get("first_loss")
     return Attempt(**{**row, "first_loss": FirstLoss(**first) if first else None})
+
+
+def _mean(weighted: Sequence[tuple[float, int]]) -> float | None:
+    """The mean of values by their weights; None without any."""
+    weights = sum(weight for _, weight in weighted)
+    return sum(value * (weight / weights) for value, weight in weighted) if weights else None
 
 
 def dump_history(

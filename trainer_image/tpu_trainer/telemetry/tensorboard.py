@@ -32,6 +32,8 @@ class Events:
         first = sample.step - len(sample.losses) + 1
         for step, loss in enumerate(sample.losses, first):
             self._event(step, {"loss": loss})
+        for step, norm in enumerate(sample.gradient_norms, first):
+            self._event(step, {"gradient norm": norm})
         steps = len(sample.losses)
         known = {
             "recipe/learning rate": sample.learning_rate,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
-from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Recipe, Schedule, ScheduleName
+from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval
 from tpu_training_operator.domain.recipe.comparison import Row, comparison
@@ -60,6 +60,10 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     # Left out if it is the default, because an older image refuses unknown fields.
     if spec.recipe.on_not_finite is not OnNotFinite.STOP:
         document["onNotFinite"] = spec.recipe.on_not_finite.value
+    if spec.recipe.gradient_clip_norm is not None:
+        document["gradientClipNorm"] = spec.recipe.gradient_clip_norm
+    if spec.recipe.precision is not Precision.FLOAT32:
+        document["precision"] = spec.recipe.precision.value
     if spec.recipe.dataset_size is not None:
         document["datasetSize"] = spec.recipe.dataset_size
     if spec.data is not None:

@@ -1,0 +1,83 @@
+"""recipe.gradientClipNorm: the steps of plain PyTorch with clip_grad_norm_, and the norms that are reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.trainer import tasks
+from tests.trainer.gang import KINDS, Launcher, start_replicas
+from tests.trainer.reference import Reference, reference_run
+from tests.trainer.test_trajectories import CLOSE
+from tests.trainer.whole_runs import Ran, run
+from tpu_trainer import Hyperparameters, Task
+from tpu_trainer.contract import ExitCode
+
+LIMIT = 0.25
+"""Some of the gradients are longer, and some are not."""
+
+SGD = {"name": "sgd", "learningRate": "0.3", "momentum": "0.9", "weightDecay": "1e-4"}
+
+
+def task(hp: Hyperparameters, rank: int) -> Task:
+    return tasks.small(hp)
+
+
+def clipped(replicas: int, made: Any = task, **changes: Any) -> Ran:
+    recipe = {"trainSteps": 24, "warmupSteps": 5, "recipe": SGD, "gradientClipNorm": str(LIMIT)}
+    return run(made, replicas, **{**recipe, **changes})
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    made = reference_run("sgd", steps=24, warmup=5, batch=16, seed=3, limit=LIMIT)
+    assert min(made.norms) < LIMIT < max(made.norms)
+    return made
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_losses_equal_plain_pytorch_with_clip_grad_norm(reference: Reference, replicas: int) -> None:
+    ran = clipped(replicas)
+    assert ran.losses == pytest.approx(reference.losses, abs=CLOSE)
+    assert ran.norms == pytest.approx(reference.norms, abs=CLOSE)
+    ran.assert_replicas_equal()
+
+
+def test_accumulated_passes_are_clipped_once_a_step(reference: Reference) -> None:
+    ran = clipped(2, batch={"global": 16, "perReplica": 2, "accumulation": 4})
+    assert ran.losses == pytest.approx(reference.losses, abs=CLOSE)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "torch"])
+def test_every_backend_clips_alike(launcher: Launcher, reference: Reference, kind: str) -> None:
+    gang = start_replicas(launcher, kind, 2, gradientClipNorm=str(LIMIT))
+    assert set(gang.wait()) == {0}, gang.output()
+    assert gang.losses() == pytest.approx(reference.losses, abs=CLOSE)
+
+
+def broken(step: int) -> Any:
+    """The loss of `step`, counted from 1, is NaN."""
+
+    def made(hp: Hyperparameters, rank: int) -> Task:
+        calls = 0
+
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return tasks.loss(model, batch) * (math.nan if calls == step else 1.0)
+
+        return dataclasses.replace(tasks.small(hp), loss=loss)
+
+    return made
+
+
+@pytest.mark.parametrize(("policy", "ends"), [("Stop", ExitCode.NotFinite), ("Skip", ExitCode.Succeeded)])
+def test_a_norm_that_is_not_finite_is_a_step_that_is_not_finite(policy: str, ends: ExitCode) -> None:
+    ran = clipped(2, broken(12), onNotFinite=policy)
+    assert ran.outcome.code is ends
+    assert all(torch.isfinite(weight).all() for weight in ran.weights()) == (policy == "Skip")
