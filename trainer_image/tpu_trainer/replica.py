@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NoReturn
 
 import torch
@@ -19,19 +18,7 @@ from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import (
-    GENERATORS,
-    Order,
-    Position,
-    Share,
-    check_lengths,
-    evaluation_size,
-    has_length,
-    seed_generators,
-    size_difference,
-    stream_batches,
-    train_batches,
-)
+from tpu_trainer.data import GENERATORS, Order, Share, evaluation_size, seed_generators, size_difference
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, watchdog
@@ -45,13 +32,14 @@ from tpu_trainer.loop import Trained, train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
+from tpu_trainer.reading import Reading, check_data, open_reading
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.spec import OnNotFinite, RunSpec
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
-from tpu_trainer.task import Batch, Hyperparameters, Task
+from tpu_trainer.task import Hyperparameters, Task
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telling import Telling
@@ -122,8 +110,7 @@ class _Run:
         )
         task, hooks = self._load(hp, share)
         try:
-            # First: what follows may refuse one process's length and leave the others waiting for it.
-            check_lengths(task, backend, self.environment.host_index)
+            check_data(task, hp.seed, backend, self.environment.host_index, self.telling.finding)
             storage = Storage.of(spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
@@ -241,7 +228,10 @@ class _Run:
             if work.start.step == 0:
                 with work.hooks.rehearsal():
                     try_evaluation(work.task, _evaluation_rows(work, share), share, self.backend)
-            with self.backend.feed(self._batches(work, share)) as batches:
+            reading = self._reading(work, share)
+            if self.spec.checkpoint is not None:
+                instruments.whole = reading.whole
+            with self.backend.feed(reading.batches) as batches:
                 trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
         except BaseException:
             instruments.doctor.leave()
@@ -270,13 +260,13 @@ class _Run:
         ending = done or f"trained {trained.step} steps"
         return _outcome(ExitCode.Succeeded, ending, trained, evaluated, rate, finiteness.summary)
 
-    def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
-        hp, start = work.hp, work.start
+    def _reading(self, work: Work, share: Share) -> Reading:
+        hp, start, telling = work.hp, work.start, self.telling
         order = Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, start.position)
-        first, count = start.step * hp.accumulation_steps, (hp.train_steps - start.step) * hp.accumulation_steps
-        if has_length(work.task.train):
-            return islice(train_batches(work.task, order, first), count)
-        return islice(stream_batches(work.task, order, first, self.telling.progress.say), count)
+        passes = range(start.step * hp.accumulation_steps, hp.train_steps * hp.accumulation_steps)
+        host, epoch_size = self.environment.host_index, self.spec.dataset_size
+        say, tell = telling.progress.say, telling.finding
+        return open_reading(work.task, order, passes, epoch_size, self.backend, host, tell, say)
 
     def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
         with nullcontext() if work.average is None else work.average.in_model():
@@ -297,7 +287,8 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
         StorageError: it could not be written.
     """
     checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, health) is not None:
+    position = instruments.position or trained.position
+    if checkpoints.finish() or checkpoints.save_now(trained.step, position, health) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(
