@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 from torch.utils.data import get_worker_info
 
 from tests.trainer import tasks
+from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.in_threads import in_threads
 from tests.trainer.whole_runs import run
-from tpu_trainer import Task
+from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import Order, Position, Share, is_sharded
 from tpu_trainer.errors import UserCodeError
@@ -297,3 +300,33 @@ def test_epochs_are_counted_in_examples() -> None:
         (1, 20),
         (2, 8),
     ]
+
+
+@pytest.mark.parametrize(("replicas", "workers"), [(1, 0), (4, 0), (2, 2)])
+def test_a_checkpoint_continues_on_another_slice_with_the_same_losses(
+    replicas: int, workers: int, tmp_path: Path
+) -> None:
+    spec = {"checkpoint": {"uri": str(tmp_path), "everySteps": 7, "keep": 1}, "datasetSize": 46}
+    whole = run(lambda hp, rank: made(Examples(2, 9, 30, 5)), 2, trainSteps=14, datasetSize=46).losses
+    first = run(lambda hp, rank: made(Examples(2, 9, 30, 5)), 2, trainSteps=7, **spec)
+    second = run(lambda hp, rank: made(Examples(2, 9, 30, 5), workers=workers), replicas, trainSteps=14, **spec)
+    assert second.outcome.code is ExitCode.Succeeded, second.outcome.message
+    assert first.losses + second.losses == pytest.approx(whole, abs=1e-5)
+    assert len(second.losses) == 7
+
+
+@pytest.mark.parametrize("kind", ["chips", "xla"])
+def test_shards_on_xla(kind: str, launcher: Launcher, tmp_path: Path) -> None:
+    """The gather of the positions is a collective on the device there."""
+    spec = {"entrypoint": "tests.trainer.test_shards:entrypoint", "checkpoint": {"uri": str(tmp_path), "keep": 1}}
+    spec["checkpoint"]["everySteps"] = 5
+    gang = start_replicas(launcher, kind, 2, trainSteps=10, warmupSteps=0, **spec)
+    assert set(gang.wait()) == {0}, gang.output()
+    (state,) = tmp_path.rglob("step-00000010-*/state.json")
+    position = json.loads(state.read_text())["document"]["position"]["dataset"]
+    assert sum(taken for _, taken in position["places"].values()) == position["taken"] == 160
+    assert sorted(position["places"]) == ["0", "1", "2", "3"]
+
+
+def entrypoint(hp: Hyperparameters) -> Task:
+    return made(Examples(80, 80, 80, 80), workers=2)

@@ -204,8 +204,8 @@ class Lane:
         self._seed(0)
         shard: Any = open_shard(self._stream, index, epoch)
         if taken and callable(getattr(shard, "skip", None)):
-            return iter(shard.skip(taken))
-        examples = iter(shard)
+            shard, taken = shard.skip(taken), 0
+        examples: Iterator[Any] = iter(shard)
         for number in range(taken):
             self._seed(number)
             next(examples, None)

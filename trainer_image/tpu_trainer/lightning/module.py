@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -303,10 +303,10 @@ def _sampler(loader: DataLoader[Any], name: str) -> Sampler[Any] | None:
             "a batch is, on this slice and on others. A sampler, which chooses examples and not batches, is"
         )
     # The loader's own attribute is only a default if a BatchSampler was given.
-    sampler: Any = loader.batch_sampler.sampler
+    sampler = cast("Sampler[Any]", loader.batch_sampler.sampler)
     if type(sampler) is RandomSampler:
         chooses = sampler.replacement or sampler.num_samples != len(sampler.data_source)
-        return sampler if chooses else None  # type: ignore[no-any-return]
+        return sampler if chooses else None
     if type(sampler) in _REPLACED:
         return None
     if not hasattr(sampler, "__len__"):
