@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from tests.trainer import tasks
@@ -20,6 +19,8 @@ from tpu_trainer.evaluate import evaluate, try_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -37,7 +38,7 @@ class WhereRead(Dataset[Any]):
         return float(get_worker_info() is not None), float(index)
 
 
-def metrics(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+def metrics(model: Any, batch: Any) -> dict[str, Tensor]:
     return {"by_worker": batch[0], "number": batch[1]}
 
 

@@ -329,4 +329,4 @@ def test_shards_on_xla(kind: str, launcher: Launcher, tmp_path: Path) -> None:
 
 
 def entrypoint(hp: Hyperparameters) -> Task:
-    return made(Examples(80, 80, 80, 80), workers=2)
+    return made(Examples(80, 80, 80, 80))
