@@ -63,7 +63,7 @@ class ThreadBackend:
         with torch.no_grad():
             self.broadcast([*model.parameters(), *model.buffers()])
 
-    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_in_turn(batches, self.to_device)
 
     def flag(self, up: bool) -> Tensor:

@@ -17,8 +17,19 @@ from torch.utils.data import Dataset
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Order, PassSampler, Position, Share, global_batches, permutation, unequal_lengths
+from tpu_trainer.data import (
+    Order,
+    PassSampler,
+    Position,
+    Share,
+    epoch_order,
+    global_batches,
+    permutation,
+    train_batches,
+)
+from tpu_trainer.errors import UserCodeError
 from tpu_trainer.evaluate import evaluation_plan
+from tpu_trainer.same_data import unequal_lengths
 
 worlds = st.integers(1, 9)
 ALONE = Share(0, 1)
@@ -93,7 +104,64 @@ def test_random_numbers_drawn_for_a_batch_depend_only_on_the_batch_and_the_proce
 
 @given(size=st.integers(0, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
 def test_an_epoch_orders_every_example_once(size: int, seed: int, epoch: int) -> None:
-    assert sorted(permutation(size, seed, epoch).tolist()) == list(range(size))
+    order = permutation(size, seed, epoch)
+    assert sorted(order.tolist()) == list(range(size))
+    assert order.dtype == np.int32
+
+
+def twice(epoch: int, seed: int, size: int) -> list[int]:
+    """Repeated augmentation, in an order that numpy's own generator draws."""
+    drawn: list[int] = (np.random.permutation(2 * size) % size).tolist()
+    return drawn
+
+
+@given(taken=st.integers(0, 12), before=st.integers(1, 8), after=st.integers(1, 8))
+def test_a_run_continues_inside_an_epoch_of_the_tasks_own_order(taken: int, before: int, after: int) -> None:
+    whole = list(islice(global_batches(10, Order(before, 3, ALONE), twice), taken))
+    start = whole[-1][1] if whole else Position()
+    seen = [row for rows, position in whole if position.epoch == start.epoch for row in rows.tolist()]
+    rest = islice(global_batches(10, Order(after, 3, ALONE, start=start), twice), 25)
+    seen += [row for rows, position in rest if position.epoch == start.epoch for row in rows.tolist()]
+    assert seen == epoch_order(10, 3, start.epoch, twice)[: len(seen)].tolist()
+    assert len(seen) > 20 - before - after
+
+
+def test_an_order_draws_from_the_seeded_generators_and_leaves_no_trace_in_them() -> None:
+    random.seed(1), np.random.seed(1)
+    untouched = (random.random(), float(np.random.random()))
+    random.seed(1), np.random.seed(1)
+    orders = [epoch_order(10, 3, epoch, twice).tolist() for epoch in (0, 1, 0)]
+    assert (random.random(), float(np.random.random())) == untouched
+    assert orders[0] == orders[2] != orders[1]
+
+
+@pytest.mark.parametrize(
+    ("indices", "complaint"),
+    [
+        ([0, 1, 2, 10], "of epoch 0 has the index 10; the dataset has 0 to 9"),
+        ([0, -1, 2, 3], "of epoch 0 has the index -1; the dataset has 0 to 9"),
+        ([0.0, 1.0, 2.0, 3.0], "must be a list of whole numbers, got float64 of shape"),
+        ([[0, 1], [2, 3]], r"must be a list of whole numbers, got int64 of shape \[2, 2\]"),
+        ([0, 1], "the task's order of epoch 0 has 2 examples, fewer than one global batch of 4"),
+    ],
+)
+def test_an_order_that_cannot_be_used_is_refused(indices: Any, complaint: str) -> None:
+    task = constant(Raising(10, 10), order=lambda epoch, seed, size: indices)
+    with pytest.raises(UserCodeError, match=complaint):
+        next(train_batches(task, Order(4, 0, ALONE), 0))
+
+
+def test_the_order_of_an_epoch_is_made_once() -> None:
+    asked: list[int] = []
+
+    def order(epoch: int, seed: int, size: int) -> range:
+        asked.append(epoch)
+        return range(size)
+
+    batches = train_batches(constant(Raising(8, 8), order=order), Order(4, 0, ALONE, passes=2), 0)
+    positions = [position for _, position in islice(batches, 8)]
+    assert asked == [0, 1]
+    assert positions == [Position(0, 4)] * 2 + [Position(0, 8)] * 2 + [Position(1, 4)] * 2 + [Position(1, 8)] * 2
 
 
 def test_seed_and_epoch_are_never_interchangeable() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +18,14 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 from tests.trainer.test_task import hyperparameters
-from tpu_trainer.data import Share
+from tpu_trainer.data import Share, epoch_order
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.lightning import adopt, is_lightning
 from tpu_trainer.lightning.optimizers import configured
@@ -120,6 +123,63 @@ OWN_BATCHES = BatchSampler(SequentialSampler(DATA), 2, drop_last=True)
 class Buckets(BatchSampler): ...
 
 
+class Endlessly(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+class OwnOrder(RandomSampler):
+    """A random sampler that is not torch's."""
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(range(40))
+
+
+def weighted(count: int, **own: Any) -> WeightedRandomSampler:
+    return WeightedRandomSampler([0.0] * 20 + [1.0] * 20, count, **own)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "length"),
+    [
+        (weighted(60), 60),
+        (weighted(60, generator=torch.Generator()), 60),
+        (RandomSampler(DATA, replacement=True), 40),
+        (RandomSampler(DATA, num_samples=12), 12),
+        (OwnOrder(DATA), 40),
+    ],
+)
+def test_any_other_sampler_is_the_order_of_an_epoch_again_and_again(sampler: Any, length: int) -> None:
+    kind = type("Kind", (Plain,), {"train_dataloader": lambda self: DataLoader(DATA, sampler=sampler, batch_size=4)})
+    order = adopted(kind)[0].order
+    first, second, again = (epoch_order(40, 3, epoch, order).tolist() for epoch in (0, 1, 0))
+    assert len(first) == length
+    assert first == again
+    assert set(first) <= (set(range(20, 40)) if type(sampler) is WeightedRandomSampler else set(range(40)))
+    assert (first == second) == (type(sampler) is OwnOrder)
+
+
+def test_a_sampler_of_held_out_data_is_refused() -> None:
+    loader = DataLoader(DATA, sampler=weighted(60))
+    kind = type("Kind", (Plain,), {"val_dataloader": lambda self: loader, "validation_step": lambda self, batch: None})
+    with pytest.raises(UserCodeError, match="val_dataloader: sampler WeightedRandomSampler is not supported"):
+        adopted(kind)
+
+
+def test_each_loader_has_its_own_workers() -> None:
+    class Both(Plain):
+        def train_dataloader(self) -> Any:
+            return DataLoader(DATA, num_workers=2)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(DATA, num_workers=1)
+
+        def validation_step(self, batch: Any) -> None: ...
+
+    task, _ = adopted(Both)
+    assert (task.workers, task.evaluation_workers) == (2, 1)
+
+
 @pytest.mark.parametrize(
     "loader",
     [
@@ -139,18 +199,14 @@ def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None
     ("loader", "complaint"),
     [
         (
-            DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40)),
-            "sampler WeightedRandomSampler is not supported",
-        ),
-        (
             DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)),
             "batch_sampler Buckets is not",
         ),
-        (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "a RandomSampler with replacement"),
+        (DataLoader(DATA, sampler=Endlessly()), "sampler Endlessly has no __len__"),
         (DataLoader(DATA, batch_size=None), "batch_size is None; the dataset must return examples"),
     ],
 )
-def test_any_other_order_is_refused_by_name(loader: Any, complaint: str) -> None:
+def test_what_makes_batches_is_refused_by_name(loader: Any, complaint: str) -> None:
     kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
     with pytest.raises(UserCodeError, match=complaint):
         adopted(kind)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,29 +35,34 @@ def test_throughput_leaves_out_the_steps_that_compile() -> None:
     assert throughput.rate == 10 * 32 / 5.0
 
 
-def failing_after(good: int) -> Iterator[int]:
-    yield from range(good)
+def numbered(numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Batches, each with something that stays on the host."""
+    return ((number, f"the {number}th") for number in numbers)
+
+
+def failing_after(good: int) -> Iterator[tuple[int, str]]:
+    yield from numbered(range(good))
     raise ValueError("the shard is broken")
 
 
 @pytest.mark.parametrize("feed", [feed_ahead, feed_in_turn])
 def test_batches_arrive_in_order_and_an_error_in_its_place(feed: Callable[..., Any]) -> None:
     with feed(failing_after(9), lambda batch: batch * 10) as batches:
-        assert [next(batches) for _ in range(9)] == [batch * 10 for batch in range(9)]
+        assert [next(batches) for _ in range(9)] == [(number * 10, f"the {number}th") for number in range(9)]
         with pytest.raises(ValueError, match="the shard is broken"):
             next(batches)
 
 
 @pytest.mark.parametrize("feed", [feed_ahead, feed_in_turn])
 def test_a_feed_ends_with_its_batches(feed: Callable[..., Any]) -> None:
-    with feed(iter(range(9)), lambda batch: batch) as batches:
-        assert list(batches) == list(range(9))
+    with feed(numbered(range(9)), lambda batch: batch) as batches:
+        assert list(batches) == list(numbered(range(9)))
 
 
 def test_a_feed_that_is_left_early_leaves_no_thread_behind() -> None:
     before = threading.active_count()
-    with feed_ahead(itertools.count(), lambda batch: batch) as batches:
-        assert next(batches) == 0
+    with feed_ahead(numbered(itertools.count()), lambda batch: batch) as batches:
+        assert next(batches) == (0, "the 0th")
     assert threading.active_count() == before
 
 
@@ -67,6 +74,77 @@ def test_a_batch_keeps_its_structure_on_the_device() -> None:
     moved = map_tensors(lambda tensor: tensor.to("meta"), {"a": [one, (one, "text")], "b": Pair(one, 3)})
     assert moved["a"][0].device.type == moved["a"][1][0].device.type == moved["b"].x.device.type == "meta"
     assert (moved["a"][1][1], moved["b"].y, type(moved["b"])) == ("text", 3, Pair)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Its constructor takes other arguments than its fields."""
+
+    tokens: torch.Tensor = field(init=False)
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", torch.zeros(2))
+
+
+class Encoding(UserDict[str, Any]):
+    """As a tokenizer's: keys are attributes, too, and it has more than its items."""
+
+    def __init__(self, data: dict[str, Any], padded: bool) -> None:
+        super().__init__(data)
+        self.padded = padded
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in vars(self).get("data", {}):
+            raise AttributeError(name)
+        return self.data[name]
+
+
+class Boxes:
+    """An object of the user's that can be moved."""
+
+    def __init__(self) -> None:
+        self.corners, self.label = torch.zeros(4), "car"
+
+    def to(self, device: Any) -> Boxes:
+        raise AssertionError("the backend moves the tensors in its own way")
+
+
+class Graph:
+    """As in PyTorch Geometric: tensors in a store, and a method that applies a function to each."""
+
+    def __init__(self, nodes: torch.Tensor) -> None:
+        self._store = {"nodes": nodes}
+
+    nodes = property(lambda self: self._store["nodes"])
+
+    def to(self, device: Any) -> Graph:
+        raise AssertionError("the backend moves the tensors in its own way")
+
+    def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Graph:
+        return Graph(function(self.nodes))
+
+
+@pytest.mark.parametrize(
+    ("batch", "tensor", "rest"),
+    [
+        (Sentences(), lambda batch: batch.tokens, lambda batch: batch.language == "en"),
+        (Encoding({"ids": torch.zeros(2)}, True), lambda batch: batch.ids, lambda batch: batch.padded),
+        (OrderedDict(b=torch.zeros(2), a=1), lambda batch: batch["b"], lambda batch: list(batch) == ["b", "a"]),
+        (MappingProxyType({"x": torch.zeros(2)}), lambda batch: batch["x"], None),
+        (Boxes(), lambda batch: batch.corners, lambda batch: batch.label == "car"),
+        (Graph(torch.zeros(2)), lambda batch: batch.nodes, None),
+    ],
+)
+def test_a_batch_object_keeps_its_type_and_its_tensors_are_moved(
+    batch: Any, tensor: Callable[[Any], torch.Tensor], rest: Callable[[Any], bool] | None
+) -> None:
+    moved = map_tensors(lambda one: one.to("meta"), batch)
+    assert tensor(moved).device.type == "meta"
+    assert tensor(batch).device.type == "cpu"
+    if rest is not None:
+        assert type(moved) is type(batch)
+        assert rest(moved)
 
 
 def test_a_broadcast_made_of_sums_gives_rank_0s_values_bit_for_bit() -> None:

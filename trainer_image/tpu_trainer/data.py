@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.task import Batch, Task
+from tpu_trainer.task import Batch, Collate, Orders, Task
 
 # On v2 and v3 two replicas are threads of one process and share its generators: they take turns, or neither would draw
-# the numbers of its own seed.
-GENERATORS = Lock()
+# the numbers of its own seed. One thread may take it twice: an order is drawn while a batch is read.
+GENERATORS = RLock()
 
-_HALF = 2**24
-"""float32, which a gather carries, holds all whole numbers up to here."""
-
-_MOST_NAMED = 4
+Indices = npt.NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True)
@@ -119,40 +115,83 @@ def random_seed(seed: int, count: int, rank: int) -> int:
     return int(mixed[0]) >> 1
 
 
-def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+def permutation(size: int, seed: int, epoch: int) -> Indices:
     """The order of `size` examples in an epoch.
 
     numpy's generator, because torch's keeps only the low 32 bits of a seed: seed and epoch would have to be mixed by
     hand.
     """
+    order: Indices = np.arange(size, dtype=_index_type(size))
     # numpy lays the numbers out as 32-bit words; the one that may need several goes last, or (2**32, 0) is (0, 1).
-    return np.random.default_rng((epoch, seed)).permutation(size)
+    np.random.default_rng((epoch, seed)).shuffle(order)
+    return order
 
 
-def global_batches(size: int, order: Order) -> Iterator[tuple[npt.NDArray[np.int64], Position]]:
+def epoch_order(size: int, seed: int, epoch: int, own: Orders | None) -> Indices:
+    """The examples of an epoch, in order: the task's own choice of `size` of them, or each once.
+
+    The own order is drawn with generators that depend on seed and epoch only, and leaves no trace in them.
+
+    Raises:
+        UserCodeError: the task's order raised, or is not a list of indices of the dataset.
+    """
+    if own is None:
+        return permutation(size, seed, epoch)
+    with GENERATORS, kept_generators(), user_code("the task's order"):
+        seed_generators(random_seed(seed, epoch, 0))
+        given = np.asarray(own(epoch, seed, size))
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+        raise UserCodeError(
+            f"the task's order of epoch {epoch} must be a list of whole numbers, got {given.dtype} of shape "
+            f"{list(given.shape)}"
+        )
+    if given.size and not 0 <= given.min() <= given.max() < size:
+        wrong = given.min() if given.min() < 0 else given.max()
+        raise UserCodeError(f"the task's order of epoch {epoch} has the index {wrong}; the dataset has 0 to {size - 1}")
+    return given.astype(_index_type(size))
+
+
+def _index_type(size: int) -> type[np.signedinteger[Any]]:
+    """Half the memory where it will do: every process of a host holds an order."""
+    return np.int32 if size < 2**31 else np.int64
+
+
+def global_batches(size: int, order: Order, own: Orders | None = None) -> Iterator[tuple[Indices, Position]]:
     """The example indices of every step of the whole job, each with the position after it; endless.
 
     It begins at `order.start`, wherever that is in its epoch, and drops what is left of an epoch and does not fill a
-    batch. `size` is at least one global batch.
+    batch. `own`: the task's order.
+
+    Raises:
+        UserCodeError: an epoch does not fill a batch; as `epoch_order`.
     """
     epoch, offset = order.start.epoch, order.start.offset
     while True:
-        permuted = permutation(size, order.seed, epoch)
-        while offset + order.global_batch <= size:
+        ordered = epoch_order(size, order.seed, epoch, own)
+        if len(ordered) < order.global_batch:
+            what = "the task's train dataset" if own is None else f"the task's order of epoch {epoch}"
+            raise _too_short(what, len(ordered), order)
+        while offset + order.global_batch <= len(ordered):
             offset += order.global_batch
-            yield permuted[offset - order.global_batch : offset], Position(epoch, offset)
+            yield ordered[offset - order.global_batch : offset], Position(epoch, offset)
         epoch, offset = epoch + 1, 0
 
 
 class PassSampler:
-    """A batch sampler: the example indices of this process's rows for every pass; endless."""
+    """A batch sampler: the example indices of this process's rows for every pass; endless.
 
-    def __init__(self, size: int, order: Order) -> None:
-        self._size, self._order = size, order
+    positions: of each pass that it has given, the position after its whole step. Who takes a pass takes its position,
+    so the order of an epoch is made once.
+    """
+
+    def __init__(self, size: int, order: Order, own: Orders | None = None) -> None:
+        self._size, self._order, self._own = size, order, own
+        self.positions: deque[Position] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        for whole, _ in global_batches(self._size, self._order):
+        for whole, position in global_batches(self._size, self._order, self._own):
             for own in self._order.in_passes(whole[self._order.own_rows].tolist()):
+                self.positions.append(position)
                 yield list(own)
 
 
@@ -164,27 +203,28 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
     Raises:
         UserCodeError: the dataset is shorter than one global batch, or raised.
     """
-    size = length_of(task.train, "train")
-    if size < order.global_batch:
-        raise _too_short("the task's train dataset", size, order)
+    sampler = PassSampler(length_of(task.train, "train"), order, task.order)
     drawn = random_seed(order.seed, first_batch, order.share.rank)
-    batches = load(task, task.train, PassSampler(size, order), task.workers, drawn)
-    for done, (_, position) in enumerate(global_batches(size, order)):
-        for part in range(order.passes):
-            with order.drawing(first_batch + done * order.passes + part):
-                batch = next(batches)
-            yield batch, position
+    batches = load(task.train, sampler, task.collate, task.workers, drawn)
+    for number in count(first_batch):
+        with order.drawing(number):
+            batch = next(batches)
+        yield batch, sampler.positions.popleft()
 
 
 def stream_batches(
-    task: Task, order: Order, first_batch: int, say: Callable[[str], None]
+    task: Task,
+    order: Order,
+    first_batch: int,
+    say: Callable[[str], None],
+    seen: Callable[[Sequence[Any]], None] | None = None,
 ) -> Iterator[tuple[Batch, Position]]:
     """`train_batches` for an iterable dataset, in the order in which its examples come.
 
     Every process reads the whole stream and collates only its own rows, so a stream should yield cheap records and
     decode them in `collate`. It is iterated again for every epoch, after `set_epoch(epoch)` if it has that. With
     `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again, and `say` is
-    told.
+    told. `seen` is given the examples of the first global batch.
 
     Raises:
         UserCodeError: an epoch does not fill a batch, or the dataset raised.
@@ -197,15 +237,17 @@ def stream_batches(
         with order.drawing(batch, alike=True), user_code("the task's dataset"):
             if hasattr(task.train, "set_epoch"):
                 task.train.set_epoch(epoch)
-            examples = iter(task.train)
+            examples: Iterator[Any] = iter(task.train)  # type: ignore[arg-type]
         begun = offset
         while True:
             with order.drawing(batch, alike=True), user_code("the next examples of the task's dataset"):
                 whole = list(islice(examples, order.global_batch))
             if len(whole) < order.global_batch:
                 break
+            if seen is not None and batch == first_batch:
+                seen(whole)
             with user_code("state_dict() of the task's dataset"):
-                position = Position(epoch, offset := offset + order.global_batch, _state(task.train))
+                position = Position(epoch, offset := offset + order.global_batch, state_of(task.train))
             for own in order.in_passes(whole[order.own_rows]):
                 with order.drawing(batch), user_code("collating a batch"):
                     collated = collate(list(own))
@@ -231,7 +273,7 @@ def _continued(dataset: Any, start: Position, say: Callable[[str], None]) -> Pos
     return Position(start.epoch, 0)
 
 
-def _state(dataset: Any) -> Mapping[str, Any] | None:
+def state_of(dataset: Any) -> Mapping[str, Any] | None:
     """A copy of the dataset's state: the next example may change it in place."""
     if not hasattr(dataset, "state_dict"):
         return None
@@ -251,7 +293,11 @@ def _too_short(what: str, size: int, order: Order) -> UserCodeError:
 
 
 def load(
-    task: Task, dataset: Dataset[Any], batches: Sequence[list[int]] | PassSampler, workers: int = 0, seed: int = 0
+    dataset: Any,
+    batches: Sequence[list[int]] | PassSampler,
+    collate: Collate | None,
+    workers: int = 0,
+    seed: int = 0,
 ) -> Iterator[Batch]:
     """The collated batches that `batches` (lists of indices) names.
 
@@ -264,7 +310,7 @@ def load(
     generator = torch.Generator().manual_seed(seed)
     with user_code("the task's dataset"):
         loader: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=batches, collate_fn=task.collate, num_workers=workers, generator=generator
+            dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers, generator=generator
         )
         iterator = iter(loader)
     for _ in count() if isinstance(batches, PassSampler) else batches:
@@ -279,20 +325,37 @@ def has_length(dataset: object) -> bool:
     return indexed and hasattr(dataset, "__len__")
 
 
-def length_of(dataset: Dataset[Any], name: str) -> int:
+def is_sharded(dataset: object) -> bool:
+    """Whether the dataset is a stream in parts that can be read by themselves (`task.ShardedStream`)."""
+    return not has_length(dataset) and callable(getattr(dataset, "shard", None))
+
+
+def length_of(dataset: Any, name: str) -> int:
     """Examples of a map-style dataset; `name` is what the task calls it."""
     if not has_length(dataset):
         raise UserCodeError(f"the task's {name} dataset has no length; it must be map-style (len() and [i])")
     with user_code(f"len() of the task's {name} dataset"):
-        return len(dataset)  # type: ignore[arg-type]
+        return len(dataset)
 
 
 def evaluation_size(task: Task) -> int:
-    """Examples to evaluate on; 0 for a task without evaluation."""
-    return 0 if task.evaluation is None else length_of(task.evaluation, "evaluation")
+    """Examples to evaluate on, over all of the task's held-out datasets; 0 for a task without evaluation."""
+    return sum(length_of(dataset, called(name)) for name, dataset in held_out(task).items())
 
 
-def size_difference(stated: int | None, dataset: Dataset[Any], steps: int, global_batch: int) -> str | None:
+def held_out(task: Task) -> dict[str, Dataset[Any]]:
+    """The task's held-out datasets by name; "" is the name of the only one."""
+    if task.evaluation is None:
+        return {}
+    return dict(task.evaluation) if isinstance(task.evaluation, Mapping) else {"": task.evaluation}
+
+
+def called(name: str) -> str:
+    """What messages call a held-out dataset."""
+    return f'evaluation["{name}"]' if name else "evaluation"
+
+
+def size_difference(stated: int | None, dataset: object, steps: int, global_batch: int) -> str | None:
     """What to say if the dataset is not of the `stated` size, from which `steps` were derived; else None.
 
     Also None if no size is stated, and for data without a length.
@@ -313,38 +376,3 @@ def size_difference(stated: int | None, dataset: Dataset[Any], steps: int, globa
     if abs(found - stated) * 100 > stated:
         raise UserCodeError(f"{said}. Set recipe.datasetSize to {found}, or correct the data")
     return said
-
-
-def check_lengths(task: Task, backend: Backend, host: int) -> None:
-    """Refuses data that the task has sharded itself: the trainer shards an order of the whole dataset, so some examples
-    would be left out and others seen twice, without any other sign. A collective; `host`: this process's host.
-
-    Raises:
-        UserCodeError: in every process, when the lengths of their training or evaluation data differ.
-    """
-    if backend.world == 1:
-        return
-    # An iterable dataset is as long as its stream.
-    training = length_of(task.train, "train") if has_length(task.train) else 0
-    sizes = [training, evaluation_size(task)]
-    rows = backend.gather([host, *(part for size in sizes for part in divmod(size, _HALF))])
-    for place, kind in enumerate(("training", "evaluation")):
-        high, low = 1 + 2 * place, 2 + 2 * place
-        text = unequal_lengths(kind, [(int(row[0]), int(row[high]) * _HALF + int(row[low])) for row in rows])
-        if text is not None:
-            raise UserCodeError(text)
-
-
-def unequal_lengths(kind: str, rows: Sequence[tuple[int, int]]) -> str | None:
-    """What to say of the processes' lengths, None if all are equal. `rows`: each process's host and length."""
-    hosts: dict[int, set[int]] = {}
-    for host, length in rows:
-        hosts.setdefault(length, set()).add(host)
-    if len(hosts) == 1:
-        return None
-    said: list[str] = []
-    for length, group in list(hosts.items())[:_MOST_NAMED]:
-        who = f"host{'s' if len(group) > 1 else ''} {ranges(sorted(group))}"
-        said.append(f"{who} {'have' if len(group) > 1 else 'has'} {length}{'' if said else f' {kind} examples'}")
-    more = "; and so on" if len(hosts) > _MOST_NAMED else ""
-    return f"{', '.join(said)}{more}: every process must see the whole dataset; the trainer shards it"

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import Share, evaluation_size, kept_generators, load
+from tpu_trainer.data import GENERATORS, Share, called, evaluation_size, held_out, kept_generators, length_of, load
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Evaluator, Metrics, Task
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
 
 def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int | None = None) -> dict[str, float]:
     """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
-    Leaves the model's modules in the modes they were in. `batches`: at most so many per process.
+    Leaves the model's modules in the modes they were in. The task's workers read ahead. `batches`: at most so many per
+    process, for which no worker is started.
 
     Raises:
         UserCodeError: the metrics raised, or returned something they must not.
     """
-    size = evaluation_size(task)
-    if size == 0:
+    if evaluation_size(task) == 0:
         return {}
     with _evaluating(task.model), torch.no_grad():
         # Running statistics (batch norm) come from each replica's own examples; one model is evaluated, rank 0's.
         backend.broadcast(list(task.model.buffers()))
-        if task.evaluator is not None:
-            return _by_evaluator(task, task.evaluator, unfilled_plan(size, rows, share)[:batches], share, backend)
-        assert task.metrics is not None
-        return _by_example(task, task.metrics, evaluation_plan(size, rows, share)[:batches], backend)
+        found: dict[str, float] = {}
+        for name, dataset in held_out(task).items():
+            if (size := length_of(dataset, called(name))) == 0:
+                continue
+            if task.evaluator is not None:
+                read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches], ahead=batches is None)
+                return _by_evaluator(task.evaluator, read, share, backend)
+            assert task.metrics is not None
+            read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches], ahead=batches is None)
+            values = _by_example(task, task.metrics, read, backend)
+            found |= {f"{name}/{metric}" if name else metric: value for metric, value in values.items()}
+        return found
 
 
 def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dict[str, float]:
@@ -104,11 +116,27 @@ def unfilled_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
     return [EvaluationBatch(list(batch), [1.0] * len(batch)) for batch in batches]
 
 
-def _batches(task: Task, plan: Sequence[EvaluationBatch]) -> Iterator[tuple[Batch, EvaluationBatch]]:
-    """The plan's batches, collated, on the CPU, each with its place in the plan."""
-    assert task.evaluation is not None
-    collated = replace(task, collate=task.evaluation_collate or task.collate)
-    return zip(load(collated, task.evaluation, [batch.indices for batch in plan]), plan, strict=True)
+@dataclass(frozen=True)
+class _Read:
+    """What an evaluation reads of one dataset. ahead: by the task's workers."""
+
+    task: Task
+    dataset: Dataset[Any]
+    plan: Sequence[EvaluationBatch]
+    ahead: bool
+
+    def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
+        """The plan's batches, collated, on the CPU, each with what its rows count, and its place in the plan."""
+        task = self.task
+        workers = task.workers if task.evaluation_workers is None else task.evaluation_workers
+        workers = min(workers, len(self.plan)) if self.ahead else 0
+        indices = [batch.indices for batch in self.plan]
+        read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
+        for planned in self.plan:
+            # What is drawn here must not come between what is drawn for a training batch that is read meanwhile.
+            with nullcontext() if workers else GENERATORS:
+                batch = next(read)
+            yield (batch, torch.tensor(planned.counted)), planned
 
 
 @contextmanager
@@ -123,27 +151,25 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _by_example(task: Task, metrics: Metrics, plan: Sequence[EvaluationBatch], backend: Backend) -> dict[str, float]:
+def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> dict[str, float]:
     """The mean of every metric. Sums stay on the device and cross between processes once, at the end."""
     names: list[str] = []
     sums: Tensor | None = None
-    for batch, planned in _batches(task, plan):
-        placed, weights = backend.to_device((batch, torch.tensor(planned.counted)))
-        with user_code("the task's metrics"):
-            values = metrics(task.model, placed)
-        names = names or list(values)
-        row = _weighted_sums(values, names, weights)
-        sums = row if sums is None else sums + row
-        backend.sync()
+    with backend.feed(read.batches()) as batches:
+        for (placed, weights), _ in batches:
+            with user_code("the task's metrics"):
+                values = metrics(task.model, placed)
+            names = names or list(values)
+            row = _weighted_sums(values, names, weights)
+            sums = row if sums is None else sums + row
+            backend.sync()
     assert sums is not None
     _, totals = backend.reduce([], sums)
     *parts, count = totals.tolist()
     return {name: part / count for name, part in zip(names, parts, strict=True)}
 
 
-def _by_evaluator(
-    task: Task, evaluator: Evaluator, plan: Sequence[EvaluationBatch], share: Share, backend: Backend
-) -> dict[str, float]:
+def _by_evaluator(evaluator: Evaluator, read: _Read, share: Share, backend: Backend) -> dict[str, float]:
     """What the evaluator makes of batches of unequal sizes; only its `ends` makes collectives."""
     if backend.terms != share.world:
         raise UserCodeError(
@@ -152,11 +178,11 @@ def _by_evaluator(
         )
     with user_code("the task's evaluator"):
         evaluator.begins()
-    for index, (batch, planned) in enumerate(_batches(task, plan)):
-        placed = backend.to_device(batch)
-        with user_code("the task's evaluator"):
-            evaluator.batch(placed, index, planned.rows)
-        backend.sync()
+    with backend.feed(read.batches()) as batches:
+        for index, ((placed, _), planned) in enumerate(batches):
+            with user_code("the task's evaluator"):
+                evaluator.batch(placed, index, planned.rows)
+            backend.sync()
     # Not marked as the user's code: the collectives in it can fail too.
     result = evaluator.ends(backend)
     # What it has left pending, such as metrics that were reset, would be compiled into the next training step.

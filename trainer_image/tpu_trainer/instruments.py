@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ CHECKUP_EVERY = 100
 @dataclass
 class Instruments:
     """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for; `logbook`:
-    what the task logs."""
+    what the task logs; `whole`: makes of this process's position in the data the whole job's, in a collective."""
 
     backend: Backend
     clock: Clock
@@ -49,8 +49,11 @@ class Instruments:
     telling: Telling
     logbook: Logbook
     first: int = 0
+    whole: Callable[[Position], Position] = lambda position: position
 
     def __post_init__(self) -> None:
+        self.position: Position | None = None
+        """Where the whole job stood in the data at the newest save."""
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._rate = 0.0
@@ -144,9 +147,11 @@ class Instruments:
             NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
         """
         self.doctor.judge_parameters(step)
+        with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
+            self.position = self.whole(position)
         with self.clock.during(Phase.CHECKPOINT):
             save = self.checkpoints.save_now if now else self.checkpoints.save
-            save(step, position, self.doctor.finiteness.health)
+            save(step, self.position, self.doctor.finiteness.health)
 
     def after_step(self, signals: Signals, step: int, *, ends: bool) -> None:
         """Reports what has been read, and lets the doctor compare the replicas."""

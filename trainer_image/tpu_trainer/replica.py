@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NoReturn
 
 import torch
@@ -21,19 +20,7 @@ from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer, weights_of
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import (
-    GENERATORS,
-    Order,
-    Position,
-    Share,
-    check_lengths,
-    evaluation_size,
-    has_length,
-    seed_generators,
-    size_difference,
-    stream_batches,
-    train_batches,
-)
+from tpu_trainer.data import GENERATORS, Order, Share, evaluation_size, seed_generators, size_difference
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, watchdog
@@ -49,6 +36,7 @@ from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, finite, outcome_of
 from tpu_trainer.precision import in_precision
 from tpu_trainer.progress import Progress
+from tpu_trainer.reading import Reading, check_data, open_reading
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
@@ -56,7 +44,7 @@ from tpu_trainer.spec import InitSpec, OnNotFinite, RunSpec
 from tpu_trainer.steering import Steering
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
-from tpu_trainer.task import Batch, Hyperparameters, Task
+from tpu_trainer.task import Hyperparameters, Task
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telling import Telling
@@ -127,8 +115,7 @@ class _Run:
         )
         task, hooks = self._load(hp, share)
         try:
-            # First: what follows may refuse one process's length and leave the others waiting for it.
-            check_lengths(task, backend, self.environment.host_index)
+            check_data(task, hp.seed, backend, self.environment.host_index, self.telling.finding)
             storage = Storage.of(spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
@@ -290,7 +277,10 @@ class _Run:
                 # A LightningModule may log nothing in a rehearsal, which it can tell by its Trainer.
                 if tried:
                     work.steering.check(tried)
-            with self.backend.feed(self._batches(work, share)) as batches, instruments.logbook.open():
+            reading = self._reading(work, share)
+            if self.spec.checkpoint is not None:
+                instruments.whole = reading.whole
+            with self.backend.feed(reading.batches) as batches, instruments.logbook.open():
                 trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
             if not trained.stopped:
                 instruments.finish_log(trained.step)
@@ -343,13 +333,13 @@ class _Run:
         except (OSError, UserCodeError) as error:
             self.telling.progress.say(f"the weights were not kept: {error}")
 
-    def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
-        hp, start = work.hp, work.start
+    def _reading(self, work: Work, share: Share) -> Reading:
+        hp, start, telling = work.hp, work.start, self.telling
         order = Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, start.position)
-        first, count = start.step * hp.accumulation_steps, (hp.train_steps - start.step) * hp.accumulation_steps
-        if has_length(work.task.train):
-            return islice(train_batches(work.task, order, first), count)
-        return islice(stream_batches(work.task, order, first, self.telling.progress.say), count)
+        passes = range(start.step * hp.accumulation_steps, hp.train_steps * hp.accumulation_steps)
+        host, epoch_size = self.environment.host_index, self.spec.dataset_size
+        say, tell = telling.progress.say, telling.finding
+        return open_reading(work.task, order, passes, epoch_size, self.backend, host, tell, say)
 
     def _judge(
         self,
@@ -383,7 +373,8 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
         StorageError: it could not be written.
     """
     checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, health) is not None:
+    position = instruments.position or trained.position
+    if checkpoints.finish() or checkpoints.save_now(trained.step, position, health) is not None:
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

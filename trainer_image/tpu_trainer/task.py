@@ -6,7 +6,7 @@ a Task, a LightningModule, or a pair (LightningModule, LightningDataModule).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,11 @@ Batch = Any
 """What `collate` returns: tensors, or nested lists, tuples and dicts of them. Every tensor goes to the device."""
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+
+Collate = Callable[[list[Any]], Batch]
+
+Orders = Callable[[int, int, int], Sequence[int]]
+"""(epoch, seed, size of the dataset) -> the indices of the epoch's examples, in order; a list, an array or a tensor."""
 
 
 @dataclass(frozen=True)
@@ -119,40 +124,64 @@ class Evaluator(Protocol):
         """The metrics over all processes; makes the same collectives on each."""
 
 
+class ShardedStream(Protocol):
+    """A stream in parts that can be read by themselves, such as files, so that no process reads what others train on.
+
+    num_shards: how many parts there are; the same in every process and on every slice.
+    A stream or a part may have `set_epoch(epoch)`, which is called before it is read, and a part may have
+    `state_dict()` and `load_state_dict()`, JSON values, to continue without reading again what was taken of it.
+    """
+
+    num_shards: int
+
+    def shard(self, index: int, count: int) -> Iterable[Any]:
+        """The examples of part `index` of `count`; `count` is num_shards."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A training task: one model, one dataset, one loss.
 
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
-        dropped. Or an IterableDataset, read in the order in which it comes.
+        dropped. Or an IterableDataset, read in the order in which it comes; every process reads all of it. Or a
+        `ShardedStream`, of which each process reads its own part.
     loss: (model, batch) -> the MEAN loss over the batch, a tensor of shape []; or (sum, weight), two of them, for a
         mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
     evaluation: map-style, with `metrics` or with `evaluator`. Evaluated after training, and every
-        evaluate_every_steps if the recipe says so; every example counts once.
+        evaluate_every_steps if the recipe says so; every example counts once. With `metrics`, several such datasets in
+        a mapping by name; their metrics are called NAME/METRIC.
     metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means.
     evaluator: for metrics that are not means over examples.
     collate: a list of examples -> a batch; left out, torch's default_collate.
     evaluation_collate: the same for `evaluation`; left out, `collate`.
-    workers: processes per trainer process that read map-style training data ahead; 0 is none.
+    workers: processes per trainer process that read ahead; 0 is none. A stream that is not sharded has none.
+    evaluation_workers: the same for `evaluation`, while it lasts; left out, `workers`.
+    order: (epoch, seed, size) -> the indices of an epoch's examples, in order and the same in every process: weighted,
+        by length, with repetitions. Left out, a permutation. For map-style data.
     """
 
     model: nn.Module
-    train: Dataset[Any]
+    train: Dataset[Any] | ShardedStream
     loss: Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Tensor]]
     optimizer: Callable[[Iterable[nn.Parameter], Hyperparameters], Optimizer] | None = None
-    evaluation: Dataset[Any] | None = None
+    evaluation: Dataset[Any] | Mapping[str, Dataset[Any]] | None = None
     metrics: Metrics | None = None
-    collate: Callable[[list[Any]], Batch] | None = None
+    collate: Collate | None = None
     workers: int = 0
     evaluator: Evaluator | None = None
-    evaluation_collate: Callable[[list[Any]], Batch] | None = None
+    evaluation_collate: Collate | None = None
+    evaluation_workers: int | None = None
+    order: Orders | None = None
 
     def __post_init__(self) -> None:
         if self.metrics is not None and self.evaluator is not None:
             raise ValueError("a Task has `metrics` or an `evaluator`, not both")
         if (self.evaluation is None) != (self.metrics is None and self.evaluator is None):
             raise ValueError("a Task has both `evaluation` and `metrics`, or neither")
-        if self.workers < 0:
-            raise ValueError(f"a Task's `workers` must be 0 or more, got {self.workers}")
+        if isinstance(self.evaluation, Mapping) and self.evaluator is not None:
+            raise ValueError("a Task's `evaluator` takes one `evaluation` dataset, not a mapping of several")
+        for name, count in (("workers", self.workers), ("evaluation_workers", self.evaluation_workers or 0)):
+            if count < 0:
+                raise ValueError(f"a Task's `{name}` must be 0 or more, got {count}")

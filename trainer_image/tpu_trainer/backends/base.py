@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -71,8 +72,9 @@ class Backend(Protocol):
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies in host memory, fetched together; waits until the device has made the values."""
 
-    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
-        """The batches on the device, prepared ahead where that helps, while the context lasts."""
+    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+        """The batches on the device, prepared ahead where that helps, while the context lasts; each with what comes
+        with it."""
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """Sums real tensors over all processes; what comes in may be overwritten.
@@ -122,15 +124,43 @@ class Backend(Protocol):
 
 
 def map_tensors(move: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Applies `move` to the tensors in nested lists, tuples (named ones too) and mappings; the rest stays as it is."""
+    """Applies `move` to the tensors in nested lists, tuples (named ones too), mappings, dataclasses, and objects that
+    have a method `to`, as batches of libraries do. Each keeps its type and is copied; the rest stays as it is."""
     if isinstance(batch, Tensor):
         return move(batch)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(move, value) for key, value in batch.items()}
+        return _map_mapping(move, batch)
     if isinstance(batch, tuple | list):
         moved = [map_tensors(move, value) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    if isinstance(batch, type):
+        return batch
+    if is_dataclass(batch):
+        # Not by its constructor, which may take other arguments. Fields may be frozen.
+        copied = copy.copy(batch)
+        for part in fields(batch):
+            if hasattr(batch, part.name):
+                object.__setattr__(copied, part.name, map_tensors(move, getattr(batch, part.name)))
+        return copied
+    if callable(getattr(batch, "to", None)):
+        if callable(apply := getattr(batch, "apply", None)):
+            # The graphs of PyTorch Geometric and TensorDict: `to` would not send as the backend does.
+            return apply(move)
+        copied = copy.copy(batch)
+        for name, value in vars(batch).items() if hasattr(batch, "__dict__") else ():
+            vars(copied)[name] = map_tensors(move, value)
+        return copied
     return batch
+
+
+def _map_mapping(move: Callable[[Tensor], Tensor], batch: Mapping[Any, Any]) -> Any:
+    moved = {key: map_tensors(move, value) for key, value in batch.items()}
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return moved
+    copied = copy.copy(batch)
+    for key, value in moved.items():
+        copied[key] = value
+    return copied
 
 
 def move_model(model: nn.Module, device: torch.device) -> None:

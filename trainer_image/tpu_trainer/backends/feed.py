@@ -20,8 +20,9 @@ _LEAVE_SECONDS = 10.0
 
 
 @contextmanager
-def feed_ahead(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
-    """The batches in order, moved by `place`; an error of `batches` is raised where its batch was due.
+def feed_ahead(batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]) -> Iterator[Iterator[tuple[Any, Any]]]:
+    """The batches in order, moved by `place`, each with what came with it, which stays on the host; an error of
+    `batches` is raised where its batch was due.
 
     Leaving the context ends the thread and waits for it, because a thread that uses the device while the interpreter
     exits crashes. The wait is bounded, because a dataset may hang on its storage.
@@ -38,8 +39,8 @@ def feed_ahead(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[
     def work() -> None:
         error: Exception = StopIteration()
         try:
-            for batch in batches:
-                put((place(batch), None))
+            for batch, beside in batches:
+                put(((place(batch), beside), None))
                 if closed.is_set():
                     return
         except Exception as raised:
@@ -65,6 +66,8 @@ def feed_ahead(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[
 
 
 @contextmanager
-def feed_in_turn(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
+def feed_in_turn(
+    batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]
+) -> Iterator[Iterator[tuple[Any, Any]]]:
     """The same without a thread, so that random numbers are drawn in a fixed order."""
-    yield map(place, batches)
+    yield ((place(batch), beside) for batch, beside in batches)

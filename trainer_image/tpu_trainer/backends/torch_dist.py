@@ -55,7 +55,7 @@ class TorchDistributed:
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor.cpu() for tensor in tensors]
 
-    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_in_turn(batches, self.to_device)
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:

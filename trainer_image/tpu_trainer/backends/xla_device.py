@@ -40,7 +40,7 @@ class XlaDevice:
     def to_device(self, batch: Any) -> Any:
         return map_tensors(self.send, batch)
 
-    def feed(self, batches: Iterator[Any]) -> AbstractContextManager[Iterator[Any]]:
+    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_ahead(batches, self.to_device)
 
     def flag(self, up: bool) -> Tensor:

@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -24,6 +26,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
 )
 
@@ -70,7 +73,8 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
     if share.rank == 0 and (note := note_batch_size(training, hp)):
         print(f"note: {note}", file=sys.stderr, flush=True)
     if has_length(training.dataset):
-        steps = len(training.dataset) // hp.global_batch_size  # type: ignore[arg-type]
+        size = len(training.dataset if training.sampler is None else training.sampler)  # type: ignore[arg-type]
+        steps = size // hp.global_batch_size
         view.num_training_batches = steps * hp.accumulation_steps
         # At least 1: a dataset shorter than one batch is refused later, where its batches are made.
         view.max_epochs = -(-hp.train_steps // max(steps, 1))
@@ -82,8 +86,10 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         optimizer=hooks.configure,
         collate=training.collate,
         workers=training.workers,
+        order=None if training.sampler is None else SamplerOrder(training.sampler),
         evaluation=held_out.dataset if held_out else None,
         evaluation_collate=held_out.collate if held_out else None,
+        evaluation_workers=held_out.workers if held_out else None,
         evaluator=Validation(session) if held_out else None,
     )
     return task, hooks
@@ -152,12 +158,32 @@ def _clip_gradients(
 
 @dataclass(frozen=True)
 class Source:
-    """What is used of a dataloader. `batch_size`: examples per process and batch, as the loader had it."""
+    """What is used of a dataloader. `batch_size`: examples per process and batch, as the loader had it. `sampler`: one
+    that chooses anything else than every example once."""
 
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], Any]
     workers: int
     batch_size: int
+    sampler: Sampler[Any] | None
+
+
+@dataclass(frozen=True)
+class SamplerOrder:
+    """A sampler as a task's `order`: every process draws all of an epoch's indices, with generators that depend on seed
+    and epoch only. So a resumed run draws them again."""
+
+    sampler: Sampler[Any]
+
+    def __call__(self, epoch: int, seed: int, size: int) -> list[int]:
+        # One that was given to it has a state, which no checkpoint keeps.
+        own = getattr(self.sampler, "generator", None)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(int(torch.randint(2**63 - 1, ())))
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        # As many as it says: it may go on forever.
+        return list(islice(self.sampler, len(self.sampler)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -201,7 +227,7 @@ def training_source(session: Session) -> Source:
             "neither the LightningModule nor a LightningDataModule has a train_dataloader(); return the pair "
             "(LightningModule, LightningDataModule) if the data is separate"
         )
-    return _source(session, loader, "train_dataloader")
+    return _source(session, loader, "train_dataloader", trains=True)
 
 
 def validation_source(session: Session) -> Source | None:
@@ -211,7 +237,7 @@ def validation_source(session: Session) -> Source | None:
     loader = _loader(session, "val_dataloader")
     if loader is None:
         return None
-    source = _source(session, loader, "val_dataloader")
+    source = _source(session, loader, "val_dataloader", trains=False)
     if isinstance(source.dataset, IterableDataset):
         raise UserCodeError(
             "val_dataloader: its dataset is iterable; to evaluate every example exactly once on any number of "
@@ -246,29 +272,45 @@ def _loader(session: Session, name: str) -> DataLoader[Any] | None:
     )
 
 
-def _source(session: Session, loader: DataLoader[Any], name: str) -> Source:
+def _source(session: Session, loader: DataLoader[Any], name: str, *, trains: bool) -> Source:
     if loader.batch_size is None and loader.batch_sampler is None:
         raise UserCodeError(
             f"{name}: batch_size is None; the dataset must return examples, the recipe makes the batches"
         )
-    if not isinstance(loader.dataset, IterableDataset):
-        _check_order(loader, name)
+    sampler = None if isinstance(loader.dataset, IterableDataset) else _sampler(loader, name)
+    if sampler is not None and not trains:
+        raise UserCodeError(
+            f"{name}: sampler {type(sampler).__name__} is not supported; every held-out example is evaluated once, so "
+            "give it the dataset that is to be evaluated (torch.utils.data.Subset)"
+        )
     collate: Callable[[list[Any]], Any] = loader.collate_fn
     if (before := session.of_data("on_before_batch_transfer")) is not None:
         collate = Collate(collate, before)
     # A loader that was given torch's own BatchSampler has no batch size itself.
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", 1)
-    return Source(loader.dataset, collate, loader.num_workers, size)
+    return Source(loader.dataset, collate, loader.num_workers, size, sampler)
 
 
-def _check_order(loader: DataLoader[Any], name: str) -> None:
-    """Only an order that means "all examples, each once" may be replaced; any other was chosen on purpose."""
-    why = "the trainer orders the examples itself, as a permutation of the dataset for every epoch"
+def _sampler(loader: DataLoader[Any], name: str) -> Sampler[Any] | None:
+    """None for one that means "all examples, each once", which the trainer's own order replaces.
+
+    Raises:
+        UserCodeError: it makes batches, or does not say how many examples an epoch has.
+    """
     if type(loader.batch_sampler) is not BatchSampler:
-        raise UserCodeError(f"{name}: batch_sampler {type(loader.batch_sampler).__name__} is not supported; {why}")
+        raise UserCodeError(
+            f"{name}: batch_sampler {type(loader.batch_sampler).__name__} is not supported; the recipe says how large "
+            "a batch is, on this slice and on others. A sampler, which chooses examples and not batches, is"
+        )
     # The loader's own attribute is only a default if a BatchSampler was given.
-    sampler = loader.batch_sampler.sampler
-    if type(sampler) not in _REPLACED:
-        raise UserCodeError(f"{name}: sampler {type(sampler).__name__} is not supported; {why}")
-    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(sampler.data_source)):
-        raise UserCodeError(f"{name}: a RandomSampler with replacement or num_samples is not supported; {why}")
+    sampler = cast("Sampler[Any]", loader.batch_sampler.sampler)
+    if type(sampler) is RandomSampler:
+        chooses = sampler.replacement or sampler.num_samples != len(sampler.data_source)
+        return sampler if chooses else None
+    if type(sampler) in _REPLACED:
+        return None
+    if not hasattr(sampler, "__len__"):
+        raise UserCodeError(
+            f"{name}: sampler {type(sampler).__name__} has no __len__(), the number of examples of an epoch"
+        )
+    return sampler

@@ -1,0 +1,324 @@
+"""Data that a task has divided among its processes is refused at the start; no other difference is taken for that."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from tests.trainer import tasks
+from tests.trainer.in_threads import in_threads
+from tests.trainer.whole_runs import run
+from tpu_trainer import Task
+from tpu_trainer.contract import ExitCode
+from tpu_trainer.errors import UserCodeError
+from tpu_trainer.fingerprint import WIDTH, alike, fingerprint
+from tpu_trainer.same_data import COMPARED, check_order, compare
+
+WORLD = 4
+
+
+@dataclass
+class Seen:
+    """What the processes were told: `refused`, or `warned`, alike; or neither."""
+
+    refused: str | None = None
+    warned: str | None = None
+
+
+def compared(examples: Callable[[int], Sequence[Any]], hosts: Sequence[int] = range(WORLD)) -> Seen:
+    """`examples`: reads those of a rank."""
+
+    def one(backend: Any) -> Any:
+        return compare("examples", lambda: examples(backend.rank), "THE RULE", backend, hosts[backend.rank])
+
+    found = in_threads(len(hosts), one, keep=UserCodeError)
+    # Every process decides for itself, by what all have read.
+    (text,) = {str(one) for one in found}
+    if isinstance(found[0], UserCodeError):
+        return Seen(refused=text)
+    return Seen(warned=found[0])
+
+
+def image(rank: int) -> torch.Tensor:
+    return torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(rank))
+
+
+def own_generator(example: Callable[[np.random.Generator, int], Any]) -> Callable[[int], list[Any]]:
+    """Examples that a generator of the dataset's own changes at every reading, another one in every process."""
+    generators = [np.random.default_rng(rank) for rank in range(WORLD)]
+    return lambda rank: [example(generators[rank], index) for index in range(COMPARED)]
+
+
+SAME: dict[str, Callable[[int], Sequence[Any]]] = {
+    "equal examples": lambda rank: [(image(i), i) for i in range(COMPARED)],
+    "NaN and infinities": lambda rank: [
+        (torch.tensor([float("nan"), float("inf"), -float("inf")]), i) for i in range(4)
+    ],
+    "reals that were rounded otherwise": lambda rank: [image(i) * (1 + rank * 1e-6) for i in range(COMPARED)],
+    "fewer examples than are compared": lambda rank: [(image(0), 1)],
+    "no examples": lambda rank: [],
+    "what cannot be looked into": lambda rank: [object() for _ in range(COMPARED)],
+    "an augmentation of its own, and a label": own_generator(lambda own, i: (own.random((3, 8, 8)), i)),
+    "the same with bytes of images": own_generator(
+        lambda own, i: {"x": own.integers(0, 255, (8, 8)).astype("u1"), "y": i}
+    ),
+}
+
+
+@pytest.mark.parametrize("examples", SAME.values(), ids=SAME)
+def test_examples_that_are_the_same_as_far_as_can_be_told_pass(examples: Callable[[int], Sequence[Any]]) -> None:
+    assert compared(examples) == Seen()
+
+
+OTHERS: dict[str, Callable[[int], Sequence[Any]]] = {
+    "images": lambda rank: [image(i + 10 * (rank // 2)) for i in range(COMPARED)],
+    "images that are sorted by label, and dealt out one by one": lambda rank: [
+        (image(4 * i + rank // 2), i) for i in range(4)
+    ],
+    "labels": lambda rank: [(torch.zeros(3), i + rank // 2) for i in range(COMPARED)],
+    "texts": lambda rank: [f"sentence {i + 10 * (rank // 2)}" for i in range(COMPARED)],
+    "tokens in mappings": lambda rank: [{"ids": [1, 2, i + rank // 2]} for i in range(COMPARED)],
+    "numbers that are large and close": lambda rank: [10**6 + i + rank // 2 for i in range(COMPARED)],
+    "bfloat16": lambda rank: [image(i + 10 * (rank // 2)).bfloat16() for i in range(COMPARED)],
+    "shapes": lambda rank: [torch.zeros(3 + rank // 2) for i in range(COMPARED)],
+    "one example of four": lambda rank: [image(i + 10 * (i == 3) * (rank // 2)) for i in range(COMPARED)],
+    "how many there are": lambda rank: [image(i) for i in range(COMPARED - rank // 2)],
+}
+
+
+@pytest.mark.parametrize("examples", OTHERS.values(), ids=OTHERS)
+def test_other_examples_are_refused_by_all_and_the_hosts_are_named(examples: Callable[[int], Sequence[Any]]) -> None:
+    assert compared(examples).refused == "hosts 0-1 and hosts 2-3 have different examples: THE RULE"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "who"),
+    [
+        ([0, 0, 1, 1], "host 0 and host 1"),
+        ([0, 1, 0, 1], "processes 0-1 and processes 2-3"),
+        ([0, 0, 0, 0], "processes 0-1 and processes 2-3"),
+    ],
+)
+def test_processes_are_named_where_a_host_has_both_kinds(hosts: list[int], who: str) -> None:
+    seen = compared(OTHERS["images"], hosts)
+    assert str(seen.refused).startswith(f"{who} have different")
+
+
+def test_a_large_gang_is_named_briefly() -> None:
+    seen = compared(lambda rank: [image(100 * rank + i) for i in range(COMPARED)], range(8))
+    assert str(seen.refused).startswith("host 0, host 1, host 2, host 3 and so on have different")
+
+
+UNCLEAR = {
+    "nothing but an augmentation of its own": own_generator(lambda own, i: own.random((3, 8, 8))),
+    "one that leaves most examples alone": own_generator(lambda own, i: float(own.random() < 0.3) + i),
+    "a label that is always the same": own_generator(lambda own, i: (own.random((3, 8, 8)), 7)),
+    "the time": lambda rank: [time.perf_counter_ns() for _ in range(COMPARED)],
+}
+
+
+@pytest.mark.parametrize("examples", UNCLEAR.values(), ids=UNCLEAR)
+def test_what_changes_at_every_reading_is_a_warning(examples: Callable[[int], Sequence[Any]]) -> None:
+    assert str(compared(examples).warned).startswith(
+        "the examples cannot be compared between the processes: they change whenever they are read"
+    )
+
+
+def test_names_of_files_may_differ() -> None:
+    seen = compared(lambda rank: [(f"/tmp/{rank}/{i}.jpg", i) for i in range(COMPARED)])
+    assert str(seen.warned).startswith(
+        "the texts in the examples differ between host 0, host 1, host 2 and host 3, and"
+    )
+
+
+def test_a_fingerprint_is_a_row_of_numbers_that_float32_holds() -> None:
+    for example in (None, b"\xff", [], {}, float("nan"), 10**400, 1e300, np.array([]), torch.zeros(0), "ä\ud800", 1j):
+        numbers = fingerprint(example)
+        assert len(numbers) == WIDTH
+        assert torch.isfinite(torch.tensor(numbers)).all()
+        assert alike(numbers, torch.tensor(numbers).tolist()) == [True] * 4
+
+
+def data(**options: Any) -> Task:
+    return Task(model=tasks.Network(), loss=tasks.loss, **{"train": tasks.examples(), **options})
+
+
+def examples() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(tasks.examples())
+
+
+class Augmented(Dataset[Any]):
+    """Draws from torch's, numpy's and Python's generators, which the trainer seeds."""
+
+    def __len__(self) -> int:
+        return tasks.EXAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        features, label = tasks.examples()[index]
+        return features + torch.randn(8) + np.random.random() + random.random(), label
+
+
+def test_a_seeded_augmentation_is_the_same_everywhere() -> None:
+    ran = run(lambda hp, rank: data(train=Augmented()), 2, trainSteps=2)
+    assert (ran.outcome.code, ran.warnings) == (ExitCode.Succeeded, ())
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_task_that_shards_its_data_ends_before_the_first_step(held_out: bool) -> None:
+    def shard(hp: Any, rank: int) -> Task:
+        own = examples()[rank::2]
+        metrics = {"evaluation": own, "metrics": lambda model, batch: {"one": batch[1]}}
+        return data(**metrics) if held_out else data(train=own)
+
+    ran = run(shard, 2)
+    assert ran.outcome.code is ExitCode.UserError
+    kind = "evaluation" if held_out else "training"
+    assert {outcome.message for outcome in ran.outcomes} == {
+        f"host 0 and host 1 have different {kind} examples: every process must see the whole dataset; the trainer "
+        "shards it"
+    }
+    assert ran.losses == []
+
+
+class Stream(IterableDataset[Any]):
+    """The examples of `rank`, or all of them; with a state if `kept`."""
+
+    def __init__(self, rank: int | None = None, noise: bool = False) -> None:
+        self.rank, self.noise, self.begun = rank, noise, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
+        for features, label in examples()[0 if self.rank is None else self.rank :: 1 if self.rank is None else 2]:
+            yield features + (torch.rand(8, generator=FRESH) if self.noise else 0.0), label
+
+
+FRESH = torch.Generator()
+
+
+class Stateful(Stream):
+    taken = 0
+
+    def state_dict(self) -> Any:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.taken = state["taken"]
+
+    def __iter__(self) -> Iterator[Any]:
+        everything = list(super().__iter__())
+        while self.taken < len(everything):
+            self.taken += 1
+            yield everything[self.taken - 1]
+        self.taken = 0
+
+
+@pytest.mark.parametrize("kind", [Stream, Stateful])
+def test_a_stream_that_splits_itself_ends_before_the_first_step(kind: type[Stream]) -> None:
+    ran = run(lambda hp, rank: data(train=kind(rank)), 2)
+    assert ran.outcome.code is ExitCode.UserError
+    assert ran.outcome.message.startswith(
+        "host 0 and host 1 have different examples in the training stream: every process must read the same stream"
+    )
+    assert "split_by_node, split_dataset_by_node" in ran.outcome.message
+    assert "num_shards and shard(index, count)" in ran.outcome.message
+    assert ran.losses == []
+
+
+READ_TWICE = (
+    "the train dataset is one stream; each of the 2 processes reads all of it and uses 1/2: it is read 2 times. With "
+    "num_shards and shard(index, count) each process reads its own shards, with workers (docs/tasks.md)"
+)
+
+
+@pytest.mark.parametrize("kind", [Stream, Stateful])
+def test_a_stream_that_all_read_is_a_warning_with_the_number_of_readings(kind: type[Stream]) -> None:
+    streams = [kind(), kind()]
+    ran = run(lambda hp, rank: data(train=streams[rank]), 2, trainSteps=4)
+    assert (ran.outcome.code, ran.warnings) == (ExitCode.Succeeded, (READ_TWICE,))
+    assert [stream.begun for stream in streams] == [1, 1]
+
+
+def test_workers_of_a_stream_are_told_to_be_idle() -> None:
+    ran = run(lambda hp, rank: data(train=Stream(), workers=2), trainSteps=2)
+    (warning,) = ran.warnings
+    assert "the task's 2 workers are not used for it: the process itself reads" in warning
+
+
+@pytest.mark.parametrize("kind", [Stream, Stateful])
+def test_a_stream_with_an_augmentation_of_its_own_is_a_warning_and_nothing_of_it_is_lost(kind: type[Stream]) -> None:
+    class Unlabelled(kind):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Iterator[Any]:
+            return ((features, torch.tensor(1)) for features, _ in super().__iter__())
+
+    streams = [Unlabelled(noise=True), Unlabelled(noise=True)]
+    ran = run(lambda hp, rank: data(train=streams[rank]), 2, trainSteps=4)
+    assert ran.outcome.code is ExitCode.Succeeded
+    assert any("the examples in the training stream cannot be compared" in warning for warning in ran.warnings)
+    if kind is Stateful:
+        assert [stream.taken for stream in streams] == [64, 64]
+
+
+def test_shards_that_are_split_by_rank_as_well_are_refused() -> None:
+    class Split:
+        num_shards = 4
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def shard(self, index: int, count: int) -> Any:
+            return examples()[index::count][self.rank :: 2]
+
+    ran = run(lambda hp, rank: data(train=Split(rank)), 2)
+    assert ran.outcome.code is ExitCode.UserError
+    assert ran.outcome.message.startswith("host 0 and host 1 have different examples in training shard 0: shard(index,")
+
+
+def test_a_webdataset_is_told_what_to_write() -> None:
+    pipeline = type("WebDataset", (Stream,), {"__module__": "webdataset.compat"})
+    ran = run(lambda hp, rank: data(train=pipeline()), 2)
+    assert ran.outcome.code is ExitCode.UserError
+    assert "shard(index, count) that returns WebDataset(urls[index::count], nodesplitter=None" in ran.outcome.message
+    assert run(lambda hp, rank: data(train=pipeline()), 1, trainSteps=2).outcome.code is ExitCode.Succeeded
+
+
+def ordered(order: Callable[[int], Any]) -> list[Any]:
+    made = [data(order=order(rank)) for rank in range(2)]
+    return in_threads(2, lambda backend: check_order(made[backend.rank], 3, backend, backend.rank), keep=UserCodeError)
+
+
+def test_an_order_must_be_the_same_in_every_process_and_whenever_it_is_asked() -> None:
+    assert ordered(lambda rank: lambda epoch, seed, size: torch.randperm(size)) == [None, None]
+    by_rank = ordered(lambda rank: lambda epoch, seed, size: list(range(rank, size, 2)))
+    assert {str(one).partition(":")[0] for one in by_rank} == {
+        "host 0 and host 1 have different orders of the training data"
+    }
+    counter = itertools.count()
+    whims = ordered(lambda rank: lambda epoch, seed, size: [next(counter) % size] * size)
+    assert {str(one).partition(",")[0] for one in whims} == {
+        "the task's order of epoch 0 is another one whenever it is asked"
+    }
+
+
+def test_an_order_is_for_data_with_indices() -> None:
+    ran = run(lambda hp, rank: data(train=Stream(), order=lambda epoch, seed, size: range(size)))
+    assert ran.outcome.message.endswith(
+        "the task's order is for map-style data (len() and [i]); a stream has an order of its own"
+    )
+
+
+def test_an_order_with_replacement_trains_the_same_on_any_number_of_processes() -> None:
+    def weighted(epoch: int, seed: int, size: int) -> torch.Tensor:
+        return torch.multinomial(torch.arange(1.0, size + 1), 40, replacement=True)
+
+    one, four = (run(lambda hp, rank: data(order=weighted), world, trainSteps=6) for world in (1, 4))
+    assert four.losses == pytest.approx(one.losses, abs=1e-5)
+    assert one.losses != run(lambda hp, rank: data(), trainSteps=6).losses
