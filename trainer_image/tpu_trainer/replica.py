@@ -16,7 +16,7 @@ from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
-from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
+from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import (
@@ -125,7 +125,7 @@ class _Run:
             # First: what follows may refuse one process's length and leave the others waiting for it.
             check_lengths(task, backend, self.environment.host_index)
             storage = Storage.of(spec, task.model, backend)
-            found = storage.choose(backend, self.environment.host_index, self.telling)
+            found = storage.choose(backend, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
             done = nothing_left(work.start, found, hp)
             # As large as the model and its optimizer, and not needed any more.
@@ -161,9 +161,10 @@ class _Run:
         if task.evaluation is not None and evaluation_size(task) == 0:
             tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
         start = start_of(found, hp, self.spec)
-        if found is not None:
-            restore_model(found.snapshot, task.model)
-        self.backend.place(task.model)
+        if found is None:
+            self.backend.place(task.model)
+        else:
+            give_model(found, task.model, self.backend)
         if (line := enter_training_mode(task.model)) is not None:
             say(line)
         optimizer = build_optimizer(task, hp)
@@ -178,11 +179,12 @@ class _Run:
             tell(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
-            restore_optimizer(found.snapshot, optimizer)
+            give_optimizer(found, optimizer, self.backend)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
+            state = hooks_of(found, self.backend)
             with user_code("restoring the state of the task's hooks"):
-                hooks.load(hooks_state(found.snapshot))
+                hooks.load(state)
             tell_origin(start, found, storage.target.author, hp, self.telling)
         average = None
         if hp.ema_decay is not None:
@@ -191,7 +193,7 @@ class _Run:
             if found is not None and not found.snapshot.tensors["ema"]:
                 say("the checkpoint has no average of the weights: it starts with the checkpoint's weights")
             elif found is not None:
-                average.load(found.snapshot.tensors["ema"])
+                give_average(found, average, self.backend)
         noise_scale = self.spec.report.gradient_noise_scale
         if noise_scale and self.backend.terms == 1:
             say("no gradient noise scale: it compares the gradients of several processes, and this run has one")

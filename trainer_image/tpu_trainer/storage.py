@@ -1,7 +1,7 @@
 """Where this run's checkpoints are: which one it continues from, and how it takes new ones.
 
-The replica that reports, on host 0, chooses the checkpoint, because a listing may differ from host to host. It tells
-the others with the one collective that needs no model, and they read that same checkpoint.
+The replica that reports, on host 0, chooses the checkpoint and reads it for all (`checkpoint.handover`): a listing may
+differ from host to host, and a checkpoint is large.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.checkpoint.catalogue import Found, Target, as_row, find, from_row, prepare
+from tpu_trainer.checkpoint.catalogue import Found, Target, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due
 from tpu_trainer.checkpoint.commit import Author
+from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
@@ -59,27 +60,14 @@ class Storage:
         target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep)
         return Storage(target, None if named is None else Elsewhere.at(named))
 
-    def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
+    def choose(self, backend: Backend, telling: Telling) -> Found | None:
         """The checkpoint to continue from, the same in every process; None if there is none. A collective.
 
-        Raises:
+        Raises, in every process:
             UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
-            StorageError: the storage refuses, or this host cannot see what the reporting replica has chosen.
+            StorageError: the storage refuses.
         """
-        if self.target is None:
-            return None
-        own, found, away = self.target.store, None, False
-        if telling.aloud:
-            found, away = self._chosen(telling)
-            # After the choice, which names what it passes over: this removes torn checkpoints of this job.
-            prepare(self.target)
-        rows = backend.gather([float(telling.aloud), float(away), *as_row(found.folder if found else None)])
-        if telling.aloud:
-            return found
-        from_away, *name = next(row for aloud, *row in rows if aloud)
-        folder = from_row(name)
-        store = self.elsewhere.store if self.elsewhere is not None and from_away else own
-        return None if folder is None else find(store, folder, host)
+        return None if self.target is None else read_once(backend, telling.aloud, lambda: self._chosen(telling))
 
     def checkpoints(self, spec: RunSpec, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
         """How the loop takes checkpoints. The reporting replica writes them, since all replicas hold the same."""
@@ -103,16 +91,17 @@ class Storage:
         checkpointer = Checkpointer(self.target, due, take, warn, resumed=work.start.step if resumed else None)
         return checkpointer
 
-    def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:
-        """The checkpoint, and whether it is at checkpoint.resumeFrom."""
+    def _chosen(self, telling: Telling) -> Found | None:
         assert self.target is not None
         author, say = self.target.author, telling.progress.say
         found = choose_own(
             self.target.store, author, self.elsewhere, say, lambda text: telling.finding(Finding("Checkpoint", 0, text))
         )
-        if found is not None or self.elsewhere is None:
-            return found, False
-        return choose_elsewhere(self.elsewhere, author, say), True
+        if found is None and self.elsewhere is not None:
+            found = choose_elsewhere(self.elsewhere, author, say)
+        # After the choice, which names what it passes over: this removes torn checkpoints of this job.
+        prepare(self.target)
+        return found
 
 
 def _written(spec: RunSpec) -> dict[str, str]:

@@ -19,9 +19,6 @@ from tpu_trainer.errors import StorageError
 
 Say = Callable[[str], None]
 
-ROW = 40
-"""Numbers in a row that holds a name, in `as_row`."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -36,11 +33,12 @@ Candidate = tuple[Commit, Entry]
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was read whole."""
+    """A checkpoint that was read whole. `reader`: the rank that read it, and has its tensors."""
 
     folder: Folder
     commit: Commit
     snapshot: Snapshot
+    reader: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,25 +102,6 @@ def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say)
     return None
 
 
-def find(store: Store, folder: Folder, host: int) -> Found:
-    """The checkpoint that host 0 has chosen, checked again by this host.
-
-    Raises:
-        StorageError: it is missing or not whole, or the storage refuses.
-    """
-    for entry in entries(store):
-        if entry.folder == folder:
-            try:
-                commit = committed(store, entry)
-                return Found(folder, commit, _read(store, folder, commit))
-            except SkippedError as why:
-                raise StorageError(f"{store.uri}: host {host} cannot read checkpoint {folder}: {why}") from why
-    raise StorageError(
-        f"{store.uri}: host {host} cannot see checkpoint {folder}, which host 0 chose: checkpoint.uri must be storage "
-        "that all hosts share"
-    )
-
-
 def committed(store: Store, entry: Entry) -> Commit:
     """The entry's COMMIT, if all the files that it names have the sizes it states.
 
@@ -146,17 +125,6 @@ def committed(store: Store, entry: Entry) -> Commit:
         if size != mark.size:
             raise SkippedError(f"its {file} has {size} bytes, its COMMIT says {mark.size}")
     return commit
-
-
-def as_row(folder: Folder | None) -> list[float]:
-    """A name as `ROW` small numbers, for a collective that carries nothing else; zeros for None."""
-    name = "" if folder is None else str(folder)
-    return [float(byte) for byte in name.encode().ljust(ROW, b"\0")]
-
-
-def from_row(row: Iterable[float]) -> Folder | None:
-    """The inverse of `as_row`."""
-    return Folder.parse(bytes(int(number) for number in row).rstrip(b"\0").decode())
 
 
 def prepare(target: Target) -> None:

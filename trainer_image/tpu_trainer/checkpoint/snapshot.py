@@ -101,7 +101,7 @@ def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
 
 
 def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
-    """Gives the model, still on the host, the snapshot's values.
+    """Gives the model, still on the host, the snapshot's values, if the snapshot has them.
 
     Raises:
         UserCodeError: the snapshot is of another model; the text names the first difference.
@@ -114,6 +114,8 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
                 f"the checkpoint of step {snapshot.step} does not fit the task's model: {name} is {there} in the "
                 f"checkpoint and {now} in the model"
             )
+    if any(tensor.is_meta for tensor in kept.values()):
+        return
     with user_code("loading the checkpoint into the model"):
         first_names = {id(tensor): name for name, tensor in here.items()}
         state = model.state_dict(keep_vars=True)
@@ -123,7 +125,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
 def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     """Gives the optimizer the snapshot's state, each tensor on its parameter's device and in the type it had.
 
-    Step counts stay on the host, as torch has them.
+    Step counts stay on the host, as torch has them. Of tensors without values (on the meta device) it gets the places.
 
     Raises:
         UserCodeError: it is another optimizer, or for other parameters.
@@ -135,7 +137,11 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
                 f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} {_shortened(kept[what])} "
                 f"in the checkpoint, {_shortened(now)} in this run"
             )
-    together = put_together(kept["state"], {name: t.clone() for name, t in snapshot.tensors["optimizer"].items()})
+    copies = {
+        name: room_for(tensor) if tensor.is_meta else tensor.clone()
+        for name, tensor in snapshot.tensors["optimizer"].items()
+    }
+    together = put_together(kept["state"], copies)
     state = {int(key) if key.isdigit() else key: value for key, value in together.items()}
     groups = optimizer.param_groups
     with user_code("loading the checkpoint into the optimizer"):
@@ -143,6 +149,11 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     # torch has replaced them with copies, and the code that sets the rates may hold the originals.
     optimizer.param_groups = groups
     _undo_casts(optimizer, state)
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """Host memory for a tensor that has no values yet; any other as it is."""
+    return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
 
 def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
