@@ -1,4 +1,5 @@
-"""`python -m tpu_trainer` that notes how many bytes of checkpoints this host has read, in the file READS names."""
+"""`python -m tpu_trainer` that notes how many bytes of checkpoints this host has read, but for the COMMITs, which
+retention reads."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from tpu_trainer.checkpoint.commit import COMMIT
 from tpu_trainer.checkpoint.store import DirectoryStore
 from tpu_trainer.entry import main
 
@@ -17,7 +19,7 @@ if __name__ == "__main__":
 
     def counting(store: DirectoryStore, name: str) -> bytes:
         data = read(store, name)
-        counted[0] += len(data)
+        counted[0] += 0 if name.endswith(COMMIT) else len(data)
         return data
 
     DirectoryStore.read = counting
