@@ -126,13 +126,18 @@ class _Run:
             check_lengths(task, backend, self.environment.host_index)
             storage = Storage.of(spec, task.model, backend)
             found = storage.choose(backend, self.telling)
+            writers = storage.writers(backend, self.environment, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
             done = nothing_left(work.start, found, hp)
             # As large as the model and its optimizer, and not needed any more.
             del found
-            checkpoints = storage.checkpoints(spec, work, self.telling, resumed)
+            checkpoints = storage.checkpoints(spec, work, self.telling, writers, resumed)
             try:
                 return self._train(work, self._instruments(work, checkpoints), share, done)
+            except PeerLostError:
+                if writers is not None:
+                    writers.peer_lost()
+                raise
             finally:
                 # However the run ends, a snapshot that was taken is worth writing.
                 with self.clock.during(Phase.CHECKPOINT):

@@ -86,7 +86,7 @@ def test_anything_else_is_not_a_commit(data: bytes) -> None:
 
 
 def test_a_commit_of_another_format_is_recognised() -> None:
-    with pytest.raises(OtherFormatError, match="COMMIT is of format 7, this trainer reads format 1"):
+    with pytest.raises(OtherFormatError, match="COMMIT is of format 7, this trainer reads formats up to 2"):
         Commit.parse(b'{"format": 7}')
 
 

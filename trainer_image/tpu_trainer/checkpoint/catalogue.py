@@ -135,42 +135,79 @@ def prepare(target: Target) -> None:
     Raises:
         StorageError: the storage refuses to list, write or delete.
     """
-    probe = f"step-probe-{target.author.job}-{target.author.attempt}"
-    target.store.put(probe, b"")
-    target.store.delete(probe)
+    try_writing(target)
     _, debris = _own(target)
     for entry in debris:
         _delete(target.store, entry)
 
 
-def write(target: Target, snapshot: Snapshot) -> int:
-    """Returns the bytes written once the checkpoint is committed.
+def try_writing(target: Target, who: str = "") -> None:
+    """Raises StorageError: the storage refuses to write or delete. `who`: tells the writers of an attempt apart."""
+    probe = f"step-probe-{target.author.job}-{target.author.attempt}{who}"
+    target.store.put(probe, b"")
+    target.store.delete(probe)
+
+
+class Others:
+    """The other hosts that write a part of the same checkpoint: by default there are none."""
+
+    def begin(self) -> None:
+        """They may write."""
+
+    def marks(self) -> Mapping[str, Mark]:
+        """Of their files, once they have written them. Raises StorageError if one cannot."""
+        return {}
+
+    def close(self) -> None:
+        """They need not wait for `begin` any more."""
+
+
+def write(target: Target, snapshot: Snapshot, others: Others | None = None) -> int:
+    """Returns the bytes of the whole checkpoint once it is committed.
 
     Raises:
         StorageError: it is not committed, and the files written so far count for nothing.
     """
     store, author = target.store, target.author
     folder = Folder(snapshot.step, author.job, author.attempt)
-    # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
-    # first COMMIT would vouch for a mixture.
-    store.delete(f"{folder}/{COMMIT}")
+    others = others or Others()
     marks: dict[str, Mark] = {}
     try:
-        for file, data in files_of(snapshot):
-            store.put(f"{folder}/{file}", data)
-            marks[file] = Mark.of(data)
+        # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
+        # first COMMIT would vouch for a mixture.
+        store.delete(f"{folder}/{COMMIT}")
+        others.begin()
+        put_files(store, folder, files_of(snapshot), marks)
+        marks |= others.marks()
     except StorageError:
         # On a full disk they would block the next attempt.
         with contextlib.suppress(StorageError):
-            for file in marks:
-                store.delete(f"{folder}/{file}")
+            delete_files(store, folder, [name.partition("/")[2] for name in store.list(f"{folder}/")])
         raise
+    finally:
+        others.close()
     clean = bool(snapshot.document.get("clean", True))
     commit = Commit(snapshot.step, snapshot.examples, author, marks, clean).to_json()
     # A request that was sent again after a lost answer finds its own COMMIT there.
     if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
     return sum(mark.size for mark in marks.values()) + len(commit)
+
+
+def put_files(store: Store, folder: Folder, files: Iterable[tuple[str, bytes]], marks: dict[str, Mark]) -> None:
+    """Writes the files; `marks` is filled as they are written.
+
+    Raises:
+        StorageError: a file could not be written.
+    """
+    for file, data in files:
+        store.put(f"{folder}/{file}", data)
+        marks[file] = Mark.of(data)
+
+
+def delete_files(store: Store, folder: Folder, files: Iterable[str]) -> None:
+    for file in files:
+        store.delete(f"{folder}/{file}")
 
 
 def make_room(target: Target, step: int) -> None:
@@ -228,14 +265,12 @@ def _progress(candidate: Candidate) -> tuple[int, int, str]:
 
 def _read(store: Store, folder: Folder, commit: Commit) -> Snapshot:
     def checked(file: str) -> bytes:
-        if file not in commit.files:
-            return b""
         data = _present(store, folder, file)
         if Mark.of(data) != commit.files[file]:
             raise SkippedError(f"its {file} is not what was written: the checksum differs")
         return data
 
-    return snapshot_of(checked)
+    return snapshot_of(commit.files, checked)
 
 
 def _present(store: Store, folder: Folder, file: str) -> bytes:
