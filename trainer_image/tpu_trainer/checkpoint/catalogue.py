@@ -30,6 +30,9 @@ class Entry:
 
 Candidate = tuple[Commit, Entry]
 
+_TOMBSTONE = b"being deleted"
+"""In the place of a COMMIT, so that nobody can commit any more."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -138,7 +141,7 @@ def prepare(target: Target) -> None:
     try_writing(target)
     _, debris = _own(target)
     for entry in debris:
-        _delete(target.store, entry)
+        _delete_debris(target.store, entry)
 
 
 def try_writing(target: Target, who: str = "") -> None:
@@ -218,8 +221,10 @@ def make_room(target: Target, step: int) -> None:
     """
     author = target.author
     whole, debris = _own(target)
-    for entry in [*surplus(whole, author, target.keep, Folder(step, author.job, author.attempt)), *debris]:
+    for entry in surplus(whole, author, target.keep, Folder(step, author.job, author.attempt)):
         _delete(target.store, entry)
+    for entry in debris:
+        _delete_debris(target.store, entry)
 
 
 def surplus(whole: Iterable[Candidate], author: Author, keep: int, written: Folder) -> Sequence[Entry]:
@@ -256,6 +261,14 @@ def _own(target: Target) -> tuple[list[Candidate], list[Entry]]:
 def _delete(store: Store, entry: Entry) -> None:
     for file in sorted(entry.sizes, key=lambda file: file != COMMIT):
         store.delete(f"{entry.folder}/{file}")
+
+
+def _delete_debris(store: Store, entry: Entry) -> None:
+    """Deletes what has no valid COMMIT, unless its writer, cut off but alive, has committed it since the listing."""
+    if COMMIT in entry.sizes:
+        _delete(store, entry)
+    elif store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
+        delete_files(store, entry.folder, [*entry.sizes, COMMIT])
 
 
 def _progress(candidate: Candidate) -> tuple[int, int, str]:
