@@ -59,9 +59,9 @@ class ThreadBackend:
 
     def seed(self, seed: int) -> None: ...
 
-    def place(self, model: torch.nn.Module) -> None:
+    def place(self, model: torch.nn.Module, source: int = 0) -> None:
         with torch.no_grad():
-            self.broadcast([*model.parameters(), *model.buffers()])
+            self.broadcast([*model.parameters(), *model.buffers()], source)
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_in_turn(batches, self.to_device)
@@ -86,11 +86,10 @@ class ThreadBackend:
 
     def close(self) -> None: ...
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        for tensor, first in zip(
-            tensors, self._meeting.exchange(self.rank, [t.clone() for t in tensors])[0], strict=True
-        ):
-            tensor.copy_(first)
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        theirs = self._meeting.exchange(self.rank, [tensor.clone() for tensor in tensors])[source]
+        for tensor, value in zip(tensors, theirs, strict=True):
+            tensor.copy_(value)
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.detach().clone() for tensor in tensors]

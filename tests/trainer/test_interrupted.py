@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.trainer import interrupted
 from tests.trainer.gang import Gang, Launcher, chips, run_spec
@@ -27,11 +29,12 @@ SEEDS = 10
 
 @dataclass(frozen=True)
 class Gangs:
-    """How a run's processes are made; `chips` replicas in one process, or a process for each host."""
+    """How a run's processes are made; `chips` replicas in one process, or a process per host that runs `module`."""
 
     backend: str
     hosts: int = 1
     chips: int = 1
+    module: str = "tpu_trainer"
 
     def start(self, launcher: Launcher, attempt: int = 1, fault: str = "", **changes: Any) -> Gang:
         spec = run_spec(
@@ -49,18 +52,23 @@ class Gangs:
         env = {interrupted.FAULT: fault} if fault else {}
         if self.chips > 1:
             return launcher.start(spec, module="tests.trainer.chip_replicas", **chips(self.chips), **env)
-        return launcher.start(spec, **env)
+        return launcher.start(spec, module=self.module, **env)
 
 
 # One seed each. Most on the cheapest kind: starting torch_xla takes longer than all the steps.
-KINDS = (*[Gangs("torch")] * 5, *[Gangs("torch", hosts=2)] * 3, Gangs("xla"), Gangs("xla", chips=2))
+KINDS = (
+    *[Gangs("torch")] * 5,
+    *[Gangs("torch", hosts=2, module="tests.trainer.checkpoint.small_parts")] * 3,
+    Gangs("xla"),
+    Gangs("xla", chips=2),
+)
 
 
 class Undisturbed(NamedTuple):
     """What is left of a run that nothing disturbs."""
 
     losses: list[float]
-    weights: dict[str, bytes]
+    weights: dict[tuple[str, str], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +91,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Gangs],
     return run
 
 
-def weights(directory: Path) -> dict[str, bytes]:
+def weights(directory: Path) -> dict[tuple[str, str], bytes]:
     """The tensors at the end of the run: the weights, the optimizer's, and the average of the weights."""
     (last,) = directory.glob(f"step-{STEPS:08d}-*/COMMIT")
-    files = {path.name: path.read_bytes() for path in last.parent.glob("*.safetensors")}
-    assert set(files) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
-    return files
+    tensors = {
+        (path.name.split("-")[0].split(".")[0], name): tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        for path in last.parent.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+    assert {file for file, _ in tensors} == {"model", "optimizer", "ema"}
+    return tensors
 
 
 def committed(directory: Path) -> int:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainer import tasks
-from tpu_trainer.backends.base import fill_from_rank_zero, flatten, map_tensors, move_model, unflatten
+from tpu_trainer.backends.base import fill_from, flatten, in_groups, map_tensors, move_model, unflatten
 from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
 from tpu_trainer.telemetry.rates import Throughput
 
@@ -147,16 +147,27 @@ def test_a_batch_object_keeps_its_type_and_its_tensors_are_moved(
         assert rest(moved)
 
 
-def test_a_broadcast_made_of_sums_gives_rank_0s_values_bit_for_bit() -> None:
-    mask = torch.tensor([0.0, float("-inf")])
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_broadcast_made_of_sums_gives_one_ranks_values_bit_for_bit(source: int) -> None:
+    mask = torch.tensor([0.0, -0.0, float("-inf")])
     theirs = [mask, torch.tensor([True, False]), torch.tensor(7), torch.tensor([1.5], dtype=torch.bfloat16)]
     mine = [torch.full_like(tensor, 1) for tensor in theirs]
     sent: list[torch.Tensor] = []
-    fill_from_rank_zero(theirs, torch.tensor(0), lambda tensors: sent.extend(tensors) or tensors)
-    fill_from_rank_zero(mine, torch.tensor(1), lambda tensors: [a + b for a, b in zip(tensors, sent, strict=True)])
+    fill_from(source, theirs, torch.tensor(source), lambda tensors: sent.extend(tensors) or tensors)
+    rank = torch.tensor(1 - source)
+    fill_from(source, mine, rank, lambda tensors: [a + b for a, b in zip(tensors, sent, strict=True)])
     for received, original in zip(mine, theirs, strict=True):
         assert torch.equal(received, original)
     assert torch.equal(theirs[0], mask)
+    assert torch.equal(mine[0].signbit(), mask.signbit())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"), [([], []), ([8], [[8]]), ([1, 1, 1], [[1, 1], [1]]), ([1, 4, 1, 1], [[1], [4], [1, 1]])]
+)
+def test_tensors_are_sent_in_groups_of_a_limited_size(sizes: list[int], groups: list[list[int]]) -> None:
+    tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    assert [[tensor.numel() for tensor in group] for group in in_groups(tensors, limit=2)] == groups
 
 
 def test_moving_a_model_keeps_shared_weights_shared() -> None:

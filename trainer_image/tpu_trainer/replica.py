@@ -16,8 +16,9 @@ from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
+from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
 from tpu_trainer.checkpoint.initial import begin_with
-from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer, weights_of
+from tpu_trainer.checkpoint.snapshot import weights_of
 from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import GENERATORS, Order, Share, evaluation_size, seed_generators, size_difference
@@ -117,14 +118,19 @@ class _Run:
         try:
             check_data(task, hp.seed, backend, self.environment.host_index, self.telling.finding)
             storage = Storage.of(spec, task.model, backend)
-            found = storage.choose(backend, self.environment.host_index, self.telling)
+            found = storage.choose(backend, self.telling)
+            writers = storage.writers(backend, self.environment, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
             done = nothing_left(work.start, found, hp)
             # As large as the model and its optimizer, and not needed any more.
             del found
-            checkpoints = storage.checkpoints(spec, work, self.telling, resumed)
+            checkpoints = storage.checkpoints(spec, work, self.telling, writers, resumed)
             try:
                 return self._train(work, self._instruments(work, checkpoints), share, done)
+            except PeerLostError:
+                if writers is not None:
+                    writers.peer_lost()
+                raise
             finally:
                 # However the run ends, a snapshot that was taken is worth writing.
                 with self.clock.during(Phase.CHECKPOINT):
@@ -156,11 +162,12 @@ class _Run:
         start = start_of(found, hp, self.spec, steered)
         begun_with = None
         if found is not None:
-            restore_model(found.snapshot, task.model)
+            give_model(found, task.model, self.backend)
             begun_with = found.snapshot.document.get("begunWith")
-        elif self.spec.checkpoint is not None and self.spec.checkpoint.init_from is not None:
-            begun_with = self._begin_with(self.spec.checkpoint.init_from, task.model)
-        self.backend.place(task.model)
+        else:
+            if self.spec.checkpoint is not None and self.spec.checkpoint.init_from is not None:
+                begun_with = self._begin_with(self.spec.checkpoint.init_from, task.model)
+            self.backend.place(task.model)
         if (line := enter_training_mode(task.model)) is not None:
             say(line)
         optimizer = build_optimizer(task, hp)
@@ -178,11 +185,12 @@ class _Run:
             tell(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
-            restore_optimizer(found.snapshot, optimizer)
+            give_optimizer(found, optimizer, self.backend)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
+            state = hooks_of(found, self.backend)
             with user_code("restoring the state of the task's hooks"):
-                hooks.load(hooks_state(found.snapshot))
+                hooks.load(state)
             steering.load(steered)
             tell_origin(start, found, storage.target.author, hp, self.telling)
         average = None
@@ -192,7 +200,7 @@ class _Run:
             if found is not None and not found.snapshot.tensors["ema"]:
                 say("the checkpoint has no average of the weights: it starts with the checkpoint's weights")
             elif found is not None:
-                average.load(found.snapshot.tensors["ema"])
+                give_average(found, average, self.backend)
         noise_scale = self.spec.report.gradient_noise_scale
         if noise_scale and self.backend.terms == 1:
             say("no gradient noise scale: it compares the gradients of several processes, and this run has one")

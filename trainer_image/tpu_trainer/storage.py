@@ -1,26 +1,33 @@
 """Where this run's checkpoints are: which one it continues from, and how it takes new ones.
 
-The replica that reports, on host 0, chooses the checkpoint, because a listing may differ from host to host. It tells
-the others with the one collective that needs no model, and they read that same checkpoint.
+The replica that reports, on host 0, chooses the checkpoint and reads it for all (`checkpoint.handover`): a listing may
+differ from host to host, and a checkpoint is large. All hosts write new ones together (`checkpoint.together`); where
+they do not see what host 0 writes, it writes alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.best import Best, best_in
-from tpu_trainer.checkpoint.catalogue import Found, Target, as_row, find, from_row, prepare
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due
-from tpu_trainer.checkpoint.commit import Author
+from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
+from tpu_trainer.checkpoint.commit import Author, Folder
+from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
-from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, take_snapshot
+from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
+from tpu_trainer.checkpoint.snapshot import Snapshot, copied, fingerprint, replicated, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
+from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
 from tpu_trainer.data import Position
+from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
+from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.resume import Start, continued, document, fresh
 from tpu_trainer.spec import RunSpec
@@ -30,7 +37,7 @@ from tpu_trainer.telling import Telling
 from tpu_trainer.trainable import Work
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -62,27 +69,24 @@ class Storage:
         target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep, spec.checkpoint.keep_best)
         return Storage(target, None if named is None else Elsewhere.at(named))
 
-    def choose(self, backend: Backend, host: int, telling: Telling) -> Found | None:
+    def choose(self, backend: Backend, telling: Telling) -> Found | None:
         """The checkpoint to continue from, the same in every process; None if there is none. A collective.
 
-        Raises:
+        Raises, in every process:
             UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
-            StorageError: the storage refuses, or this host cannot see what the reporting replica has chosen.
+            StorageError: the storage refuses.
         """
+        return None if self.target is None else read_once(backend, telling.aloud, lambda: self._chosen(telling))
+
+    def writers(self, backend: Backend, environment: WorkerEnvironment, telling: Telling) -> Writers | None:
+        """How the hosts write together; None if host 0 writes alone. A collective."""
         if self.target is None:
             return None
-        own, found, away = self.target.store, None, False
-        if telling.aloud:
-            found, away = self._chosen(telling)
-            # After the choice, which names what it passes over: this removes torn checkpoints of this job.
-            prepare(self.target)
-        rows = backend.gather([float(telling.aloud), float(away), *as_row(found.folder if found else None)])
-        if telling.aloud:
-            return found
-        from_away, *name = next(row for aloud, *row in rows if aloud)
-        folder = from_row(name)
-        store = self.elsewhere.store if self.elsewhere is not None and from_away else own
-        return None if folder is None else find(store, folder, host)
+        host = environment.host_index if environment.local_rank == 0 else -1
+        writers, unable = find_writers(self.target, backend, environment.num_hosts, host, telling.aloud)
+        if unable:
+            telling.finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
+        return writers
 
     def steering_of(self, found: Found | None) -> Mapping[str, Any] | None:
         """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
@@ -91,23 +95,36 @@ class Storage:
         kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
         return kept
 
-    def checkpoints(self, spec: RunSpec, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
-        """How the loop takes checkpoints. The reporting replica writes them, since all replicas hold the same."""
+    def checkpoints(
+        self, spec: RunSpec, work: Work, telling: Telling, writers: Writers | None, resumed: bool
+    ) -> Checkpoints:
+        """How the loop takes checkpoints. The reporting replica leads."""
         if spec.checkpoint is None or self.target is None:
             return Checkpoints()
         due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
+        began = work.start.step if resumed else None
         if not telling.aloud:
-            return Checkpoints(due)
+            return Checkpoints(due) if writers is None else Partner(due, _part_taker(self.target, work, writers), began)
 
-        def take(step: int, position: Position, health: Health) -> Snapshot:
+        def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
             if work.begun_with is not None:
                 kept["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
-            average = None if work.average is None else work.average.tensors
-            return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept, average)
+            _, *elsewhere = [set()] if alone or writers is None else writers.divide(*_replicated(work))
+            return take_snapshot(
+                work.task.model,
+                work.optimizer,
+                state,
+                step,
+                int(kept["examples"]),
+                kept,
+                _average(work),
+                elsewhere=set[Item]().union(*elsewhere),
+                part=Part(0, 1 + len(elsewhere)),
+            )
 
         def warn(text: str) -> None:
             telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
@@ -116,22 +133,61 @@ class Storage:
             telling.progress.best = best
             telling.progress.say(f"the best checkpoint is {best}")
 
-        done = work.start.step if resumed else None
-        checkpointer = Checkpointer(self.target, due, take, warn, resumed=done, found_best=found_best)
+        def others(snapshot: Snapshot) -> Others:
+            return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
+
+        checkpointer = Checkpointer(self.target, due, take, warn, resumed=began, found_best=found_best, others=others)
         if (best := best_in(self.target)) is not None:
             found_best(best)
         return checkpointer
 
-    def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:
-        """The checkpoint, and whether it is at checkpoint.resumeFrom."""
+    def _chosen(self, telling: Telling) -> Found | None:
         assert self.target is not None
         author, say = self.target.author, telling.progress.say
         found = choose_own(
             self.target.store, author, self.elsewhere, say, lambda text: telling.finding(Finding("Checkpoint", 0, text))
         )
-        if found is not None or self.elsewhere is None:
-            return found, False
-        return choose_elsewhere(self.elsewhere, author, say), True
+        if found is None and self.elsewhere is not None:
+            found = choose_elsewhere(self.elsewhere, author, say)
+        # After the choice, which names what it passes over: this removes torn checkpoints of this job.
+        prepare(self.target)
+        return found
+
+
+def _not_shared(uri: str, unable: Sequence[int]) -> str:
+    return (
+        f"{'hosts' if unable[1:] else 'host'} {ranges(unable)} cannot read and write what host 0 keeps in {uri}, so "
+        "host 0 writes whole checkpoints alone. If that is a directory of host 0 only, an attempt on another machine "
+        "will not find them: checkpoint.uri should be storage that all hosts share"
+    )
+
+
+def _part_taker(target: Target, work: Work, writers: Writers) -> Callable[[int], Callable[[], None] | None]:
+    """What copies this host's part of a step's checkpoint, and returns what writes it; None if it has none."""
+
+    def take(step: int) -> Callable[[], None] | None:
+        tensors, parameters = _replicated(work)
+        parts = writers.divide(tensors, parameters)
+        if not 0 < writers.host < len(parts):
+            return None
+        mine: dict[str, dict[str, Tensor]] = {}
+        for file, name in sorted(parts[writers.host]):
+            mine.setdefault(file, {})[name] = tensors[file, name]
+        folder = Folder(step, target.author.job, target.author.attempt)
+        part, channel = Part(writers.host, len(parts)), writers.channel(len(parts))
+        return partial(write_part, target, folder, copied(mine), part, channel, writers.host)
+
+    return take
+
+
+def _replicated(work: Work) -> tuple[dict[Item, Tensor], list[list[str]]]:
+    """What any host may write, and the parameters in the order by which the optimizer's state is named."""
+    tensors = replicated(work.task.model, work.optimizer, _average(work))
+    return tensors, work.growth.state()["names"]
+
+
+def _average(work: Work) -> Mapping[str, Tensor] | None:
+    return None if work.average is None else work.average.tensors
 
 
 def _written(spec: RunSpec) -> dict[str, str]:

@@ -56,9 +56,11 @@ class Average:
 
     @torch.no_grad()
     def load(self, kept: Mapping[str, Tensor]) -> None:
-        """Restores `tensors` from a checkpoint's, which are on the host."""
+        """Restores `tensors` from a checkpoint's, which are on the host, or on the meta device if their
+        values come later."""
         for name, value in kept.items():
-            self._held[name] = value.to(self._parameters[name].device, copy=True)
+            here = torch.empty_like(value, device="cpu") if value.is_meta else value
+            self._held[name] = here.to(self._parameters[name].device, copy=True)
         self._backend.sync()
 
     @contextmanager
@@ -173,7 +175,7 @@ class SkippingUpdate(Update):
         return bool(here)
 
     def _state(self) -> Iterator[Tensor]:
-        for tensor in _tensors(list(self._optimizer.state.values())):
+        for tensor in tensors_in(list(self._optimizer.state.values())):
             if tensor.device.type == self._backend.device.type:
                 yield tensor
         if self._average is not None:
@@ -214,15 +216,15 @@ def _put_back(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
             tensor.copy_(old)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in nested mappings, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 def _precise(kind: torch.dtype) -> torch.dtype:

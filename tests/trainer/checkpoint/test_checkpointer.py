@@ -52,7 +52,7 @@ class Run:
         target = Target(store, author(), keep)
         self.checkpoints = Checkpointer(target, due, self._take, self.said.append, now=now)
 
-    def _take(self, step: int, position: Position, health: Health) -> Snapshot:
+    def _take(self, step: int, position: Position, health: Health, alone: bool) -> Snapshot:
         self.taken.append(step)
         return snapshot(step)
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from, and how the hosts come to hold the same one."""
+"""Which checkpoint a run continues from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore
-from tpu_trainer.checkpoint.catalogue import ROW, as_row, find, from_row
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark, OtherFormatError
 from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.errors import StorageError
@@ -71,47 +70,6 @@ def test_storage_that_refuses_is_not_taken_for_a_torn_checkpoint() -> None:
         latest(store, "f", quiet)
 
 
-def test_another_host_reads_exactly_the_chosen_one(store: Store) -> None:
-    for step in (10, 20):
-        commit(store, step)
-    assert_same(find(store, Folder(10, "5f0c1234", 1), host=3).snapshot, snapshot(10))
-
-
-def test_a_host_that_cannot_see_the_choice_says_what_that_means(store: Store) -> None:
-    with pytest.raises(StorageError) as raised:
-        find(store, Folder(10, "5f0c1234", 1), host=3)
-    assert str(raised.value) == (
-        f"{store.uri}: host 3 cannot see checkpoint step-00000010-5f0c1234-1, which host 0 chose: checkpoint.uri must "
-        "be storage that all hosts share"
-    )
-
-
-def test_every_host_checks_the_chosen_one_itself() -> None:
-    store = MemoryStore()
-    commit(store, 10)
-    store.objects["step-00000010-5f0c1234-1/state.json"] += b" "
-    with pytest.raises(
-        StorageError, match=r"host 3 cannot read checkpoint step-00000010-5f0c1234-1: its state\.json has"
-    ):
-        find(store, Folder(10, "5f0c1234", 1), host=3)
-
-
-folders = st.builds(
-    Folder,
-    st.integers(0, 10**12 - 1),
-    st.from_regex("[0-9A-Za-z]{1,8}", fullmatch=True),
-    st.integers(0, 10**6 - 1),
-)
-
-
-@given(folder=folders | st.none())
-def test_a_choice_travels_as_small_integers(folder: Folder | None) -> None:
-    row = as_row(folder)
-    assert len(row) == ROW
-    assert all(number == int(number) and 0 <= number < 2**24 for number in row)
-    assert from_row(row) == folder
-
-
 marks = st.dictionaries(st.text(), st.builds(Mark, st.integers(0), st.integers(0, 2**32 - 1)))
 
 
@@ -128,7 +86,7 @@ def test_anything_else_is_not_a_commit(data: bytes) -> None:
 
 
 def test_a_commit_of_another_format_is_recognised() -> None:
-    with pytest.raises(OtherFormatError, match="COMMIT is of format 7, this trainer reads format 1"):
+    with pytest.raises(OtherFormatError, match="COMMIT is of format 7, this trainer reads formats up to 2"):
         Commit.parse(b'{"format": 7}')
 
 

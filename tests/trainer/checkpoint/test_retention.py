@@ -56,7 +56,7 @@ def test_a_job_whose_uid_has_the_same_beginning_keeps_its_checkpoints(store: Sto
 
 
 def test_a_commit_of_a_later_format_is_not_taken_for_debris(store: Store) -> None:
-    store.put(f"step-00000010-5f0c1234-1/{COMMIT}", b'{"format": 2}')
+    store.put(f"step-00000010-5f0c1234-1/{COMMIT}", b'{"format": 7}')
     prepare(Target(store, author(attempt=2), 1))
     assert folders(store) == {"step-00000010-5f0c1234-1"}
 

@@ -94,7 +94,7 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer, **hooks: Any) -> Sn
 
 def through_files(snapshot: Snapshot) -> Snapshot:
     files = dict(files_of(snapshot))
-    return snapshot_of(lambda name: files.get(name, b""))
+    return snapshot_of(files, files.__getitem__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -131,7 +131,7 @@ def half_a_commit(store: MemoryStore, name: str) -> None:
 
 
 def other_format(store: MemoryStore, name: str) -> None:
-    store.objects[f"{name}/{COMMIT}"] = store.objects[f"{name}/{COMMIT}"].replace(b'"format": 1', b'"format": 2')
+    store.objects[f"{name}/{COMMIT}"] = store.objects[f"{name}/{COMMIT}"].replace(b'"format": 1', b'"format": 7')
 
 
 def renamed(store: MemoryStore, name: str) -> None:
@@ -159,7 +159,7 @@ def changed_model(store: MemoryStore, name: str) -> None:
     [
         (without_commit, "it has no COMMIT: writing it was cut short, or has not finished"),
         (half_a_commit, "its COMMIT is cut off, or not a COMMIT"),
-        (other_format, "its COMMIT is of format 2, this trainer reads format 1"),
+        (other_format, "its COMMIT is of format 7, this trainer reads formats up to 2"),
         (renamed, "its COMMIT is of step 20"),
         (short_model, "its model.safetensors has 5 bytes, its COMMIT says "),
         (no_model, "its model.safetensors is missing"),

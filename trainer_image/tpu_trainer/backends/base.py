@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+GROUP_BYTES = 256 << 20
+"""How much is sent at once of what may be as large as the model: it takes as much memory a few times over."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,11 @@ class Backend(Protocol):
     def seed(self, seed: int) -> None:
         """Seeds the device's own random generator, where it has one."""
 
-    def place(self, model: nn.Module) -> None:
-        """Moves the model to the device, in place, with rank 0's parameters and buffers in every process."""
+    def place(self, model: nn.Module, source: int = 0) -> None:
+        """Moves the model to the device, in place, with rank `source`'s parameters and buffers in every process."""
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrites tensors on the device with rank 0's values."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Overwrites tensors, on the device or in host memory, with rank `source`'s values."""
 
     def to_device(self, batch: Any) -> Any:
         """The batch with every tensor in it moved to the device."""
@@ -179,20 +183,38 @@ def move_model(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, getattr(first, first_name))
 
 
-def fill_from_rank_zero(
-    tensors: Sequence[Tensor], rank: Tensor, total: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+def fill_from(
+    source: int, tensors: Sequence[Tensor], rank: Tensor, total: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 ) -> None:
-    """A broadcast made of sums over all processes, `total`: all but rank 0 add zeros.
+    """A broadcast made of sums over all processes, `total`: all but rank `source` add zeros.
 
     `rank` is data on the device: a number would be compiled in, and the processes would run different programs. Zeros
-    are chosen, not multiplied in, since -inf times 0 is NaN. Booleans travel as integers, complex numbers as pairs of
-    real ones.
+    are chosen, not multiplied in, since -inf times 0 is NaN; they are negative, since -0.0 plus 0.0 would be 0.0.
+    Booleans travel as integers, complex numbers as pairs of real ones.
     """
+
+    def own(flat: Tensor) -> Tensor:
+        return torch.where(rank == source, flat, torch.full_like(flat, -0.0 if flat.is_floating_point() else 0))
+
     with torch.no_grad():
         carried = [tensor.to(torch.int32) if tensor.dtype == torch.bool else as_real(tensor) for tensor in tensors]
-        firsts = total([torch.where(rank == 0, own, torch.zeros_like(own)) for own in carried])
-        for tensor, first in zip(tensors, firsts, strict=True):
-            tensor.copy_(as_complex(first, tensor).to(tensor.dtype))
+        theirs = total([own(tensor) for tensor in carried])
+        for tensor, value in zip(tensors, theirs, strict=True):
+            tensor.copy_(as_complex(value, tensor).to(tensor.dtype))
+
+
+def in_groups(tensors: Iterable[Tensor], limit: int = GROUP_BYTES) -> Iterator[list[Tensor]]:
+    """The tensors in order, in groups of at most `limit` bytes, or of one tensor that is larger."""
+    group: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if group and size + tensor.nbytes > limit:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += tensor.nbytes
+    if group:
+        yield group
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -35,14 +35,14 @@ class Group:
         *sums, total = summed([*gradients, signals], self._all_reduce)
         return sums, total
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrites the tensors with rank 0's."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Overwrites the tensors with rank `source`'s."""
         if self.size > 1:
             with torch.no_grad():
                 for tensor in tensors:
                     # A collective needs contiguous values; a parameter may be a transposed view.
                     row = as_real(tensor.detach()).contiguous()
-                    self._together(dist.broadcast, row, src=0)
+                    self._together(dist.broadcast, row, src=source)
                     tensor.copy_(as_complex(row, tensor))
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:

@@ -42,12 +42,17 @@ class TorchDistributed:
         """Seeds the host and every device, which eager operations draw from."""
         torch.manual_seed(seed)
 
-    def place(self, model: nn.Module) -> None:
+    def place(self, model: nn.Module, source: int = 0) -> None:
         move_model(model, self.device)
-        self.broadcast([*model.parameters(), *model.buffers()])
+        self.broadcast([*model.parameters(), *model.buffers()], source)
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        self._group.broadcast(tensors)
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        with torch.no_grad():
+            for tensor in tensors:
+                there = tensor.to(self.device)
+                self._group.broadcast([there], source)
+                if there is not tensor:
+                    tensor.copy_(there)
 
     def to_device(self, batch: Any) -> Any:
         return map_tensors(lambda tensor: tensor.to(self.device), batch)

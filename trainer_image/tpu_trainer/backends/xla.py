@@ -20,7 +20,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import fill_from_rank_zero, move_model
+from tpu_trainer.backends.base import fill_from, in_groups, move_model
 from tpu_trainer.backends.group import Group
 from tpu_trainer.backends.xla_device import XlaDevice
 from tpu_trainer.errors import BadSpecError, UserCodeError
@@ -46,19 +46,20 @@ class _XlaHosts(XlaDevice):
         self.world = group.size
         self.store = group.store
 
-    def place(self, model: nn.Module) -> None:
+    def place(self, model: nn.Module, source: int = 0) -> None:
         # While the model is still in host memory, where gloo works.
-        self._group.broadcast([*model.parameters(), *model.buffers()])
+        self._group.broadcast([*model.parameters(), *model.buffers()], source)
         move_model(model, self.device)
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         if self.world == 1:
             return
-        hosts = self.to_host(tensors)
-        self._group.broadcast(hosts)
-        with torch.no_grad():
-            for tensor, host in zip(tensors, hosts, strict=True):
-                tensor.copy_(host)
+        for group in in_groups(tensors):
+            hosts = self.to_host(group)
+            self._group.broadcast(hosts, source)
+            with torch.no_grad():
+                for tensor, host in zip(group, hosts, strict=True):
+                    tensor.copy_(host)
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return self._group.gather(row)
@@ -168,14 +169,20 @@ class XlaChip(XlaDevice):
         _check_replicas(expected_replicas, self.world)
         self._rank_on_device = self.send(torch.tensor(self.rank))
 
-    def place(self, model: nn.Module) -> None:
+    def place(self, model: nn.Module, source: int = 0) -> None:
         move_model(model, self.device)
-        self.broadcast([*model.parameters(), *model.buffers()])
+        self.broadcast([*model.parameters(), *model.buffers()], source)
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         # Not xm.broadcast_master_param: it multiplies by 0 or 1, which turns a buffer's -inf into NaN.
-        fill_from_rank_zero(tensors, self._rank_on_device, self._sum)
-        torch_xla.sync()
+        for group in in_groups(tensors):
+            there = [tensor if tensor.device.type == "xla" else self.send(tensor) for tensor in group]
+            fill_from(source, there, self._rank_on_device, self._sum)
+            torch_xla.sync()
+            hosts = [(tensor, sent) for tensor, sent in zip(group, there, strict=True) if sent is not tensor]
+            with torch.no_grad():
+                for (tensor, _), value in zip(hosts, self.to_host([sent for _, sent in hosts]), strict=True):
+                    tensor.copy_(value)
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         # Backwards, because the backward pass makes the last layer's gradients first; the signals need all of them.

@@ -20,9 +20,6 @@ from tpu_trainer.spec import BestSpec
 
 Say = Callable[[str], None]
 
-ROW = 40
-"""Numbers in a row that holds a name, in `as_row`."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -34,14 +31,18 @@ class Entry:
 
 Candidate = tuple[Commit, Entry]
 
+_TOMBSTONE = b"being deleted"
+"""In the place of a COMMIT, so that nobody can commit any more."""
+
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was read whole."""
+    """A checkpoint that was read whole. `reader`: the rank that read it, and has its tensors."""
 
     folder: Folder
     commit: Commit
     snapshot: Snapshot
+    reader: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,25 +108,6 @@ def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say)
     return None
 
 
-def find(store: Store, folder: Folder, host: int) -> Found:
-    """The checkpoint that host 0 has chosen, checked again by this host.
-
-    Raises:
-        StorageError: it is missing or not whole, or the storage refuses.
-    """
-    for entry in entries(store):
-        if entry.folder == folder:
-            try:
-                commit = committed(store, entry)
-                return Found(folder, commit, _read(store, folder, commit))
-            except SkippedError as why:
-                raise StorageError(f"{store.uri}: host {host} cannot read checkpoint {folder}: {why}") from why
-    raise StorageError(
-        f"{store.uri}: host {host} cannot see checkpoint {folder}, which host 0 chose: checkpoint.uri must be storage "
-        "that all hosts share"
-    )
-
-
 def committed(store: Store, entry: Entry) -> Commit:
     """The entry's COMMIT, if all the files that it names have the sizes it states.
 
@@ -151,17 +133,6 @@ def committed(store: Store, entry: Entry) -> Commit:
     return commit
 
 
-def as_row(folder: Folder | None) -> list[float]:
-    """A name as `ROW` small numbers, for a collective that carries nothing else; zeros for None."""
-    name = "" if folder is None else str(folder)
-    return [float(byte) for byte in name.encode().ljust(ROW, b"\0")]
-
-
-def from_row(row: Iterable[float]) -> Folder | None:
-    """The inverse of `as_row`."""
-    return Folder.parse(bytes(int(number) for number in row).rstrip(b"\0").decode())
-
-
 def prepare(target: Target) -> None:
     """Finds out at the start, not hours later, whether checkpoints can be written; deletes what dead writers left.
 
@@ -170,42 +141,81 @@ def prepare(target: Target) -> None:
     Raises:
         StorageError: the storage refuses to list, write or delete.
     """
-    probe = f"step-probe-{target.author.job}-{target.author.attempt}"
-    target.store.put(probe, b"")
-    target.store.delete(probe)
+    try_writing(target)
     _, debris = _own(target)
     for entry in debris:
-        _delete(target.store, entry)
+        _delete_debris(target.store, entry)
 
 
-def write(target: Target, snapshot: Snapshot, evaluation: Evaluation | None = None) -> int:
-    """Returns the bytes written once the checkpoint is committed. `evaluation`: of its step.
+def try_writing(target: Target, who: str = "") -> None:
+    """Raises StorageError: the storage refuses to write or delete. `who`: tells the writers of an attempt apart."""
+    probe = f"step-probe-{target.author.job}-{target.author.attempt}{who}"
+    target.store.put(probe, b"")
+    target.store.delete(probe)
+
+
+class Others:
+    """The other hosts that write a part of the same checkpoint: by default there are none."""
+
+    def begin(self) -> None:
+        """They may write."""
+
+    def marks(self) -> Mapping[str, Mark]:
+        """Of their files, once they have written them. Raises StorageError if one cannot."""
+        return {}
+
+    def close(self) -> None:
+        """They need not wait for `begin` any more."""
+
+
+def write(
+    target: Target, snapshot: Snapshot, evaluation: Evaluation | None = None, others: Others | None = None
+) -> int:
+    """Returns the bytes of the whole checkpoint once it is committed. `evaluation`: of its step.
 
     Raises:
         StorageError: it is not committed, and the files written so far count for nothing.
     """
     store, author = target.store, target.author
     folder = Folder(snapshot.step, author.job, author.attempt)
-    # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
-    # first COMMIT would vouch for a mixture.
-    store.delete(f"{folder}/{COMMIT}")
+    others = others or Others()
     marks: dict[str, Mark] = {}
     try:
-        for file, data in files_of(snapshot):
-            store.put(f"{folder}/{file}", data)
-            marks[file] = Mark.of(data)
+        # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
+        # first COMMIT would vouch for a mixture.
+        store.delete(f"{folder}/{COMMIT}")
+        others.begin()
+        put_files(store, folder, files_of(snapshot), marks)
+        marks |= others.marks()
     except StorageError:
         # On a full disk they would block the next attempt.
         with contextlib.suppress(StorageError):
-            for file in marks:
-                store.delete(f"{folder}/{file}")
+            delete_files(store, folder, [name.partition("/")[2] for name in store.list(f"{folder}/")])
         raise
+    finally:
+        others.close()
     clean = bool(snapshot.document.get("clean", True))
     commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation).to_json()
     # A request that was sent again after a lost answer finds its own COMMIT there.
     if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
     return sum(mark.size for mark in marks.values()) + len(commit)
+
+
+def put_files(store: Store, folder: Folder, files: Iterable[tuple[str, bytes]], marks: dict[str, Mark]) -> None:
+    """Writes the files; `marks` is filled as they are written.
+
+    Raises:
+        StorageError: a file could not be written.
+    """
+    for file, data in files:
+        store.put(f"{folder}/{file}", data)
+        marks[file] = Mark.of(data)
+
+
+def delete_files(store: Store, folder: Folder, files: Iterable[str]) -> None:
+    for file in files:
+        store.delete(f"{folder}/{file}")
 
 
 def make_room(target: Target, step: int, best: Folder | None = None) -> None:
@@ -218,8 +228,10 @@ def make_room(target: Target, step: int, best: Folder | None = None) -> None:
     author = target.author
     whole, debris = _own(target)
     written = Folder(step, author.job, author.attempt)
-    for entry in [*surplus(whole, author, target.keep, written, best), *debris]:
+    for entry in surplus(whole, author, target.keep, written, best):
         _delete(target.store, entry)
+    for entry in debris:
+        _delete_debris(target.store, entry)
 
 
 def surplus(
@@ -260,24 +272,30 @@ def _delete(store: Store, entry: Entry) -> None:
         store.delete(f"{entry.folder}/{file}")
 
 
+def _delete_debris(store: Store, entry: Entry) -> None:
+    """Deletes what has no valid COMMIT, unless its writer, cut off but alive, has committed it since the listing."""
+    if COMMIT in entry.sizes:
+        _delete(store, entry)
+    elif store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
+        delete_files(store, entry.folder, [*entry.sizes, COMMIT])
+
+
 def _progress(candidate: Candidate) -> tuple[int, int, str]:
     commit, entry = candidate
     return commit.examples, entry.folder.attempt, str(entry.folder)
 
 
 def _read(store: Store, folder: Folder, commit: Commit) -> Snapshot:
-    return snapshot_of(lambda file: checked(store, folder, commit, file))
+    return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
 
 
 def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
-    """The content of one file of a checkpoint, b"" if it has no such file.
+    """The content of one of the checkpoint's files.
 
     Raises:
         SkippedError: it is not what COMMIT says.
         StorageError: the storage refuses.
     """
-    if file not in commit.files:
-        return b""
     data = _present(store, folder, file)
     if Mark.of(data) != commit.files[file]:
         raise SkippedError(f"its {file} is not what was written: the checksum differs")

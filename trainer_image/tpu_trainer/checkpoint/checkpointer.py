@@ -1,8 +1,8 @@
 """Decides after every step whether a checkpoint is due, and has it written beside the training.
 
-Only one replica writes, since data-parallel replicas all hold the same state. The others know after which steps a
-checkpoint is due, because all of them compare their parameters first. Whether minutes have passed is the writer's
-clock's decision; it asks the others through the signals.
+One replica leads: data-parallel replicas all hold the same state, so it could write everything, and it commits. One on
+each other host may write a part. All know after which steps a checkpoint is due, because all compare their parameters
+first. Whether minutes have passed is the leader's clock's decision; it asks the others through the signals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 from tpu_trainer.checkpoint.best import Best, best_in, note_evaluation
-from tpu_trainer.checkpoint.catalogue import Target, make_room, write
+from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.data import Position
@@ -96,23 +96,58 @@ class Checkpoints:
         return True
 
 
+class Partner(Checkpoints):
+    """For a process that does not lead, where hosts write together: takes part in the checkpoint of each step once.
+
+    take: returns what writes this process's part of a step's checkpoint, None if it has none; the training's thread
+    calls it. resumed: the step of the checkpoint that the run continues from.
+    """
+
+    def __init__(self, due: Due, take: Callable[[int], Callable[[], None] | None], resumed: int | None = None) -> None:
+        super().__init__(due)
+        self._take, self._newest = take, resumed
+        self._writing: Thread | None = None
+
+    def save(self, step: int, position: Position, health: Health) -> None:
+        self.finish()
+        self._newest = step
+        if (part := self._take(step)) is not None:
+            self._writing = Thread(target=part, name="checkpoint", daemon=True)
+            self._writing.start()
+
+    def save_now(self, step: int, position: Position, health: Health) -> int | None:
+        # The leader repeats alone what has failed.
+        if self._newest != step:
+            self.save(step, position, health)
+        self.finish()
+        return None
+
+    def finish(self) -> bool:
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        return True
+
+
 class Checkpointer(Checkpoints):
-    """take: makes the snapshot of a step. say: takes each message for people. found_best: takes each new best
-    checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run continues
-    from."""
+    """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
+    new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
+    continues from. others: the hosts that write parts of a snapshot."""
 
     def __init__(
         self,
         target: Target,
         due: Due,
-        take: Callable[[int, Position, Health], Snapshot],
+        take: Callable[[int, Position, Health, bool], Snapshot],
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
         found_best: Callable[[Best], None] = lambda best: None,
+        others: Callable[[Snapshot], Others] = lambda _: Others(),
     ) -> None:
         super().__init__(due)
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
+        self._others = others
         self._writing: Thread | None = None
         self._results: list[Result] = []
         self.last_step = self._newest = resumed
@@ -145,10 +180,12 @@ class Checkpointer(Checkpoints):
                 self._say(f"the evaluation of step {step} was not noted with its checkpoint: {error}")
 
     def save_now(self, step: int, position: Position, health: Health) -> int | None:
-        # This step may have been due by itself; if that write failed, this is a second attempt.
+        # This step may have been due by itself; if that write failed, this is a second attempt, in which no other host
+        # takes part.
+        again = self._newest == step
         self.finish()
         if self.last_step != step:
-            self.save(step, position, health)
+            self._save(step, position, health, alone=again)
             self.finish()
         return step if self.last_step == step else None
 
@@ -157,6 +194,9 @@ class Checkpointer(Checkpoints):
         return self.last_step == self._newest
 
     def save(self, step: int, position: Position, health: Health) -> None:
+        self._save(step, position, health, alone=False)
+
+    def _save(self, step: int, position: Position, health: Health, *, alone: bool) -> None:
         # First the previous one: two snapshots at once would take more host memory than anybody planned for.
         begun = self._now()
         previous = self._wait()
@@ -166,14 +206,15 @@ class Checkpointer(Checkpoints):
                 f"step {step}: training stood still for {waited:.1f} s until the checkpoint of step {previous.step} "
                 "was written: checkpoints are due faster than this storage takes them"
             )
-        snapshot = self._take(step, position, health)
+        snapshot = self._take(step, position, health, alone)
+        others = self._others(snapshot)
         self._taken = self._newest = step
         self._since = self._now()
         self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
         evaluation = self._evaluation[1] if self._evaluation is not None and self._evaluation[0] == step else None
         # A daemon: storage that never answers must not keep the process from ending once it has been told to.
         self._writing = Thread(
-            target=lambda: self._results.append(_write(self._target, snapshot, evaluation)),
+            target=lambda: self._results.append(_write(self._target, snapshot, evaluation, others)),
             name="checkpoint",
             daemon=True,
         )
@@ -203,11 +244,11 @@ class Checkpointer(Checkpoints):
             self._found_best(best)
 
 
-def _write(target: Target, snapshot: Snapshot, evaluation: Evaluation | None) -> Result:
+def _write(target: Target, snapshot: Snapshot, evaluation: Evaluation | None, others: Others) -> Result:
     """Runs in a thread of its own, and never raises."""
     size, best = 0, None
     try:
-        size = write(target, snapshot, evaluation)
+        size = write(target, snapshot, evaluation, others)
         best = best_in(target)
         make_room(target, snapshot.step, None if best is None else best.folder)
     except Exception as error:

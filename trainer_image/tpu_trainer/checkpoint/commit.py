@@ -10,8 +10,11 @@ from typing import Any
 
 import google_crc32c
 
+from tpu_trainer.checkpoint.parts import WHOLE, file_of
+
 COMMIT = "COMMIT"
-FORMAT = 1
+WHOLE_FILES, PARTS = 1, 2
+"""Formats. The second has files in parts, which a trainer that knows the first only would miss."""
 
 Evaluation = Mapping[str, float | None]
 """The metrics of an evaluation; None is one that was not finite, which JSON cannot hold."""
@@ -101,7 +104,8 @@ class Commit:
 
     def to_json(self) -> bytes:
         files = {name: asdict(mark) for name, mark in self.files.items()}
-        document: dict[str, Any] = {"format": FORMAT, "step": self.step, "examples": self.examples, "files": files}
+        version = WHOLE_FILES if all(name == _whole(name) for name in files) else PARTS
+        document: dict[str, Any] = {"format": version, "step": self.step, "examples": self.examples, "files": files}
         document |= {"author": asdict(self.author), "clean": self.clean}
         if self.evaluation is not None:
             document["evaluation"] = dict(self.evaluation)
@@ -113,7 +117,7 @@ class Commit:
         try:
             document = json.loads(data)
             version = document["format"]
-            if version == FORMAT:
+            if version in (WHOLE_FILES, PARTS):
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
                 author, clean = Author(**document["author"]), bool(document.get("clean", True))
@@ -122,4 +126,9 @@ class Commit:
                 return cls(int(document["step"]), int(document["examples"]), author, files, clean, numbers)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError("COMMIT is cut off, or not a COMMIT") from error
-        raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads format {FORMAT}")
+        raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads formats up to {PARTS}")
+
+
+def _whole(name: str) -> str:
+    file = file_of(name)
+    return name if file is None else WHOLE.name(file)

@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tpu_trainer.checkpoint.catalogue import SkippedError, candidates, checked
+from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.origin import Elsewhere
+from tpu_trainer.checkpoint.parts import file_of
 from tpu_trainer.checkpoint.store import MissingError, Store, open_store
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.spec import InitSpec
@@ -117,11 +119,10 @@ def _of_checkpoint(uri: str) -> Weights:
         if there.folder not in (None, entry.folder) or not (commit.clean or there.folder):
             continue
         try:
-            files = [checked(there.store, entry.folder, commit, f"{part}{_FILE}") for part in ("model", "ema")]
+            model, average = (_tensors(there.store, entry.folder, commit, file) for file in ("model", "ema"))
         except SkippedError as reason:
             lines.append(f"checkpoint {entry.folder} is passed over: {reason}")
             continue
-        model, average = (_parsed(data, f"{uri}, {entry.folder}") if data else {} for data in files)
         averaged = ", averaged" if average else ""
         return Weights(f"checkpoint {entry.folder} of job {commit.author}{averaged}", {**model, **average})
     why = f" ({'; '.join(lines)})" if lines else ""
@@ -129,6 +130,15 @@ def _of_checkpoint(uri: str) -> Weights:
         f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., one "
         f"of these, or a file that ends with {_FILE}"
     )
+
+
+def _tensors(store: Store, folder: Folder, commit: Commit, file: str) -> dict[str, Tensor]:
+    """Of all parts of the file; empty if the checkpoint has no such file."""
+    tensors: dict[str, Tensor] = {}
+    for name in commit.files:
+        if file_of(name) == file:
+            tensors |= _parsed(checked(store, folder, commit, name), f"{store.uri}, {folder}")
+    return tensors
 
 
 def _parsed(data: bytes, where: str) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from tpu_trainer.checkpoint.parts import WHOLE, Item, Part, file_of
 from tpu_trainer.errors import UserCodeError, user_code
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ FILES = ("model", "optimizer", "hooks", "ema")
 """What a checkpoint's tensors belong to; "ema" holds the averaged weights of a run that averages them."""
 
 STATE = "state.json"
-_TENSORS = ".safetensors"
 _REFERENCE = "$tensor"
 
 
@@ -43,7 +43,8 @@ class Snapshot:
     """step: steps of the present recipe that are done. examples: seen by the job so far, over all its slices.
 
     document: what the run keeps beside its tensors, as JSON. trees: the optimizer's and the hooks' state without their
-    tensors. tensors: copies on the host, by the file they belong to, one of FILES.
+    tensors. tensors: copies on the host, by the file they belong to, one of FILES. part: what the tensors are of all
+    that are stored; other hosts have the others.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Snapshot:
     document: Mapping[str, Any]
     trees: Mapping[str, Any]
     tensors: Mapping[str, Tensors]
+    part: Part = WHOLE
 
 
 def take_snapshot(
@@ -61,9 +63,11 @@ def take_snapshot(
     examples: int,
     document: Mapping[str, Any],
     average: Tensors | None = None,
+    elsewhere: Collection[Item] = (),
+    part: Part = WHOLE,
 ) -> Snapshot:
-    """Copies everything, so that training can go on at once. Of the optimizer, its state but not its parameter groups:
-    rates are the recipe's, which may be a new one.
+    """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Of the optimizer,
+    its state but not its parameter groups: rates are the recipe's, which may be a new one.
 
     Waits for the device, so it belongs at the end of a step: pending work would be computed for this copy alone.
 
@@ -78,18 +82,35 @@ def take_snapshot(
         "hooks": of_hooks,
         "ema": average or {},
     }
+    here = {
+        file: {name: tensor for name, tensor in tensors.items() if (file, name) not in elsewhere}
+        for file, tensors in live.items()
+    }
+    trees = {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks}
+    return Snapshot(step, examples, document, trees, copied(here), part)
+
+
+def replicated(model: nn.Module, optimizer: Optimizer, average: Tensors | None = None) -> dict[Item, Tensor]:
+    """The tensors that are the same in every replica, where they are: any host can store them. Not buffers: each
+    replica's own batches change them."""
+    _, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
+    weights = {name: value for name, value in _unique_tensors(model).items() if isinstance(value, nn.Parameter)}
+    files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": average or {}}
+    return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
+
+
+def copied(live: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Copies on the host.
+
+    Raises:
+        UserCodeError: a checkpoint cannot keep one of them.
+    """
     for file, tensors in live.items():
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
     # All at once: every transfer from a device costs a round trip.
     copies = iter(_to_host([tensor for tensors in live.values() for tensor in tensors.values()]))
-    return Snapshot(
-        step,
-        examples,
-        document,
-        {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks},
-        {file: {name: next(copies) for name in tensors} for file, tensors in live.items()},
-    )
+    return {file: {name: next(copies) for name in tensors} for file, tensors in live.items()}
 
 
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
@@ -101,7 +122,7 @@ def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
 
 
 def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
-    """Gives the model, still on the host, the snapshot's values.
+    """Gives the model, still on the host, the snapshot's values, if the snapshot has them.
 
     Raises:
         UserCodeError: the snapshot is of another model; the text names the first difference.
@@ -114,6 +135,8 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
                 f"the checkpoint of step {snapshot.step} does not fit the task's model: {name} is {there} in the "
                 f"checkpoint and {now} in the model"
             )
+    if any(tensor.is_meta for tensor in kept.values()):
+        return
     with user_code("loading the checkpoint into the model"):
         first_names = {id(tensor): name for name, tensor in here.items()}
         state = model.state_dict(keep_vars=True)
@@ -123,7 +146,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
 def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     """Gives the optimizer the snapshot's state, each tensor on its parameter's device and in the type it had.
 
-    Step counts stay on the host, as torch has them.
+    Step counts stay on the host, as torch has them. Of tensors without values (on the meta device) it gets the places.
 
     Raises:
         UserCodeError: it is another optimizer, or for other parameters.
@@ -135,7 +158,11 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
                 f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} {_shortened(kept[what])} "
                 f"in the checkpoint, {_shortened(now)} in this run"
             )
-    together = put_together(kept["state"], {name: t.clone() for name, t in snapshot.tensors["optimizer"].items()})
+    copies = {
+        name: room_for(tensor) if tensor.is_meta else tensor.clone()
+        for name, tensor in snapshot.tensors["optimizer"].items()
+    }
+    together = put_together(kept["state"], copies)
     state = {int(key) if key.isdigit() else key: value for key, value in together.items()}
     groups = optimizer.param_groups
     with user_code("loading the checkpoint into the optimizer"):
@@ -143,6 +170,11 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     # torch has replaced them with copies, and the code that sets the rates may hold the originals.
     optimizer.param_groups = groups
     _undo_casts(optimizer, state)
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """Host memory for a tensor that has no values yet; any other as it is."""
+    return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
 
 def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
@@ -153,9 +185,7 @@ def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
 
 def files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file, one at a time, so that only one of them is in memory beside the snapshot."""
-    for file, tensors in snapshot.tensors.items():
-        if tensors:
-            yield f"{file}{_TENSORS}", safetensors.torch.save(dict(tensors))
+    yield from tensor_files(snapshot.tensors, snapshot.part)
     state = {
         "step": snapshot.step,
         "examples": snapshot.examples,
@@ -163,6 +193,13 @@ def files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
         "trees": snapshot.trees,
     }
     yield STATE, json.dumps(state, indent=1).encode()
+
+
+def tensor_files(tensors: Mapping[str, Tensors], part: Part) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file of tensors; files without tensors are not written."""
+    for file, named in tensors.items():
+        if named:
+            yield part.name(file), safetensors.torch.save(dict(named))
 
 
 def weights_of(model: nn.Module, average: Tensors | None = None) -> Iterator[tuple[str, bytes]]:
@@ -174,26 +211,23 @@ def weights_of(model: nn.Module, average: Tensors | None = None) -> Iterator[tup
     for file, tensors in (("model", _unique_tensors(model)), ("ema", average or {})):
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
-        if tensors:
-            here = _to_host(list(tensors.values()))
-            yield f"{file}{_TENSORS}", safetensors.torch.save(dict(zip(tensors, here, strict=True)))
+        here = dict(zip(tensors, _to_host(list(tensors.values())), strict=True))
+        yield from tensor_files({file: here}, WHOLE)
 
 
-def snapshot_of(read: Callable[[str], bytes]) -> Snapshot:
-    """The inverse of `files_of`. `read` returns a file by name, b"" if there is none: files without tensors are not
-    written."""
-
-    def tensors(file: str) -> Tensors:
-        data = read(f"{file}{_TENSORS}")
-        return safetensors.torch.load(data) if data else {}
-
+def snapshot_of(names: Collection[str], read: Callable[[str], bytes]) -> Snapshot:
+    """The inverse of `files_of`, over all parts. `names`: of all files; `read` returns one by its name."""
+    tensors: dict[str, dict[str, Tensor]] = {file: {} for file in FILES}
+    for name in sorted(names):
+        if (file := file_of(name)) in tensors:
+            tensors[file].update(safetensors.torch.load(read(name)))
     state = json.loads(read(STATE))
     return Snapshot(
         state["step"],
         state["examples"],
         state["document"],
         state["trees"],
-        {file: tensors(file) for file in FILES},
+        tensors,
     )
 
 
@@ -304,12 +338,12 @@ def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
         fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(lazy))
 
-    def copied(tensor: Tensor) -> Tensor:
+    def copy(tensor: Tensor) -> Tensor:
         if tensor.device.type == "xla":
             return next(fetched)  # type: ignore[no-any-return]
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
-    return [copied(tensor) for tensor in tensors]
+    return [copy(tensor) for tensor in tensors]
 
 
 def _below(path: str, key: str | int) -> str:

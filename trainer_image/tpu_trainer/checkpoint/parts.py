@@ -1,0 +1,74 @@
+"""Which host writes what of a checkpoint: all hosts hold the same weights, so each can write a part of them.
+
+Host 0 also writes what may differ from replica to replica (buffers, the state of hooks) and what is small.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Item = tuple[str, str]
+"""A tensor: the file that it belongs to, and its name there."""
+
+PART_BYTES = 64 << 20
+"""A checkpoint has no more parts than it has multiples of this: many small objects would cost more than they save."""
+
+_NAME = re.compile(r"(\w+?)(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `number`, from 0, of `count`; host 0 writes the first."""
+
+    number: int = 0
+    count: int = 1
+
+    def name(self, file: str) -> str:
+        """The object's name for this part of `file` ("model"); parts are named as Hugging Face's libraries do it."""
+        if self.count == 1:
+            return f"{file}.safetensors"
+        return f"{file}-{self.number + 1:05}-of-{self.count:05}.safetensors"
+
+
+WHOLE = Part()
+
+
+def file_of(name: str) -> str | None:
+    """The inverse of `Part.name`; None if it is not a name of tensors."""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else None
+
+
+def divided(sizes: Mapping[Item, int], hosts: int) -> list[set[Item]]:
+    """What each of the first hosts writes: parts of nearly equal size. `sizes`: in bytes.
+
+    The largest tensor goes first, each to the part that is smallest by then. This is at most a third larger than the
+    best division (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    """
+    count = max(1, min(hosts, sum(sizes.values()) // PART_BYTES))
+    parts: list[set[Item]] = [set() for _ in range(count)]
+    loads = [0] * count
+    for item in sorted(sizes, key=lambda item: (-sizes[item], item)):
+        smallest = loads.index(min(loads))
+        parts[smallest].add(item)
+        loads[smallest] += sizes[item]
+    return parts
+
+
+def digest(tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> list[float]:
+    """Equal where hosts mean the same tensors by the same names: two numbers that float32 holds exactly.
+
+    `parameters`: by name, in the order of the optimizer's groups. Its state is stored by number in that order, which
+    differs between processes if the task takes it from a set.
+    """
+    described = [[*item, str(tensor.dtype), list(tensor.shape)] for item, tensor in sorted(tensors.items())]
+    whole = zlib.crc32(json.dumps([described, parameters]).encode())
+    return [float(whole >> 16), float(whole & 0xFFFF)]

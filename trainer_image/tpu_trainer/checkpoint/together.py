@@ -1,0 +1,186 @@
+"""The hosts of a gang write a checkpoint together: each a part, and host 0 the COMMIT, once it has everybody's marks.
+
+They talk through the gang's key-value store, from the threads that write, so no training step waits for it. Host 0
+first removes a COMMIT that vouches for an earlier write, and then lets the others begin. A part that fails or does not
+come leaves a checkpoint without COMMIT, which nobody takes for whole.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from threading import Event
+from typing import TYPE_CHECKING
+
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.backends.rendezvous import COLLECTIVE_SECONDS
+from tpu_trainer.checkpoint.catalogue import Others, Target, delete_files, put_files, try_writing
+from tpu_trainer.checkpoint.commit import Folder, Mark
+from tpu_trainer.checkpoint.parts import Item, Part, digest, divided
+from tpu_trainer.checkpoint.snapshot import Tensors, tensor_files
+from tpu_trainer.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+LAST_SECONDS = 10.0
+"""The longest wait for another host once a peer is lost."""
+
+_POLL_SECONDS = 0.1
+
+
+def find_writers(
+    target: Target, backend: Backend, hosts: int, host: int, leads: bool
+) -> tuple[Writers | None, list[int]]:
+    """How the hosts write together, and the hosts that cannot: they do not see what host 0 writes, or may not write.
+
+    None if there is one host, or one that cannot. A collective. `host`: this one's index, or -1 if another process of
+    the host writes; `leads`: this is the process that reports.
+    """
+    if hosts == 1 or backend.store is None:
+        return None, []
+    number = 0
+    if leads:
+        number = random.SystemRandom().randrange(1, 1 << 24)
+        with suppress(StorageError):
+            target.store.put(_probe(target), str(number).encode())
+    number = int(max(one for (one,) in backend.gather([float(number)])))
+    able = True
+    if host >= 0:
+        try:
+            able = target.store.read(_probe(target)) == str(number).encode()
+            if able and not leads:
+                try_writing(target, f"-{host}")
+        except StorageError:
+            able = False
+    rows = backend.gather([float(host), float(able)])
+    if leads:
+        with suppress(StorageError):
+            target.store.delete(_probe(target))
+    unable = sorted(int(index) for index, can in rows if not can)
+    return (None if unable else Writers(backend, backend.store, hosts, host)), unable
+
+
+class Writers:
+    """The hosts that write together. `host`: this one's index; -1 in a process that writes nothing."""
+
+    def __init__(self, backend: Backend, store: Store, hosts: int, host: int) -> None:
+        self._backend, self._hosts, self.host = backend, hosts, host
+        # A connection of its own: a wait in the training's thread would hold up all others on the same one.
+        self._store: Store = store.clone()  # type: ignore[attr-defined]
+        self._saves = 0
+        self._lost = Event()
+
+    def divide(self, tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> list[set[Item]]:
+        """What each host writes of the next checkpoint; one part if host 0 writes it alone. A collective.
+
+        `parameters`: as for `digest`.
+        """
+        self._saves += 1
+        rows = self._backend.gather(digest(tensors, parameters))
+        if any(row != rows[0] for row in rows):
+            return [set(tensors)]
+        return divided({item: tensor.nbytes for item, tensor in tensors.items()}, self._hosts)
+
+    def channel(self, parts: int) -> Channel:
+        """For the checkpoint that was divided last, into so many parts."""
+        return Channel(self._store, f"save/{self._saves}", parts, self._lost)
+
+    def peer_lost(self) -> None:
+        """From now on nobody waits long for another host: it may have been writing a part."""
+        self._lost.set()
+
+
+class Channel(Others):
+    """What the hosts tell each other about one checkpoint. For the threads that write."""
+
+    def __init__(self, store: Store, place: str, parts: int, lost: Event, limit: float = COLLECTIVE_SECONDS) -> None:
+        self._store, self._place, self._parts, self._lost, self._limit = store, place, parts, lost, limit
+        self._begun = False
+
+    def begin(self) -> None:
+        self._begun = True
+        self._set("go", "yes")
+
+    def close(self) -> None:
+        if not self._begun:
+            with suppress(StorageError):
+                self._set("go", "no")
+
+    def marks(self) -> dict[str, Mark]:
+        """Of all other hosts' files; waits for them.
+
+        Raises:
+            StorageError: a host could not write its part, or is lost.
+        """
+        marks: dict[str, Mark] = {}
+        for host in range(1, self._parts):
+            told = json.loads(self._await(str(host), f"host {host} did not write its part"))
+            if "failure" in told:
+                raise StorageError(f"host {host}: {told['failure']}")
+            marks |= {name: Mark(**mark) for name, mark in told["files"].items()}
+        # Everybody has read them; a long run must not fill the store.
+        for key in ("go", *map(str, range(1, self._parts))):
+            with suppress(RuntimeError):
+                self._store.delete_key(f"{self._place}/{key}")
+        return marks
+
+    def may_begin(self) -> bool:
+        """Waits for host 0; False if it does not write this checkpoint."""
+        return self._await("go", "host 0 did not begin") == b"yes"
+
+    def tell(self, host: int, marks: Mapping[str, Mark], failure: str | None = None) -> None:
+        files = {name: asdict(mark) for name, mark in marks.items()}
+        self._set(str(host), json.dumps({"files": files} if failure is None else {"failure": failure}))
+
+    def _set(self, key: str, value: str) -> None:
+        try:
+            self._store.set(f"{self._place}/{key}", value)
+        except RuntimeError as error:
+            raise _gone(error) from error
+
+    def _await(self, key: str, otherwise: str) -> bytes:
+        begun = time.monotonic()
+        try:
+            while not self._store.check([f"{self._place}/{key}"]):
+                waited = time.monotonic() - begun
+                if waited > self._limit or (self._lost.is_set() and waited > LAST_SECONDS):
+                    raise StorageError(otherwise)
+                time.sleep(_POLL_SECONDS)
+            return self._store.get(f"{self._place}/{key}")
+        except RuntimeError as error:
+            raise _gone(error) from error
+
+
+def write_part(
+    target: Target, folder: Folder, tensors: Mapping[str, Tensors], part: Part, channel: Channel, host: int
+) -> None:
+    """Writes this host's part and tells host 0. Runs in a thread of its own, and never raises."""
+    failure = None
+    marks: dict[str, Mark] = {}
+    try:
+        if not channel.may_begin():
+            return
+        put_files(target.store, folder, tensor_files(tensors, part), marks)
+    except Exception as error:
+        failure = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        # On a full disk they would block the next attempt.
+        with suppress(StorageError):
+            delete_files(target.store, folder, marks)
+    # If host 0 cannot be told, it commits nothing.
+    with suppress(StorageError):
+        channel.tell(host, marks, failure)
+
+
+def _probe(target: Target) -> str:
+    return f"step-probe-{target.author.job}-{target.author.attempt}-seen"
+
+
+def _gone(error: RuntimeError) -> StorageError:
+    reason = str(error).partition("\n")[0]
+    return StorageError(f"the other hosts cannot be reached: {reason}")
