@@ -142,12 +142,21 @@ class Launcher:
         self._directory = directory
         self._hosts: list[Host] = []
 
-    def start(self, spec: dict[str, Any], module: str = "tpu_trainer", *, real: bool = False, **env: str) -> Gang:
+    def start(
+        self,
+        spec: dict[str, Any],
+        module: str = "tpu_trainer",
+        *,
+        real: bool = False,
+        packages: tuple[str, ...] | None = None,
+        **env: str,
+    ) -> Gang:
         """One process per host of `spec`, with the environment the operator would give it, `env` on top.
 
-        `real`: started by the real command, not forked.
+        `real`: started by the real command, not forked. `packages`: imported before the fork, by default the backend's.
+        A spec without an entrypoint is of a loop of the user's own, `module`, whose process has a rank.
         """
-        packages = fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH
+        packages = packages or (fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH)
         directory = self._directory / f"gang-{len(self._hosts)}"
         directory.mkdir()
         (directory / "run.json").write_text(json.dumps(spec))
@@ -164,6 +173,7 @@ class Launcher:
                 "TPUJOB_HOST_INDEX": str(index),
                 "TPUJOB_TERMINATION_LOG": str(log),
                 **({"PJRT_DEVICE": "CPU"} if spec["backend"].startswith("xla") else {}),
+                **({} if "entrypoint" in spec else _rank(index, hosts)),
                 **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
                 **env,
             }
@@ -184,6 +194,10 @@ class Launcher:
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
+
+
+def _rank(index: int, hosts: int) -> dict[str, str]:
+    return {"RANK": str(index), "LOCAL_RANK": "0", "WORLD_SIZE": str(hosts), "LOCAL_WORLD_SIZE": "1"}
 
 
 KINDS = ("torch", "xla", "chips", "xla-spmd")

@@ -33,6 +33,8 @@ class TPUJobCallback(Callback):
             global_batch_size=rows and rows * trainer.world_size * trainer.accumulate_grad_batches,
         ).begin()
         self._step = trainer.global_step
+        if self._step:
+            self._run.checkpoint(self._step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

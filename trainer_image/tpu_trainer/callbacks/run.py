@@ -102,7 +102,10 @@ class Run:
         self._clock.enter(Phase.EVALUATE)
 
     def checkpoint(self, step: int) -> None:
-        self._progress.committed(step)
+        if self._begun:
+            self._progress.committed(step)
+        else:
+            self._progress.resumed(step, "")
 
     def evaluating(self) -> AbstractContextManager[object]:
         return self._clock.during(Phase.EVALUATE)
@@ -196,7 +199,7 @@ class Run:
         return None
 
     def _outcome(self, error: BaseException | None) -> Outcome:
-        step = self._pace.last
+        step = self._progress.step
         if error is not None:
             return outcome_of_own(error, step)
         code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded
