@@ -76,6 +76,7 @@ class Run:
         else:
             self._begin(step - 1)
         self._pace.step_done(step)
+        self._progress.step = step
         self._throughput.arrived(step, self._training_seconds())
         if loss is not None:
             self._losses.add(step, loss)
@@ -199,7 +200,7 @@ class Run:
         return None
 
     def _outcome(self, error: BaseException | None) -> Outcome:
-        step = self._progress.step
+        step = self._progress.step if self._pace.last is None else self._pace.last
         if error is not None:
             return outcome_of_own(error, step)
         code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded
