@@ -45,10 +45,12 @@ ALWAYS = {
     "USER",
 }
 XLA = {"PJRT_DEVICE"}
-TORCHRUN = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NPROC_PER_NODE"}
+PROCESSES = "PET_NPROC_PER_NODE"
+TORCHRUN = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", PROCESSES}
+PROCESS_BATCH = "TPUJOB_PER_PROCESS_BATCH_SIZE"
 ONE_PROCESS = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 # A value that the user gives for one of these wins.
-OVERRIDABLE = {"HOME", "USER", "PET_NPROC_PER_NODE", *ONE_PROCESS}
+OVERRIDABLE = {"HOME", "USER", PROCESSES, *ONE_PROCESS}
 DATA = {"TPUJOB_DATA_URI"}
 CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
 RESUME = {"TPUJOB_CHECKPOINT_RESUME_FROM"}
@@ -73,8 +75,11 @@ TABLE = {
     "torch_xla": ({}, ALWAYS | XLA),
     "torch": (KINDS_OF_JOBS["torch on CPU"], ALWAYS),
     "a loop of the user's own": (OWN_LOOP, ALWAYS | XLA),
-    "its own loop on torch": (OWN_LOOP | KINDS_OF_JOBS["torch on CPU"], ALWAYS | TORCHRUN | ONE_PROCESS),
-    "its own loop on GPUs": (OWN_LOOP | KINDS_OF_JOBS["torch on GPUs"], ALWAYS | TORCHRUN),
+    "its own loop on torch": (
+        OWN_LOOP | KINDS_OF_JOBS["torch on CPU"],
+        ALWAYS | TORCHRUN | ONE_PROCESS | {PROCESS_BATCH},
+    ),
+    "its own loop on GPUs": (OWN_LOOP | KINDS_OF_JOBS["torch on GPUs"], ALWAYS | TORCHRUN | {PROCESS_BATCH}),
     "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | DATA),
     "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | CHECKPOINT),
     "checkpoints of another job": (KINDS_OF_JOBS["checkpoints of another job"], ALWAYS | XLA | CHECKPOINT | RESUME),
@@ -210,10 +215,24 @@ def test_torchrun_needs_no_arguments_to_join_all_hosts_of_a_users_own_loop(kind:
         assert told == {
             "PET_NNODES": str(len(environs)),
             "PET_NODE_RANK": str(index),
-            "PET_NPROC_PER_NODE": str(processes),
+            PROCESSES: str(processes),
             "PET_MASTER_ADDR": "$(MASTER_ADDR)",
             "PET_MASTER_PORT": "$(MASTER_PORT)",
         }
+
+
+@pytest.mark.parametrize("changes", [{}, KINDS_OF_JOBS["accumulation"]], ids=["at once", "accumulated"])
+@pytest.mark.parametrize("kind", ["torch on CPU", "torch on GPUs", "torch on TPU"])
+def test_the_batches_of_torchruns_processes_add_up_to_the_global_batch(kind: str, changes: dict[str, Any]) -> None:
+    environs = worker_environments(stored_job(OWN_LOOP | KINDS_OF_JOBS[kind] | changes))
+    each = [int(environ[PROCESS_BATCH]) * int(environ["TPUJOB_ACCUMULATION_STEPS"]) for environ in environs]
+    processes = [int(environ[PROCESSES]) for environ in environs]
+    assert sum(a * b for a, b in zip(each, processes, strict=True)) == int(environs[0]["TPUJOB_GLOBAL_BATCH_SIZE"])
+
+
+def test_how_many_examples_a_process_gets_is_unknown_if_the_user_says_how_many_processes_there_are() -> None:
+    own = OWN_LOOP | KINDS_OF_JOBS["torch on CPU"] | {"trainer.env": [{"name": PROCESSES, "value": "auto"}]}
+    assert PROCESS_BATCH not in worker_environments(stored_job(own))[0]
 
 
 def test_torch_xla_is_told_the_hardware_it_runs_on() -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_the_schema_itself_is_valid() -> None:
 @kinds_of_jobs
 def test_every_kind_of_job_is_understood(changes: Mapping[str, Any]) -> None:
     assert_understood(changes)
+
+
+@pytest.mark.parametrize("changes", [kind for name, kind in KINDS_OF_JOBS.items() if "report" not in name])
+def test_a_loop_of_the_users_own_gets_all_numbers_of_the_recipe(changes: Mapping[str, Any]) -> None:
+    own_loop = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]}
+    understood = trainer.parse_run_spec(written(changes | own_loop)[2], own_loop=True)
+    ours = trainer.parse_run_spec(written(changes)[2])
+    assert understood == replace(ours, entrypoint=trainer.NO_ENTRYPOINT)
 
 
 @settings(deadline=None)

@@ -21,7 +21,7 @@ from tests.cluster.ports import free_port
 from tests.trainer import fork_server
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 600.0
+DEADLINE = 70.0
 """Seconds after which a test gives up on a process: several times what a gang needs to import torch on two loaded
 cores. No test depends on how fast a process is."""
 
@@ -142,12 +142,21 @@ class Launcher:
         self._directory = directory
         self._hosts: list[Host] = []
 
-    def start(self, spec: dict[str, Any], module: str = "tpu_trainer", *, real: bool = False, **env: str) -> Gang:
+    def start(
+        self,
+        spec: dict[str, Any],
+        module: str = "tpu_trainer",
+        *,
+        real: bool = False,
+        packages: tuple[str, ...] | None = None,
+        **env: str,
+    ) -> Gang:
         """One process per host of `spec`, with the environment the operator would give it, `env` on top.
 
-        `real`: started by the real command, not forked.
+        `real`: started by the real command, not forked. `packages`: imported before the fork, by default the backend's.
+        A spec without an entrypoint is of a loop of the user's own, `module`, whose process has a rank.
         """
-        packages = fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH
+        packages = packages or (fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH)
         directory = self._directory / f"gang-{len(self._hosts)}"
         directory.mkdir()
         (directory / "run.json").write_text(json.dumps(spec))
@@ -164,6 +173,7 @@ class Launcher:
                 "TPUJOB_HOST_INDEX": str(index),
                 "TPUJOB_TERMINATION_LOG": str(log),
                 **({"PJRT_DEVICE": "CPU"} if spec["backend"].startswith("xla") else {}),
+                **({} if "entrypoint" in spec else _rank(index, hosts)),
                 **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
                 **env,
             }
@@ -184,6 +194,18 @@ class Launcher:
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
+
+
+def _rank(index: int, hosts: int) -> dict[str, str]:
+    """What torchrun tells its processes. Lightning recognises it by the run's id."""
+    return {
+        "RANK": str(index),
+        "GROUP_RANK": str(index),
+        "WORLD_SIZE": str(hosts),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
 
 
 KINDS = ("torch", "xla", "chips", "xla-spmd")

@@ -31,6 +31,8 @@ class TPUJobCallback(TrainerCallback):
     ) -> None:
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._run = session(state.max_steps, global_batch_size=batch).begin()
+        if state.global_step:
+            self._run.checkpoint(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._run.step(state.global_step)

@@ -7,16 +7,24 @@ with code 75, so nothing after `fit` runs. `trainer.fit(..., ckpt_path="last")` 
 from __future__ import annotations
 
 import os
-from typing import Any
-
-from pytorch_lightning import Callback, LightningModule, Trainer
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.callbacks.session import Session, session
 
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
 STOPPED = "last-stopped.ckpt"
 
+# Two packages of the same content; a program that has imported one of them uses that.
+_USES_LIGHTNING = "lightning.pytorch" in sys.modules or find_spec("pytorch_lightning") is None
+_package = import_module("lightning.pytorch" if _USES_LIGHTNING else "pytorch_lightning")
 
-class TPUJobCallback(Callback):
+
+class TPUJobCallback(_package.Callback):  # type: ignore[misc, name-defined]
     """Outside of a job it does nothing."""
 
     def __init__(self) -> None:
@@ -33,6 +41,8 @@ class TPUJobCallback(Callback):
             global_batch_size=rows and rows * trainer.world_size * trainer.accumulate_grad_batches,
         ).begin()
         self._step = trainer.global_step
+        if self._step:
+            self._run.checkpoint(self._step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

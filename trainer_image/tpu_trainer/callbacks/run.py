@@ -76,6 +76,7 @@ class Run:
         else:
             self._begin(step - 1)
         self._pace.step_done(step)
+        self._progress.step = step
         self._throughput.arrived(step, self._training_seconds())
         if loss is not None:
             self._losses.add(step, loss)
@@ -102,7 +103,10 @@ class Run:
         self._clock.enter(Phase.EVALUATE)
 
     def checkpoint(self, step: int) -> None:
-        self._progress.committed(step)
+        if self._begun:
+            self._progress.committed(step)
+        else:
+            self._progress.resumed(step, "")
 
     def evaluating(self) -> AbstractContextManager[object]:
         return self._clock.during(Phase.EVALUATE)
@@ -196,7 +200,7 @@ class Run:
         return None
 
     def _outcome(self, error: BaseException | None) -> Outcome:
-        step = self._pace.last
+        step = self._progress.step if self._pace.last is None else self._pace.last
         if error is not None:
             return outcome_of_own(error, step)
         code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded

@@ -89,7 +89,8 @@ class Session:
             self._run.evaluated(step, metrics)
 
     def checkpoint(self, step: int) -> None:
-        """A checkpoint of `step` is written, and a restarted job would continue from it."""
+        """A checkpoint of `step` is written, and a restarted job would continue from it. Before the first step: the
+        one that this process has begun from."""
         if self._run is not None:
             self._run.checkpoint(step)
 

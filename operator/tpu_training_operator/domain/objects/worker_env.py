@@ -24,6 +24,9 @@ EnvVar = dict[str, Any]
 # GKE's device plugin uses it instead of a name in a slice of one host.
 _LOCALHOST = "localhost"
 
+# Users may set it themselves.
+_PROCESSES = "PET_NPROC_PER_NODE"
+
 # torch's compiler cache asks for the user's name and home, and fails for a uid without a passwd entry.
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
 
@@ -66,6 +69,8 @@ def worker_env(
     if reporting is not None:
         values |= _reporting_env(job, reporting)
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
+    if all(variable["name"] != _PROCESSES for variable in user):
+        values |= _batch_of_processes(job, resolution)
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
@@ -121,7 +126,7 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
     if not _is_joined_by_torch(job):
         return {}
     torch = job.spec.trainer.torch or TorchRuntime()
-    count = {"PET_NPROC_PER_NODE": str(torch.processes_per_host)}
+    count = {_PROCESSES: str(torch.processes_per_host)}
     if torch.processes_per_host > 1:
         return count
     place = {
@@ -130,6 +135,15 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
         "WORLD_SIZE": str(resolution.layout.hosts),
     }
     return count | place
+
+
+def _batch_of_processes(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
+    """A process that torchrun starts is no replica: replicas are counted in TPU chips on any hardware."""
+    if not _is_joined_by_torch(job):
+        return {}
+    processes = resolution.layout.hosts * (job.spec.trainer.torch or TorchRuntime()).processes_per_host
+    batch = resolution.recipe.batch
+    return {"TPUJOB_PER_PROCESS_BATCH_SIZE": str(batch.total // batch.accumulation // processes)}
 
 
 def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
