@@ -18,6 +18,7 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
+from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.lifecycle.weight import weighs
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
@@ -76,6 +77,7 @@ class Reconciler:
         self._metrics = metrics
         self._max_hosts = max_hosts
         self._memories: dict[JobKey, Memory] = {}
+        self._readings = Readings()
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Whether this resourceVersion of the job comes from the status that was written here last."""
@@ -156,13 +158,15 @@ class Reconciler:
         memory.pods = len(pods)
 
         # As if no earlier pass had failed.
-        stored = Status.read(job.get("status"))
+        stored = self._readings.status(job.get("status"))
         before = recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
-        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
+        decided = plan(
+            observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings
+        )
         if self._network_policy is not None:
-            decided = self._network_policy.added_to(decided, job)
+            decided = self._network_policy.added_to(decided)
         return _Look(job, observed, stored, before, decided)
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
