@@ -36,6 +36,7 @@ from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.kube.turns import Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.events import EventSender
 from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
@@ -118,10 +119,12 @@ class Operator:
             inboxes = Inboxes(now, options.qps) if options.qps else Inboxes(now)
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
+        events = EventSender(client)
         reconciler = Reconciler(
             cluster,
             now,
             fresh=cluster.fresh,
+            events=events,
             inboxes=inboxes,
             reporting=reporting,
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
@@ -139,7 +142,8 @@ class Operator:
             await enter(serve(service, options.progress_port, tls))
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
-        for name, work in (("controller", self._controller.run()), ("watching", watching.run())):
+        runs = {"events": events.run(), "controller": self._controller.run(), "watching": watching.run()}
+        for name, work in runs.items():
             self._resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
 
     async def _stop(self, **_: Any) -> None:

@@ -6,7 +6,7 @@ old; if it decides what weighs, it reads afresh and decides again.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -26,7 +26,7 @@ from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.report import Notes, Reporting
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
-from tpu_training_operator.runtime.events import send_events
+from tpu_training_operator.runtime.events import EventSender, send_events
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
@@ -38,6 +38,8 @@ _FAILURES_BEFORE_TOLD = 3
 _CONFLICTS_BEFORE_TOLD = 6
 # Five seconds for the largest gang, whose restart takes minutes.
 _SETTLE_SECONDS_PER_POD = 0.001
+# How long the pass that creates a gang may rely on the one that began it.
+_AGO = timedelta(seconds=-5)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class _Look:
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
     keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fresh` reads what
-    `cluster` may know only from memory; None if `cluster` has none."""
+    `cluster` may know only from memory; None if `cluster` has none. `events` sends events beside the passes; None: a
+    pass waits for its own."""
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Reconciler:
         clock: Callable[[], datetime],
         *,
         fresh: Reader | None = None,
+        events: EventSender | None = None,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
         network_policy: WorkerNetworkPolicy | None = None,
@@ -71,6 +75,7 @@ class Reconciler:
         self._cluster = cluster
         self._clock = clock
         self._fresh = fresh
+        self._events = events
         self._inboxes = inboxes
         self._reporting = reporting
         self._network_policy = network_policy
@@ -113,7 +118,7 @@ class Reconciler:
         # 1. Read and decide; afresh, if the decision weighs.
         try:
             seen = await self._look(self._cluster, key, memory)
-            if self._fresh is not None and weighs(seen.before, seen.decided):
+            if self._fresh is not None and weighs(seen.before, seen.decided) and not self._just_began(seen, memory):
                 seen = await self._look(self._fresh, key, memory)
         except NotFound:
             self._forget(key)
@@ -135,8 +140,10 @@ class Reconciler:
         after = decided.status or before
         if after != stored:
             await self._write(after, stored, job, key, memory)
+            is_first = (before.attempt, after.attempt) == (0, 1)
+            memory.began = self._clock() if is_first and memory.pods == 0 else None
             if after != before:
-                await send_events(self._cluster, decided.events, job, self._clock())
+                await self._tell(decided.events, job)
             # A new report alone is not worth a line.
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
@@ -168,6 +175,18 @@ class Reconciler:
         if self._network_policy is not None:
             decided = self._network_policy.added_to(decided)
         return _Look(job, observed, stored, before, decided)
+
+    def _just_began(self, seen: "_Look", memory: Memory) -> bool:
+        """Whether the job is still what the last pass made of it a moment ago, when it had no pods and its first
+        attempt began. Then nothing can be news: workers could only come of that write, and have the same names."""
+        is_unchanged = seen.job["metadata"].get("resourceVersion") == memory.version and memory.pods == 0
+        return is_unchanged and memory.began is not None and _AGO <= memory.began - self._clock() <= timedelta(0)
+
+    async def _tell(self, events: Sequence[Event], job: Object) -> None:
+        if self._events is None:
+            await send_events(self._cluster, events, job, self._clock())
+        else:
+            self._events.send(events, job, self._clock())
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """With the reports of the job's own workers. Those of a deleted job of the same name are dropped."""

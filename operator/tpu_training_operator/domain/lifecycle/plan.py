@@ -267,7 +267,7 @@ def _create_missing(ctx: Context) -> Plan:
         return release(ctx, len(ctx.missing))
     job, attempt = ctx.job, ctx.attempt
     shared = (
-        Create(service(job)),
+        Create(service(job), again=attempt > 1),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
         *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else ()),
     )

@@ -118,8 +118,8 @@ class WorkerNetworkPolicy:
         def with_policy(stage: Sequence[Action]) -> Sequence[Action]:
             # The stage with the Service begins with it. Looking further would build thousands of pods.
             match stage[:1]:
-                case (Create({"kind": "Service"} as beside),):
-                    return (*stage, Create(self.network_policy(beside["metadata"]), optional=True))
+                case (Create({"kind": "Service"} as beside, again=again),):
+                    return (*stage, Create(self.network_policy(beside["metadata"]), optional=True, again=again))
             return stage
 
         return replace(decided, stages=tuple(map(with_policy, decided.stages)))
