@@ -46,7 +46,7 @@ from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
-from tpu_training_operator.runtime.watching import Watching
+from tpu_training_operator.runtime.watching import Haste, Watching
 
 log = logging.getLogger(__name__)
 
@@ -177,9 +177,9 @@ class Operator:
     async def _probe(self, **_: Any) -> dict[str, float]:
         return self._health.check() if self._health else {}
 
-    def _hint(self, key: JobKey, job_version: str | None, only_listed: bool) -> None:
+    def _hint(self, key: JobKey, job_version: str | None, haste: Haste) -> None:
         if self._controller:
-            self._controller.enqueue(key, job_version=job_version, background=only_listed)
+            self._controller.enqueue(key, haste, job_version=job_version)
 
 
 async def _load_authority(cluster: Client, service: ServiceName) -> Authority | None:

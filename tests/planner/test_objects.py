@@ -315,10 +315,12 @@ def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_unchanged() 
 
 # The network policy.
 
+OF_SERVICE = service(parse_job(job_body()))["metadata"]
+
 
 def test_only_the_workers_of_a_job_can_reach_each_other() -> None:
     own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
-    assert WorkerNetworkPolicy().network_policy(service(parse_job(job_body()))["metadata"]) == {
+    assert WorkerNetworkPolicy().network_policy(OF_SERVICE) == {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {
@@ -337,7 +339,7 @@ def test_only_the_workers_of_a_job_can_reach_each_other() -> None:
 
 def test_the_operators_settings_let_others_in() -> None:
     scrape = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 8431}]}
-    assert WorkerNetworkPolicy((scrape,)).network_policy(service(parse_job(job_body()))["metadata"])["spec"]["ingress"][1:] == [scrape]
+    assert WorkerNetworkPolicy((scrape,)).network_policy(OF_SERVICE)["spec"]["ingress"][1:] == [scrape]
 
 
 # What the reporting worker has in addition.

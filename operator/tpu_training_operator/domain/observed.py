@@ -207,11 +207,15 @@ _LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
+_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
 def slim(pod: Object) -> dict[str, Any]:
     """The pod with only its version and those fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
+    if conditions := status.get("conditions"):
+        status["conditions"] = [_only(each, _CONDITION) for each in conditions if each["type"] in _CONDITIONS]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]

@@ -36,8 +36,10 @@ log = logging.getLogger(__name__)
 _FAILURES_BEFORE_TOLD = 3
 # Three seconds of retries. A job or a pod that merely changed since it was read is read again long before.
 _CONFLICTS_BEFORE_TOLD = 6
-# Five seconds for the largest gang, whose restart takes minutes.
-_SETTLE_SECONDS_PER_POD = 0.001
+# While a gang starts or stops, between its first and its last pod.
+_LEAST_SETTLE_SECONDS = 0.25
+_MOST_SETTLE_SECONDS = 5.0
+_SETTLE_SECONDS_PER_POD = 0.004
 # How long the pass that creates a gang may rely on the one that began it.
 _AGO = timedelta(seconds=-5)
 
@@ -91,7 +93,8 @@ class Reconciler:
     def settle_seconds(self, key: JobKey) -> float:
         """How long to wait for more events about the job: every pass reads all of its pods, and the pods of a large
         gang start one by one."""
-        return self._memories[key].pods * _SETTLE_SECONDS_PER_POD if key in self._memories else 0.0
+        pods = self._memories[key].pods if key in self._memories else 0
+        return min(max(_LEAST_SETTLE_SECONDS, pods * _SETTLE_SECONDS_PER_POD), _MOST_SETTLE_SECONDS)
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring the job one step closer to its spec.
@@ -169,9 +172,7 @@ class Reconciler:
         before = recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
-        decided = plan(
-            observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings
-        )
+        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings)
         if self._network_policy is not None:
             decided = self._network_policy.added_to(decided)
         return _Look(job, observed, stored, before, decided)
