@@ -94,8 +94,8 @@ class Memory:
     notes: Notes = field(default_factory=Notes)
     version: str = ""
     """resourceVersion of the status written last."""
-    began: datetime | None = None
-    """When that status began the first attempt, of a job that had no pods; else None."""
+    began: str = ""
+    """That version, if the status began the first attempt of a job that had no pods."""
     pods: int = 0
     failed_passes: int = 0
     """In a row."""

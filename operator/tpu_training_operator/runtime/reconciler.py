@@ -19,7 +19,7 @@ from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.lifecycle.readings import Readings
-from tpu_training_operator.domain.lifecycle.weight import weighs
+from tpu_training_operator.domain.lifecycle.weight import Weight, weight
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
@@ -40,8 +40,6 @@ _CONFLICTS_BEFORE_TOLD = 6
 _LEAST_SETTLE_SECONDS = 0.25
 _MOST_SETTLE_SECONDS = 5.0
 _SETTLE_SECONDS_PER_POD = 0.004
-# How long the pass that creates a gang may rely on the one that began it.
-_AGO = timedelta(seconds=-5)
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,9 @@ class Reconciler:
     async def _pass(self, key: JobKey, memory: Memory) -> timedelta | None:
         # 1. Read and decide; afresh, if the decision weighs.
         try:
-            seen = await self._look(self._cluster, key, memory)
-            if self._fresh is not None and weighs(seen.before, seen.decided) and not self._just_began(seen, memory):
-                seen = await self._look(self._fresh, key, memory)
+            seen = await self._look(key, memory, self._cluster, self._cluster)
+            if self._fresh is not None:
+                seen = await self._confirmed(seen, key, memory, self._fresh)
         except NotFound:
             self._forget(key)
             return None
@@ -143,8 +141,7 @@ class Reconciler:
         after = decided.status or before
         if after != stored:
             await self._write(after, stored, job, key, memory)
-            is_first = (before.attempt, after.attempt) == (0, 1)
-            memory.began = self._clock() if is_first and memory.pods == 0 else None
+            memory.began = memory.version if (before.attempt, after.attempt, memory.pods) == (0, 1, 0) else ""
             if after != before:
                 await self._tell(decided.events, job)
             # A new report alone is not worth a line.
@@ -160,11 +157,11 @@ class Reconciler:
             memory.notes = Notes()
         return decided.again
 
-    async def _look(self, reader: Reader, key: JobKey, memory: Memory) -> "_Look":
+    async def _look(self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader) -> "_Look":
         """Read and decide. Raises NotFound if there is no such job."""
         # The job first: pods read before the job could lack the workers of its latest attempt.
-        job = await reader.get(JOBS, key.namespace, key.name)
-        pods = await reader.list(PODS, key.namespace, gang_selector(key.name))
+        job = await jobs.get(JOBS, key.namespace, key.name)
+        pods = await pods_of.list(PODS, key.namespace, gang_selector(key.name))
         memory.pods = len(pods)
 
         # As if no earlier pass had failed.
@@ -177,11 +174,20 @@ class Reconciler:
             decided = self._network_policy.added_to(decided)
         return _Look(job, observed, stored, before, decided)
 
-    def _just_began(self, seen: "_Look", memory: Memory) -> bool:
-        """Whether the job is still what the last pass made of it a moment ago, when it had no pods and its first
-        attempt began. Then nothing can be news: workers could only come of that write, and have the same names."""
-        is_unchanged = seen.job["metadata"].get("resourceVersion") == memory.version and memory.pods == 0
-        return is_unchanged and memory.began is not None and _AGO <= memory.began - self._clock() <= timedelta(0)
+    async def _confirmed(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
+        """A look that is as fresh as its decision needs. Raises NotFound if there is no such job."""
+        match weight(seen.before, seen.decided):
+            case Weight.NONE:
+                return seen
+            case Weight.STATUS:
+                return await self._look(key, memory, self._cluster, fresh)
+        if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
+            now = await fresh.get(JOBS, key.namespace, key.name)
+            if now["metadata"]["resourceVersion"] == memory.began:
+                # Nobody has touched the job since its first attempt began here, when it had no pods. Workers can only
+                # come of that attempt, with the names of those that are about to be created.
+                return seen
+        return await self._look(key, memory, fresh, fresh)
 
     async def _tell(self, events: Sequence[Event], job: Object) -> None:
         if self._events is None:
