@@ -28,7 +28,7 @@ from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.actions import Plan
 from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
-from tpu_training_operator.domain.lifecycle.weight import weighs
+from tpu_training_operator.domain.lifecycle.weight import Weight, weight
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
@@ -151,10 +151,10 @@ class Gang(Surroundings):
         was_there = not cluster.job_is_gone
         operator = self.operators[which]
         listening = operator.inbox.listening_since
-        must_turn = was_there and weighs(before, plan(operator.view(), cluster.now, cluster.reporting))
+        must_turn = was_there and _weighs(before, plan(operator.view(), cluster.now, cluster.reporting))
         done = operator.work(**how)
 
-        if not is_finished(before) and weighs(before, Plan(status=cluster.status)):
+        if not is_finished(before) and _weighs(before, Plan(status=cluster.status)):
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         created = {int(name.split("-")[1]) for name in named(done, "create Pod/")}
         assert created <= {before.attempt}, "workers of an attempt that the status does not name"
@@ -318,6 +318,10 @@ class Gang(Surroundings):
         for later in (0, 600, 10**6):
             self.cluster.now += timedelta(seconds=later)
             assert [self.work(which).effects for which in (0, 1)] == [[], []], "it does something at rest"
+
+
+def _weighs(before: Status, decided: Plan) -> bool:
+    return weight(before, decided) is not Weight.NONE
 
 
 def attempt_of(pod: Object) -> int:

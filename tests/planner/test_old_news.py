@@ -1,5 +1,7 @@
 """An operator whose watch of pods is later than its watch of the job."""
 
+import pytest
+
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Operator, Pass
@@ -53,4 +55,18 @@ def test_an_operator_knows_what_it_has_done_before_a_watch_tells_it() -> None:
     alone = Operator(cluster)
     done = [alone.work(has_heard_all=False) for _ in range(3)]
     assert [effect.split("/")[0] for effect in done[1].effects].count("create Pod") == len(cluster.pods) > 0
-    assert [each.reads for each in done] == [("get TPUTrainingJob", "list Pod")] * 2 + [()]
+    assert [each.reads for each in done] == [("list Pod",), ("get TPUTrainingJob",), ()]
+
+
+@pytest.mark.parametrize("meanwhile", ["a heard edit", "an unheard edit", "somebody creates a worker"])
+def test_the_first_workers_are_created_without_another_list_only_if_nothing_has_happened(meanwhile: str) -> None:
+    cluster = ModelCluster()
+    alone, other = Operator(cluster), Operator(cluster)
+    alone.work()
+    if meanwhile == "somebody creates a worker":
+        other.work(lives_for=3)
+        assert len(cluster.pods) == 1
+    else:
+        cluster.edit_run_policy(startDeadlineSeconds=60)
+    done = alone.work(has_heard_all=meanwhile != "an unheard edit")
+    assert "list Pod" in done.reads

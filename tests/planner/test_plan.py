@@ -479,8 +479,8 @@ def test_an_edit_that_needs_no_action_is_observed() -> None:
 
 
 def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts() -> None:
-    # A character outside ASCII takes six bytes of JSON.
-    large = {f"p{number}": "\u00e9" * 4096 for number in range(60)}
+    # Each of these characters takes two bytes.
+    large = {f"p{number}": "\u00e9" * 4096 for number in range(128)}
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)
     condition = find(cluster.status.conditions, ConditionType.STALLED)

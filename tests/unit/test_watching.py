@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
-from tests.unit.pods import ended, pod, ready
+from tests.unit.pods import ended, pod, ready, with_status
 from tests.unit.seen_jobs import progress, seen_job
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import gang_selector
@@ -19,7 +19,7 @@ from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime import watching as module
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
-from tpu_training_operator.runtime.watching import Watching
+from tpu_training_operator.runtime.watching import Haste, Watching
 
 KEY = JobKey("default", "digits")
 # Seconds after which a test fails that would otherwise wait forever.
@@ -38,10 +38,10 @@ async def api() -> AsyncIterator[OneJobCluster]:
 
 
 class Operator:
-    """`hints`: what it was told: the job's version, and whether it was only listed."""
+    """`hints`: what it was told: the job's version, and how soon it needs a pass."""
 
     def __init__(self, reader: client.Client, *namespaces: str) -> None:
-        self.hints: list[tuple[JobKey, str | None, bool]] = []
+        self.hints: list[tuple[JobKey, str | None, Haste]] = []
         self.heard = asyncio.Event()
         self.watching = Watching(reader, namespaces, self._hint)
         self.cluster = CachedCluster(reader, self.watching.served)
@@ -97,14 +97,14 @@ async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> 
         asked = len(api.asked)
         assert await operator.cluster.get(JOBS, "default", "digits")
         assert (await operator.gang(), len(api.asked)) == (["digits-1-0-0"], asked), "its pass finds it in memory"
-    assert operator.hints == [(KEY, None, True)]
+    assert operator.hints == [(KEY, None, Haste.IDLE)]
 
 
 async def test_a_finished_job_whose_workers_still_run_is_a_hint_at_the_start(api: OneJobCluster) -> None:
     api.show(seen_job("Succeeded", completionTime="2026-01-15T12:00:00Z"), ready(pod(0)))
     async with watching(api) as operator:
         await operator.until(lambda: bool(operator.hints))
-    assert operator.hints == [(KEY, None, True)]
+    assert operator.hints == [(KEY, None, Haste.IDLE)]
 
 
 async def test_a_finished_job_whose_pods_have_ended_is_no_hint_at_the_start(api: OneJobCluster) -> None:
@@ -114,7 +114,7 @@ async def test_a_finished_job_whose_pods_have_ended_is_no_hint_at_the_start(api:
         await operator.cluster.list(JOBS, None)
         api.show(ready(pod(1)))
         await operator.until(lambda: bool(operator.hints))
-    assert operator.hints == [(KEY, None, False)]
+    assert operator.hints == [(KEY, None, Haste.SOON)]
 
 
 async def test_a_change_is_a_hint_with_the_version_of_the_job(api: OneJobCluster) -> None:
@@ -129,7 +129,29 @@ async def test_a_change_is_a_hint_with_the_version_of_the_job(api: OneJobCluster
         await operator.until(lambda: len(operator.hints) >= 3)
         with pytest.raises(NotFound):
             await operator.cluster.get(JOBS, "default", "digits")
-    assert operator.hints == [(KEY, "103", False), (KEY, None, False), (KEY, None, False)]
+    assert operator.hints == [(KEY, "103", Haste.NOW), (KEY, None, Haste.NOW), (KEY, None, Haste.NOW)]
+
+
+async def test_only_what_completes_something_or_ends_is_urgent(api: OneJobCluster) -> None:
+    """Anything else about a pod is soon followed by more of the same, and a pass reads the whole gang."""
+    api.show(seen_job(), *map(pod, range(3)))
+    started = [with_status(pod(host), podIPs=[{"ip": f"10.0.0.{host}"}]) for host in range(3)]
+    story = [
+        *((body, Haste.SOON) for body in started[:2]),
+        (started[2], Haste.NOW),
+        *((ready(body), Haste.SOON) for body in started[:2]),
+        (ready(started[2]), Haste.NOW),
+        (ended(started[1], 1), Haste.NOW),
+        (ended(started[0], 1), Haste.SOON),
+        (ended(started[2], 1), Haste.NOW),
+    ]
+    async with watching(api) as operator:
+        await operator.until_known(*(body["metadata"]["name"] for body in started))
+        await settled(api, operator)
+        for number, (body, _) in enumerate(story):
+            api.show(body)
+            await operator.until(lambda least=number: len(operator.hints) > least)
+    assert [haste for _, _, haste in operator.hints] == [haste for _, haste in story]
 
 
 async def test_in_a_steady_state_passes_send_no_request(api: OneJobCluster) -> None:
@@ -207,7 +229,7 @@ async def test_whatever_a_watch_answers_deletions_are_found(api: OneJobCluster, 
         api.faults["watch pods"] = list(faults)
         api.tell("pods", None)
         await operator.until_known("digits-1-0-0")
-        await operator.until(lambda: (KEY, None, False) in operator.hints)
+        await operator.until(lambda: (KEY, None, Haste.SOON) in operator.hints)
 
 
 @pytest.mark.parametrize(

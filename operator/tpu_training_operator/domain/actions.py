@@ -15,11 +15,13 @@ AT_ONCE = timedelta(0)
 class Create:
     """Create `body`. An object of that name which the job controls counts as created.
 
-    `optional`: if the cluster refuses it, the gang starts without it, and an event says so.
+    `optional`: if the cluster refuses it, the gang starts without it, and an event says so. `again`: an earlier attempt
+    has created it, so it is probably there.
     """
 
     body: dict[str, Any]
     optional: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)

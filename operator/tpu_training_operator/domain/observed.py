@@ -11,7 +11,7 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.ownership import controller, is_ours, job_of, worker_of
+from tpu_training_operator.domain.ownership import controller, is_ours, job_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Notes, Report
 from tpu_training_operator.domain.topology import SliceLayout
 
@@ -20,17 +20,23 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WorkerPod:
-    """The pod of one worker. `raw`: the pod as the API server returned it."""
+    """The pod of one worker. `raw`: the pod as the API server returned it. What several questions about a pod need is
+    worked out once: a pass asks dozens of each pod."""
 
     raw: Object
 
     @cached_property
+    def named_worker(self) -> WorkerId | None:
+        """By the pod's name; None if it is not the name of a worker, whichever job's."""
+        return WorkerId.of_pod(self.name)
+
+    @property
     def worker(self) -> WorkerId:
-        worker = WorkerId.of_pod(self.name)
+        worker = self.named_worker
         assert worker is not None, f"{self.name} is not the name of a worker"
         return worker
 
-    @property
+    @cached_property
     def name(self) -> str:
         return str(self.raw["metadata"]["name"])
 
@@ -38,7 +44,7 @@ class WorkerPod:
     def uid(self) -> str:
         return str(self.raw["metadata"]["uid"])
 
-    @property
+    @cached_property
     def node(self) -> str | None:
         node = self.raw.get("spec", {}).get("nodeName")
         return None if node is None else str(node)
@@ -48,7 +54,7 @@ class WorkerPod:
         """Its IP addresses, as the kubelet reports them."""
         return [str(one.get("ip")) for one in self.raw.get("status", {}).get("podIPs") or ()]
 
-    @property
+    @cached_property
     def phase(self) -> str:
         return str(self.raw.get("status", {}).get("phase", "Pending"))
 
@@ -56,11 +62,11 @@ class WorkerPod:
     def is_terminating(self) -> bool:
         return "deletionTimestamp" in self.raw["metadata"]
 
-    @property
+    @cached_property
     def created(self) -> datetime:
         return parse_time(self.raw["metadata"]["creationTimestamp"])
 
-    @property
+    @cached_property
     def placed(self) -> datetime | None:
         """When the pod was assigned to a node; None before that."""
         scheduled = self.condition("PodScheduled")
@@ -76,8 +82,12 @@ class WorkerPod:
         return self.condition("Ready").get("status") == "True" and not self.is_terminating
 
     def condition(self, kind: str) -> Object:
-        conditions: Sequence[Object] = self.raw.get("status", {}).get("conditions") or ()
-        return next((condition for condition in conditions if condition["type"] == kind), {})
+        return self._conditions.get(kind, {})
+
+    @cached_property
+    def _conditions(self) -> Mapping[str, Object]:
+        listed: Sequence[Object] = self.raw.get("status", {}).get("conditions") or ()
+        return {condition["type"]: condition for condition in reversed(listed)}
 
     @property
     def init_containers(self) -> Sequence[Object]:
@@ -89,7 +99,7 @@ class WorkerPod:
         """The statuses of the worker's container and of sidecars."""
         return self.raw.get("status", {}).get("containerStatuses") or ()
 
-    @property
+    @cached_property
     def container(self) -> Object:
         """The status of the worker's container; empty before the kubelet writes one."""
         return next((status for status in self.containers if status.get("name") == constants.CONTAINER_NAME), {})
@@ -124,7 +134,7 @@ class WorkerPod:
             return plain(str(self.termination.get("message") or "").strip())
         return plain(str(self.trainer_message.get("message", "")))
 
-    @property
+    @cached_property
     def runs_trainer(self) -> bool:
         """Whether it runs our trainer rather than the user's own loop."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
@@ -151,8 +161,9 @@ class Observed:
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
         name = job["metadata"]["name"]
-        workers = (pod for pod in pods if is_ours(pod, job) and worker_of(pod, name) is not None)
-        return Observed(job, tuple(map(WorkerPod, workers)), inbox)
+        ours = (WorkerPod(pod) for pod in pods if is_ours(pod, job))
+        workers = (pod for pod in ours if pod.named_worker and pod.name == pod.named_worker.pod_name(name))
+        return Observed(job, tuple(workers), inbox)
 
     @property
     def generation(self) -> int:
@@ -196,11 +207,15 @@ _LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
+_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
 def slim(pod: Object) -> dict[str, Any]:
     """The pod with only its version and those fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
+    if conditions := status.get("conditions"):
+        status["conditions"] = [_only(each, _CONDITION) for each in conditions if each["type"] in _CONDITIONS]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]

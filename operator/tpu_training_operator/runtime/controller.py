@@ -14,6 +14,7 @@ from tpu_training_operator.runtime.health import Pulse, pulse
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import RESYNC_SECONDS
+from tpu_training_operator.runtime.watching import Haste
 from tpu_training_operator.runtime.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,12 @@ class Controller:
         self._pulses: dict[JobKey, Pulse] = {}
         self.is_running = False
 
-    def enqueue(self, key: JobKey, *, job_version: str | None = None, background: bool = False) -> None:
+    def enqueue(self, key: JobKey, haste: Haste = Haste.NOW, *, job_version: str | None = None) -> None:
         """The job may have changed. Nothing happens if `job_version`, the job's resourceVersion, comes from our own
-        last write: the pass that wrote it also said when to requeue. `background`: the job was only listed."""
+        last write: the pass that wrote it also said when to requeue."""
         if job_version is None or not self._reconciler.wrote(key, job_version):
-            self._queue.add(key, settle_seconds=self._reconciler.settle_seconds(key), background=background)
+            settle_seconds = self._reconciler.settle_seconds(key) if haste is Haste.SOON else 0.0
+            self._queue.add(key, settle_seconds=settle_seconds, background=haste is Haste.IDLE)
 
     def enqueue_within(self, key: JobKey, seconds: float) -> None:
         """The job is worth a pass within so many seconds."""

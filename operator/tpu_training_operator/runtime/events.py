@@ -3,6 +3,7 @@
 Nothing depends on them: whatever matters is in the status, too.
 """
 
+import asyncio
 import logging
 import os
 import secrets
@@ -14,6 +15,7 @@ from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.actions import Event
 from tpu_training_operator.kube.cluster import Cluster, Object
 from tpu_training_operator.kube.errors import ApiError
+from tpu_training_operator.kube.turns import flow
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,9 @@ log = logging.getLogger(__name__)
 _LONGEST_NOTE = 1024
 # An event says what was done (action) and why (reason). All of ours are done by reconciling.
 _ACTION = "Reconcile"
+# Each holds its job, some kilobytes.
+_MOST_WAITING = 1000
+_AT_ONCE = 4
 
 
 async def send_events(cluster: Cluster, events: Sequence[Event], job: Object, now: datetime) -> bool:
@@ -31,9 +36,44 @@ async def send_events(cluster: Cluster, events: Sequence[Event], job: Object, no
             await cluster.create(event_body(event, job, now))
         except ApiError as error:
             sent = False
-            key = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
-            log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": key})
+            log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": _key(job)})
     return sent
+
+
+class EventSender:
+    """Sends events beside the passes, which have other things to wait for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._waiting: asyncio.Queue[tuple[Event, Object, datetime]] = asyncio.Queue(_MOST_WAITING)
+
+    def send(self, events: Sequence[Event], job: Object, now: datetime) -> None:
+        """Soon; never, if the API server has been too slow for the last thousand."""
+        for event in events:
+            try:
+                self._waiting.put_nowait((event, job, now))
+            except asyncio.QueueFull:
+                log.warning("event %s is dropped: too many wait", event.reason, extra={"job": _key(job)})
+
+    async def run(self) -> None:
+        """Until it is cancelled; what waits then is lost."""
+        # They take turns with the stages of jobs.
+        with flow():
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_AT_ONCE):
+                    tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            event, job, now = await self._waiting.get()
+            try:
+                await send_events(self._cluster, (event,), job, now)
+            except Exception:
+                log.exception("event %s could not be sent", event.reason, extra={"job": _key(job)})
+
+
+def _key(job: Object) -> str:
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
 
 
 def event_body(event: Event, job: Object, now: datetime) -> Object:

@@ -47,7 +47,7 @@ from tpu_training_operator.kube.cluster import (
     Resource,
     resource_of,
 )
-from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
 from tpu_training_operator.kube.turns import Flow, flow
 from tpu_training_operator.runtime.events import send_events
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -61,6 +61,8 @@ _SIDE_BY_SIDE = 32
 _LOOK_EVERY = 32
 _LOOK_AFTER = timedelta(seconds=5)
 _FAILURES_IN_A_ROW = 3
+# The next attempt deletes them.
+_OF_ONE_ATTEMPT = (CONFIG_MAPS, ENDPOINT_SLICES)
 # Longer than it takes to replace an API server, or for a role to reach all of them.
 _DOUBT = timedelta(seconds=10)
 
@@ -92,6 +94,8 @@ class Memory:
     notes: Notes = field(default_factory=Notes)
     version: str = ""
     """resourceVersion of the status written last."""
+    began: str = ""
+    """That version, if the status began the first attempt of a job that had no pods."""
     pods: int = 0
     failed_passes: int = 0
     """In a row."""
@@ -100,6 +104,8 @@ class Memory:
     """An event about a missing optional object."""
     refused_since: dict[str, datetime] = field(default_factory=dict)
     """By the kind of object, while the refusal may pass."""
+    made: dict[tuple[str, str], str] = field(default_factory=dict)
+    """uids of what was created for the attempt, by kind and name: it need not be read before it is deleted."""
     not_found: set[str] = field(default_factory=set)
     """uids that the last pass wanted to delete and the API server did not find."""
 
@@ -165,9 +171,9 @@ class Execution:
     async def act(self, action: Action) -> None:
         match action:
             case Create(body, optional=True):
-                await self._create_optional(body)
-            case Create(body):
-                await self._create(body)
+                await self._create_optional(action)
+            case Create(body, again=again):
+                await self._create(body, again=again)
             case DeletePod(name, uid, force):
                 await self._delete(PODS, name, uid, grace_seconds=0 if force else None)
             case DeleteConfigMap(name):
@@ -176,7 +182,9 @@ class Execution:
                 await self._delete_own(ENDPOINT_SLICES, name)
             case Publish(bodies, version):
                 for body in bodies:
-                    await self._create(body, replaces=True)
+                    # Nothing deletes the Endpoints between attempts.
+                    again = resource_of(body) is ENDPOINTS and self.memory.notes.published is not None
+                    await self._create(body, again=again, replaces=True)
                 self.memory.notes = replace(self.memory.notes, published=version)
             case DeleteJob(name, uid):
                 await self._delete(JOBS, name, uid)
@@ -186,13 +194,25 @@ class Execution:
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
 
-    async def _create(self, body: Object, *, optional: bool = False, replaces: bool = False) -> None:
-        """`replaces`: the job's own object of that name is made to say the same."""
-        with _refusals(body, optional=optional), suppress(AlreadyExists):
-            await self.cluster.create(body)
-            return
-        existing = await self.cluster.get(resource_of(body), self.key.namespace, body["metadata"]["name"])
-        if resource_of(body) is ENDPOINTS and await self._service_has_selector():
+    async def _create(
+        self, body: Object, *, optional: bool = False, again: bool = False, replaces: bool = False
+    ) -> None:
+        """`again`: it is looked up first, which costs the API server less than a creation that it refuses. `replaces`:
+        the job's own object of that name is made to say the same."""
+        resource, name = resource_of(body), body["metadata"]["name"]
+        existing = None
+        if again:
+            # Who may not read it may perhaps not create it either, and says so then.
+            with suppress(Forbidden):
+                existing = await self._existing(resource, name)
+        if existing is None:
+            with _refusals(body, optional=optional), suppress(AlreadyExists):
+                created = await self.cluster.create(body)
+                if resource in _OF_ONE_ATTEMPT:
+                    self.memory.made[resource.kind, name] = created["metadata"]["uid"]
+                return
+            existing = await self.cluster.get(resource, self.key.namespace, name)
+        if resource is ENDPOINTS and not is_ours(existing, self.job) and await self._service_has_selector():
             # From an earlier version of this operator. The controller manager keeps its Endpoints.
             return
         if obstacle := name_taken(body["kind"], existing, self.job):
@@ -201,15 +221,22 @@ class Execution:
             with _refusals(body):
                 await self.cluster.update(existing | content(body))
 
+    async def _existing(self, resource: Resource, name: str) -> Object | None:
+        try:
+            return await self.cluster.get(resource, self.key.namespace, name)
+        except NotFound:
+            return None
+
     async def _service_has_selector(self) -> bool:
         service = await self.cluster.get(SERVICES, self.key.namespace, service_name(self.key.name))
         return bool(service["spec"].get("selector"))
 
-    async def _create_optional(self, body: Object) -> None:
+    async def _create_optional(self, wanted: Create) -> None:
         """The gang starts without the object only if its refusal lasts: an attempt may take weeks, and the object gets
         no other chance."""
+        body = wanted.body
         try:
-            await self._create(body, optional=True)
+            await self._create(body, optional=True, again=wanted.again)
         except Refused as refused:
             if refused.obstacle.passes:
                 raise
@@ -225,11 +252,12 @@ class Execution:
             self.memory.sent_missing = False
 
     async def _delete_own(self, resource: Resource, name: str) -> None:
-        try:
-            existing = await self.cluster.get(resource, self.key.namespace, name)
-        except NotFound:
-            return
-        if is_ours(existing, self.job):
+        if uid := self.memory.made.pop((resource.kind, name), None):
+            with suppress(Conflict):
+                await self._delete(resource, name, uid)
+                return
+        existing = await self._existing(resource, name)
+        if existing is not None and is_ours(existing, self.job):
             await self._delete(resource, name, existing["metadata"]["uid"])
 
     async def _delete(self, resource: Resource, name: str, uid: str, grace_seconds: int | None = None) -> None:

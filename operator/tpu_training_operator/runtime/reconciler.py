@@ -6,7 +6,7 @@ old; if it decides what weighs, it reads afresh and decides again.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -18,14 +18,15 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.lifecycle.weight import weighs
+from tpu_training_operator.domain.lifecycle.readings import Readings
+from tpu_training_operator.domain.lifecycle.weight import Weight, weight
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.report import Notes, Reporting
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
-from tpu_training_operator.runtime.events import send_events
+from tpu_training_operator.runtime.events import EventSender, send_events
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
@@ -35,8 +36,10 @@ log = logging.getLogger(__name__)
 _FAILURES_BEFORE_TOLD = 3
 # Three seconds of retries. A job or a pod that merely changed since it was read is read again long before.
 _CONFLICTS_BEFORE_TOLD = 6
-# Five seconds for the largest gang, whose restart takes minutes.
-_SETTLE_SECONDS_PER_POD = 0.001
+# While a gang starts or stops, between its first and its last pod.
+_LEAST_SETTLE_SECONDS = 0.25
+_MOST_SETTLE_SECONDS = 5.0
+_SETTLE_SECONDS_PER_POD = 0.004
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class _Look:
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
     keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fresh` reads what
-    `cluster` may know only from memory; None if `cluster` has none."""
+    `cluster` may know only from memory; None if `cluster` has none. `events` sends events beside the passes; None: a
+    pass waits for its own."""
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Reconciler:
         clock: Callable[[], datetime],
         *,
         fresh: Reader | None = None,
+        events: EventSender | None = None,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
         network_policy: WorkerNetworkPolicy | None = None,
@@ -70,12 +75,14 @@ class Reconciler:
         self._cluster = cluster
         self._clock = clock
         self._fresh = fresh
+        self._events = events
         self._inboxes = inboxes
         self._reporting = reporting
         self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
         self._memories: dict[JobKey, Memory] = {}
+        self._readings = Readings()
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Whether this resourceVersion of the job comes from the status that was written here last."""
@@ -84,7 +91,8 @@ class Reconciler:
     def settle_seconds(self, key: JobKey) -> float:
         """How long to wait for more events about the job: every pass reads all of its pods, and the pods of a large
         gang start one by one."""
-        return self._memories[key].pods * _SETTLE_SECONDS_PER_POD if key in self._memories else 0.0
+        pods = self._memories[key].pods if key in self._memories else 0
+        return min(max(_LEAST_SETTLE_SECONDS, pods * _SETTLE_SECONDS_PER_POD), _MOST_SETTLE_SECONDS)
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring the job one step closer to its spec.
@@ -110,9 +118,9 @@ class Reconciler:
     async def _pass(self, key: JobKey, memory: Memory) -> timedelta | None:
         # 1. Read and decide; afresh, if the decision weighs.
         try:
-            seen = await self._look(self._cluster, key, memory)
-            if self._fresh is not None and weighs(seen.before, seen.decided):
-                seen = await self._look(self._fresh, key, memory)
+            seen = await self._look(key, memory, self._cluster, self._cluster)
+            if self._fresh is not None:
+                seen = await self._confirmed(seen, key, memory, self._fresh)
         except NotFound:
             self._forget(key)
             return None
@@ -133,8 +141,9 @@ class Reconciler:
         after = decided.status or before
         if after != stored:
             await self._write(after, stored, job, key, memory)
+            memory.began = memory.version if (before.attempt, after.attempt, memory.pods) == (0, 1, 0) else ""
             if after != before:
-                await send_events(self._cluster, decided.events, job, self._clock())
+                await self._tell(decided.events, job)
             # A new report alone is not worth a line.
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
@@ -148,22 +157,43 @@ class Reconciler:
             memory.notes = Notes()
         return decided.again
 
-    async def _look(self, reader: Reader, key: JobKey, memory: Memory) -> "_Look":
+    async def _look(self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader) -> "_Look":
         """Read and decide. Raises NotFound if there is no such job."""
         # The job first: pods read before the job could lack the workers of its latest attempt.
-        job = await reader.get(JOBS, key.namespace, key.name)
-        pods = await reader.list(PODS, key.namespace, gang_selector(key.name))
+        job = await jobs.get(JOBS, key.namespace, key.name)
+        pods = await pods_of.list(PODS, key.namespace, gang_selector(key.name))
         memory.pods = len(pods)
 
         # As if no earlier pass had failed.
-        stored = Status.read(job.get("status"))
+        stored = self._readings.status(job.get("status"))
         before = recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
-        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts)
+        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings)
         if self._network_policy is not None:
-            decided = self._network_policy.added_to(decided, job)
+            decided = self._network_policy.added_to(decided)
         return _Look(job, observed, stored, before, decided)
+
+    async def _confirmed(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
+        """A look that is as fresh as its decision needs. Raises NotFound if there is no such job."""
+        match weight(seen.before, seen.decided):
+            case Weight.NONE:
+                return seen
+            case Weight.STATUS:
+                return await self._look(key, memory, self._cluster, fresh)
+        if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
+            now = await fresh.get(JOBS, key.namespace, key.name)
+            if now["metadata"]["resourceVersion"] == memory.began:
+                # Nobody has touched the job since its first attempt began here, when it had no pods. Workers can only
+                # come of that attempt, with the names of those that are about to be created.
+                return seen
+        return await self._look(key, memory, fresh, fresh)
+
+    async def _tell(self, events: Sequence[Event], job: Object) -> None:
+        if self._events is None:
+            await send_events(self._cluster, events, job, self._clock())
+        else:
+            self._events.send(events, job, self._clock())
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """With the reports of the job's own workers. Those of a deleted job of the same name are dropped."""

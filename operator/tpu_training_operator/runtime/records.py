@@ -5,8 +5,10 @@ and how large: of a job that is large or has finished, and of any job when the b
 reads is kept. A pass over such a job reads it from the API server.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum, auto
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.observed import WorkerPod, slim_worker
@@ -20,7 +22,7 @@ _LARGEST_JOB = 64 * 2**10
 _ALL_JOBS = 64 * 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there."""
 
@@ -29,15 +31,38 @@ class JobRecord:
     is_finished: bool = False
 
 
-@dataclass(frozen=True)
+class Stage(IntEnum):
+    """How far a worker's pod is."""
+
+    NEW = auto()
+    ADDRESSED = auto()
+    READY = auto()
+    STOPPING = auto()
+    ENDED = auto()
+
+    @staticmethod
+    def of(pod: WorkerPod) -> "Stage":
+        if pod.has_ended:
+            return Stage.ENDED
+        if pod.is_terminating:
+            return Stage.STOPPING
+        return Stage.READY if pod.is_ready else Stage.ADDRESSED if pod.addresses else Stage.NEW
+
+
+@dataclass(frozen=True, slots=True)
 class PodRecord:
     """A worker's slim pod. `job`: whose gang its label says it is in. `is_hint`: whether that is also its controller:
-    anyone may set a label, and every pass costs what all jobs share."""
+    anyone may set a label, and every pass costs what all jobs share. `attempt`: by its name; 0 if that is another."""
 
     job: str
     is_hint: bool
-    has_ended: bool
+    attempt: int
+    stage: Stage
     body: bytes
+
+    @property
+    def has_ended(self) -> bool:
+        return self.stage is Stage.ENDED
 
 
 def keep_job(job: Object) -> JobRecord:
@@ -57,7 +82,9 @@ def keep_pod(pod: Object) -> PodRecord | None:
         return None
     # A version of its own would make every change of the pod look like one that matters.
     slim["metadata"].pop("resourceVersion", None)
-    return PodRecord(label, label == job_of(pod), WorkerPod(slim).has_ended, encoded(slim))
+    seen = WorkerPod(slim)
+    attempt = seen.named_worker.attempt if seen.named_worker else 0
+    return PodRecord(label, label == job_of(pod), attempt, Stage.of(seen), encoded(slim))
 
 
 class KnownJobs(Replica[JobRecord]):
@@ -84,14 +111,21 @@ class KnownPods(Replica[PodRecord]):
     def __init__(self) -> None:
         super().__init__()
         self._gangs: dict[Name, dict[Name, None]] = {}
+        # By the gang's namespace, job and attempt.
+        self._stages: dict[tuple[str, str, int], Counter[Stage]] = {}
 
     def gang(self, namespace: str, job: str) -> Iterator[tuple[Name, PodRecord]]:
         for name in self._gangs.get((namespace, job), ()):
             if (record := self.get(name)) is not None:
                 yield name, record
 
+    def count(self, namespace: str, like: PodRecord) -> int:
+        """How many pods of its attempt are as far as this one."""
+        return self._stages.get((namespace, like.job, like.attempt), Counter())[like.stage]
+
     def _entering(self, name: Name, kept: PodRecord) -> PodRecord:
         self._gangs.setdefault((name[0], kept.job), {})[name] = None
+        self._stages.setdefault((name[0], kept.job, kept.attempt), Counter())[kept.stage] += 1
         return kept
 
     def _left(self, name: Name, kept: PodRecord) -> None:
@@ -99,3 +133,7 @@ class KnownPods(Replica[PodRecord]):
         del gang[name]
         if not gang:
             del self._gangs[name[0], kept.job]
+        attempt = name[0], kept.job, kept.attempt
+        self._stages[attempt][kept.stage] -= 1
+        if not self._stages[attempt].total():
+            del self._stages[attempt]

@@ -2,6 +2,8 @@
 may need one.
 
 A change costs no task and no request. Its job is enqueued, and a change of a pod that no plan can see is not even that.
+The pods of a gang start and stop one by one, and a pass reads them all. So a pass is due at once when the first of them
+ends, and when the last of them has its address, is ready or is gone; what comes between can wait a moment.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -18,15 +21,27 @@ from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.kube.informer import Informer
 from tpu_training_operator.kube.replica import Change, Name
 from tpu_training_operator.runtime.cached_cluster import Served
-from tpu_training_operator.runtime.records import JobRecord, PodRecord, keep_job, keep_pod
+from tpu_training_operator.runtime.records import JobRecord, PodRecord, Stage, keep_job, keep_pod
 
 # The API server ends an idle watch after less than a minute. The planner counts on reads that are not older than five.
 _TRUSTED_SECONDS = 120.0
 # Jobs are listed after pods, so that the first passes find their pods in memory, but not if pods cannot be listed.
 _PATIENCE_SECONDS = 10.0
 
-# What hears of a job: its key, the job's resourceVersion if it is the job that changed, and whether it was only listed.
-Hint = Callable[[JobKey, str | None, bool], None]
+
+class Haste(Enum):
+    """How soon a job should have its pass."""
+
+    NOW = auto()
+    SOON = auto()
+    """More of the same is about to come."""
+    IDLE = auto()
+    """It was only listed, so perhaps nothing has happened to it."""
+
+
+# What hears of a job: its key, the job's resourceVersion if it is the job that changed, and how soon it needs a pass.
+Hint = Callable[[JobKey, str | None, Haste], None]
+_ENDINGS = (Stage.STOPPING, Stage.ENDED)
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class _Hints:
 
     def job_changed(self, change: Change[JobRecord]) -> None:
         if not change.only_listed:
-            self._hint(JobKey(*change.name), None if change.after is None else str(change.number), False)
+            self._hint(JobKey(*change.name), None if change.after is None else str(change.number), Haste.NOW)
         elif change.after is not None and (not change.after.is_finished or self._runs(change.name)):
             # A finished job needs no pass unless its workers still run; the resync knows when its time to live is over.
             self._waiting[JobKey(*change.name)] = None
@@ -123,14 +138,23 @@ class _Hints:
         # Pods are listed before jobs, unless that fails at first.
         if change.only_listed and (not self._are_listed or change.after is None or change.after.has_ended):
             return
-        for record in (change.before, change.after):
-            if record is not None and record.is_hint:
-                self._hint(JobKey(change.name[0], record.job), None, change.only_listed)
+        haste = Haste.IDLE if change.only_listed else Haste.NOW if self._completes(change) else Haste.SOON
+        for job in {record.job for record in (change.before, change.after) if record is not None and record.is_hint}:
+            self._hint(JobKey(change.name[0], job), None, haste)
+
+    def _completes(self, change: Change[PodRecord]) -> bool:
+        """Whether the pod is the last of its attempt to get on from where it was, or the first to end."""
+        before, after, pods, namespace = change.before, change.after, self._served.pods, change.name[0]
+        if before is None or (after is not None and after.stage is before.stage):
+            return False
+        if pods.count(namespace, before) == 0:
+            return True
+        return after is not None and after.stage in _ENDINGS and pods.count(namespace, after) == 1
 
     def all_listed(self) -> None:
         self._are_listed = True
         for key in self._waiting:
-            self._hint(key, None, True)
+            self._hint(key, None, Haste.IDLE)
         self._waiting.clear()
 
     def _runs(self, name: Name) -> bool:

@@ -24,7 +24,7 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.status import Activity, Failure, Goodput, State, Status
-from tpu_training_operator.api.validation import InvalidJob, parse_job
+from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.actions import (
     AT_ONCE,
     Action,
@@ -45,6 +45,7 @@ from tpu_training_operator.domain.lifecycle.goodput import charge, lost, saved
 from tpu_training_operator.domain.lifecycle.invalid import invalid
 from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions, in_the_way, look_again, next_force
 from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt, write_due
+from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.lifecycle.restart import fail_or_restart, release
 from tpu_training_operator.domain.lifecycle.restart_budget import longest_wait
 from tpu_training_operator.domain.lifecycle.start_deadline import (
@@ -59,32 +60,39 @@ from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names,
 from tpu_training_operator.domain.objects.shared import check_config_map, config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.recipe.resolve import check_hosts, resolve
+from tpu_training_operator.domain.recipe.resolve import check_hosts
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.words import count, every
 
 _SUSPEND_IS_ON = "spec.runPolicy.suspend is true"
 _SUSPEND_IS_OFF = "spec.runPolicy.suspend is false"
+_NO_READINGS = Readings(0)
 _READ_AGAIN = timedelta(seconds=1)
 # No read of a job is older than this.
 _OLDEST_READ = timedelta(minutes=5)
 
 
-def plan(observed: Observed, now: datetime, reporting: Reporting | None = None, *, max_hosts: int = MAX_HOSTS) -> Plan:
+def plan(
+    observed: Observed,
+    now: datetime,
+    reporting: Reporting | None = None,
+    *,
+    max_hosts: int = MAX_HOSTS,
+    readings: Readings = _NO_READINGS,
+) -> Plan:
     """The next actions and the status to write. The same arguments give the same plan.
 
     `reporting`: where the workers report to; None if nobody listens. `max_hosts`: a larger job is not started; one that
-    has started under another bound continues.
+    has started under another bound continues. `readings`: of earlier looks.
     """
-    status = Status.read(observed.job.get("status"))
+    status = readings.status(observed.job.get("status"))
     if "deletionTimestamp" in observed.job["metadata"]:
         # Kubernetes deletes everything the job owns, by owner references. But a dead node does not release its pods.
         return Plan(stages=by_force(observed.pods, now), again=next_force(observed.pods, now))
     if _has_finished(status):
         return _with_generation(after_the_end(observed, status, now), status, observed)
     try:
-        job = parse_job(observed.job)
-        resolution = resolve(job.spec)
+        job, resolution = readings.job(observed.job)
         observed = observed.within(resolution.layout)
         if status.attempt == 0 and not observed.pods:
             check_hosts(resolution, max_hosts)
@@ -259,7 +267,7 @@ def _create_missing(ctx: Context) -> Plan:
         return release(ctx, len(ctx.missing))
     job, attempt = ctx.job, ctx.attempt
     shared = (
-        Create(service(job)),
+        Create(service(job), again=attempt > 1),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
         *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else ()),
     )

@@ -11,7 +11,7 @@ without a node. Its events do.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
@@ -51,6 +51,10 @@ def tell_why(ctx: Context, decided: Plan) -> Plan:
     pods = _to_ask_about(ctx)
     if pods and _is_due(notes, ctx, between):
         return replace(decided, stages=(*decided.stages, (LookAtEvents(pods),)), again=AT_ONCE)
+    soonest = _since(notes, ctx) + _NEW_REASON - ctx.now
+    if AT_ONCE < soonest <= _NEW_REASON:
+        # Whatever it is; a gang that starts within seconds never needs the words.
+        return decided.due_within(soonest, between)
     message = sentence(ctx)
     wait = _wait(notes, ctx, message)
     if wait <= AT_ONCE:
@@ -113,8 +117,11 @@ def _wait(notes: Notes, ctx: Context, message: str) -> timedelta:
     before = ready.message if ready else ""
     is_new = _reasons(message) != _reasons(before)
     pause = _AGAIN if message == before else _NEW_REASON if is_new else _NEW_COUNTS
-    since = notes.written or max(pod.created for pod in ctx.pods)
-    return min(pause, since + pause - ctx.now)
+    return min(pause, _since(notes, ctx) + pause - ctx.now)
+
+
+def _since(notes: Notes, ctx: Context) -> datetime:
+    return notes.written or max(pod.created for pod in ctx.pods)
 
 
 def _reasons(message: str) -> set[str]:

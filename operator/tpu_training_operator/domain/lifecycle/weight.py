@@ -8,7 +8,12 @@ So whatever replaces, stops, creates or names workers needs the present state of
 - Otherwise workers would be created beside those of an earlier attempt.
 - Otherwise the workers' names would lead to addresses that others may have by now.
 - Otherwise a worker that ends with its job would be deleted as one that still runs, and its log with it.
+
+What is decided by nothing but a new status needs the present pods only: the status is not written unless the job is
+still the one that was read.
 """
+
+from enum import Enum, auto
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Status
@@ -19,16 +24,28 @@ _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
 _TURNS = (*_ENDS, ConditionType.SUSPENDED)
 
 
-def weighs(before: Status, decided: Plan) -> bool:
-    """Whether the plan begins an attempt, creates its workers or publishes their names, ends the job or suspends it, or
-    cleans up after its end."""
+class Weight(Enum):
+    """What a plan must rest on."""
+
+    NONE = auto()
+    """Whatever is known."""
+    STATUS = auto()
+    """The present pods. It begins an attempt, ends the job or suspends it."""
+    EFFECTS = auto()
+    """The present job, and the pods read after it. It creates workers or publishes their names, or cleans up after the
+    job's end."""
+
+
+def weight(before: Status, decided: Plan) -> Weight:
     has_ended = before.completion_time is not None or any(is_true(before.conditions, kind) for kind in _ENDS)
     if has_ended and decided.stages:
-        return True
+        return Weight.EFFECTS
     # Looking into the other stages would build thousands of pods.
     if any(isinstance(stage, WorkerCreations) or isinstance(stage[0], Publish) for stage in decided.stages if stage):
-        return True
-    return decided.status is not None and _turns(before, decided.status)
+        return Weight.EFFECTS
+    if decided.status is None or not _turns(before, decided.status):
+        return Weight.NONE
+    return Weight.EFFECTS if decided.stages else Weight.STATUS
 
 
 def _turns(before: Status, after: Status) -> bool:

@@ -4,10 +4,11 @@ The ConfigMap holds the list of hosts once, and each pod refers to it. A list in
 grow with the square of the hosts.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import orjson
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
@@ -69,7 +70,7 @@ def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
     data = config_map(job, resolution, _LAST_ATTEMPT)["data"]
     size = sum(len(key) + len(value.encode()) for key, value in data.items())
     if size > _LARGEST_CONFIG_MAP - _CERTIFICATE:
-        parameters = len(json.dumps(dict(job.spec.recipe.parameters or {})))
+        parameters = len(orjson.dumps(dict(job.spec.recipe.parameters or {})))
         message = (
             f"the run spec and the names of {count(resolution.layout.hosts, 'host')} take {size} bytes, {parameters} of"
             f" them for the parameters as JSON; a ConfigMap holds {_LARGEST_CONFIG_MAP}: put large values into a file"
@@ -84,7 +85,7 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
     for worker in naming.workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
         hosts.setdefault(hosts_key(worker.slice), []).append(naming.host_name(job.name, layout, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
-    data[constants.RUN_SPEC_FILE] = json.dumps(run_spec(job, resolution, attempt), indent=1) + "\n"
+    data[constants.RUN_SPEC_FILE] = _as_text(run_spec(job, resolution, attempt))
     if reporting is not None:
         data[constants.CA_CERTIFICATE_KEY] = reporting.ca_certificate
     return {
@@ -94,6 +95,11 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
         "immutable": True,
         "data": data,
     }
+
+
+def _as_text(run_spec: Mapping[str, Any]) -> str:
+    """For people, too, who look into the ConfigMap. With `indent`, json would take a millisecond for it."""
+    return orjson.dumps(run_spec, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
 @dataclass(frozen=True)
@@ -106,23 +112,25 @@ class WorkerNetworkPolicy:
 
     extra_ingress: tuple[Mapping[str, Any], ...] = ()
 
-    def added_to(self, decided: Plan, job: Mapping[str, Any]) -> Plan:
+    def added_to(self, decided: Plan) -> Plan:
         """The plan; if it creates a gang, then with the policy beside the Service, before the first worker."""
 
         def with_policy(stage: Sequence[Action]) -> Sequence[Action]:
             # The stage with the Service begins with it. Looking further would build thousands of pods.
-            creates_gang = any(isinstance(action, Create) and action.body["kind"] == "Service" for action in stage[:1])
-            return (*stage, Create(self.network_policy(job), optional=True)) if creates_gang else stage
+            match stage[:1]:
+                case (Create({"kind": "Service"} as beside, again=again),):
+                    return (*stage, Create(self.network_policy(beside["metadata"]), optional=True, again=again))
+            return stage
 
-        return replace(decided, stages=tuple(with_policy(stage) for stage in decided.stages))
+        return replace(decided, stages=tuple(map(with_policy, decided.stages)))
 
-    def network_policy(self, body: Mapping[str, Any]) -> Object:
-        job = TPUTrainingJob.model_validate(body)
-        workers_of_job = {"podSelector": {"matchLabels": naming.gang_selector(job.name)}}
+    def network_policy(self, of_service: Mapping[str, Any]) -> Object:
+        """`of_service`: the metadata of the job's Service, which has the job's name and its labels."""
+        workers_of_job = {"podSelector": {"matchLabels": naming.gang_selector(of_service["name"])}}
         return {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": metadata(job, job.name, naming.job_labels(job.name)),
+            "metadata": dict(of_service),
             "spec": {
                 **workers_of_job,
                 "policyTypes": ["Ingress"],
