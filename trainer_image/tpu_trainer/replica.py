@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,10 +14,9 @@ import torch
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
-from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
+from tpu_trainer.checkpoint.checkpointer import Checkpoints
+from tpu_trainer.checkpoint.snapshot import hooks_state, is_lightnings, restore_model, restore_optimizer
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import (
     GENERATORS,
     Order,
@@ -35,13 +33,15 @@ from tpu_trainer.data import (
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, watchdog
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_cost, tell_not_finite
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
+from tpu_trainer.errors import PeerLostError, PreemptedError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
-from tpu_trainer.loop import Trained, train
+from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.loop import train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.progress import Progress
@@ -113,19 +113,34 @@ class _Run:
     telling: Telling
 
     def whole(self) -> Outcome:
-        backend, spec, hp = self.backend, self.spec, Hyperparameters.of(self.spec)
-        share = Share(backend.rank, backend.world, backend.local_rank)
+        backend, spec = self.backend, self.spec
         self.telling.progress.starting(
             f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
             f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {backend.world}; "
             f"global batch {spec.batch.total}, steps {spec.train_steps}"
         )
+        try:
+            return self._in_own_loop()
+        except NeedsTrainerError as found:
+            why = found.why
+        # Imported once needed: few runs are under Lightning's Trainer.
+        from tpu_trainer.lightning_trainer import OwnTrainer
+
+        parts = (self.environment, self.stop, backend, self.clock, self.pace, self.telling)
+        return OwnTrainer(spec, *parts).whole(why)
+
+    def _in_own_loop(self) -> Outcome:
+        """Raises NeedsTrainerError, in all replicas alike, before the first step."""
+        backend, spec, hp = self.backend, self.spec, Hyperparameters.of(self.spec)
+        share = Share(backend.rank, backend.world, backend.local_rank)
         task, hooks = self._load(hp, share)
         try:
             # First: what follows may refuse one process's length and leave the others waiting for it.
             check_lengths(task, backend, self.environment.host_index)
             storage = Storage.of(spec, task.model, backend)
             found = storage.choose(backend, self.environment.host_index, self.telling)
+            if found is not None and is_lightnings(found.snapshot):
+                raise NeedsTrainerError("the job's checkpoint was written under it")
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
             done = nothing_left(work.start, found, hp)
             # As large as the model and its optimizer, and not needed any more.
@@ -138,6 +153,8 @@ class _Run:
                 with self.clock.during(Phase.CHECKPOINT):
                     checkpoints.finish()
                 self.telling.progress.committed(checkpoints.last_step)
+        except NeedsTrainerError:
+            raise
         except BaseException as error:
             _tell_hooks(hooks, error)
             raise
@@ -242,33 +259,30 @@ class _Run:
                 with work.hooks.rehearsal():
                     try_evaluation(work.task, _evaluation_rows(work, share), share, self.backend)
             with self.backend.feed(self._batches(work, share)) as batches:
-                trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
+                try:
+                    trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
+                except NeedsTrainerError as needs:
+                    # The other replicas may not have come to it.
+                    raise needs.in_training() from None
+        except NeedsTrainerError:
+            raise
         except BaseException:
             instruments.doctor.leave()
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:
-            safe = _safe(trained.step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
             progress.stopped(checkpoints.last_step)
-            ending = f"stopped on request after {trained.step} steps"
-            return _outcome(ExitCode.Preempted, ending, trained, {}, rate, safe + finiteness.summary)
+            return stopped(trained.step, trained.loss, checkpoints, rate, finiteness.summary)
         progress.evaluating(evaluation_size(work.task))
         with self.clock.during(Phase.EVALUATE):
             evaluated = self._evaluate(work, trained.step, share)
-        for name, value in evaluated.items():
-            if not math.isfinite(value):
-                text = f"the metric {name} is {value} after the last step, so the result does not have it"
-                self.telling.finding(Finding("Evaluation", trained.step, text))
+        tell_not_finite(trained.step, evaluated, self.telling)
         with self.clock.during(Phase.CHECKPOINT):
-            _keep_last(trained, instruments)
-        if (cost := checkpoints.cost).commits:
-            progress.say(
-                f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for "
-                f"{cost.blocked:.1f} s"
-            )
+            keep_last(trained.step, trained.position, instruments)
+        tell_cost(checkpoints, progress)
         progress.done(checkpoints.last_step)
         ending = done or f"trained {trained.step} steps"
-        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, rate, finiteness.summary)
+        return succeeded(ending, trained.step, trained.loss, evaluated, rate, finiteness.summary)
 
     def _batches(self, work: Work, share: Share) -> Iterator[tuple[Batch, Position]]:
         hp, start = work.hp, work.start
@@ -290,41 +304,9 @@ def _evaluation_rows(work: Work, share: Share) -> int:
     return work.hp.global_batch_size // share.world // work.hp.accumulation_steps
 
 
-def _keep_last(trained: Trained, instruments: Instruments) -> None:
-    """The result of the whole training is worth a second attempt, and no later checkpoint would hold it.
-
-    Raises:
-        StorageError: it could not be written.
-    """
-    checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
-    if checkpoints.finish() or checkpoints.save_now(trained.step, trained.position, health) is not None:
-        return
-    newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
-    raise StorageError(
-        f"all {trained.step} steps are trained, but their checkpoint could not be written, {newest}; the log says why"
-    )
-
-
 def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
     """What a hook raises about a failure must not take the failure's place."""
     try:
         hooks.failed(error)
     except Exception as raised:
         print(f"the task's hook for failures raised {type(raised).__name__}: {raised}", file=sys.stderr, flush=True)
-
-
-def _outcome(
-    code: ExitCode, ending: str, trained: Trained, evaluated: Mapping[str, float], rate: float | None, safe: str = ""
-) -> Outcome:
-    loss = {} if trained.loss is None else {"loss": trained.loss}
-    metrics = {**loss, **evaluated}
-    values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    return Outcome(code, f"{ending}{values}{safe}", trained.step, metrics, rate)
-
-
-def _safe(step: int, kept: int | None) -> str:
-    """What the end of a stopped run says about its checkpoint."""
-    if kept == step:
-        return ", checkpoint written"
-    newest = "there is none" if kept is None else f"the newest is of step {kept}"
-    return f"; its checkpoint could not be written, {newest}"

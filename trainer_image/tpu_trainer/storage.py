@@ -6,6 +6,7 @@ the others with the one collective that needs no model, and they read that same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ from tpu_trainer.trainable import Work
 
 if TYPE_CHECKING:
     from torch import nn
+
+Take = Callable[[int, Position, Health], Snapshot]
+"""Makes the snapshot of a step."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,6 @@ class Storage:
 
     def checkpoints(self, spec: RunSpec, work: Work, telling: Telling, resumed: bool) -> Checkpoints:
         """How the loop takes checkpoints. The reporting replica writes them, since all replicas hold the same."""
-        if spec.checkpoint is None or self.target is None:
-            return Checkpoints()
-        due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
-        if not telling.aloud:
-            return Checkpoints(due)
 
         def take(step: int, position: Position, health: Health) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
@@ -97,10 +96,20 @@ class Storage:
             average = None if work.average is None else work.average.tensors
             return take_snapshot(work.task.model, work.optimizer, state, step, int(kept["examples"]), kept, average)
 
+        return self.checkpoints_of(spec, take, telling, work.start.step if resumed else None)
+
+    def checkpoints_of(self, spec: RunSpec, take: Take, telling: Telling, resumed: int | None) -> Checkpoints:
+        """Checkpoints of the snapshots that `take` makes. `resumed`: the step that the run continues from, if any."""
+        if spec.checkpoint is None or self.target is None:
+            return Checkpoints()
+        due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, spec.train_steps)
+        if not telling.aloud:
+            return Checkpoints(due)
+
         def warn(text: str) -> None:
             telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
 
-        checkpointer = Checkpointer(self.target, due, take, warn, resumed=work.start.step if resumed else None)
+        checkpointer = Checkpointer(self.target, due, take, warn, resumed=resumed)
         return checkpointer
 
     def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:

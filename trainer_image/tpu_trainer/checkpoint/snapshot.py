@@ -37,6 +37,9 @@ STATE = "state.json"
 _TENSORS = ".safetensors"
 _REFERENCE = "$tensor"
 
+LIGHTNING = "lightning"
+"""The key of a document that says that Lightning's own Trainer ran; its value is Lightning's version."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -78,18 +81,27 @@ def take_snapshot(
         "hooks": of_hooks,
         "ema": average or {},
     }
+    trees = {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks}
+    return Snapshot(step, examples, document, trees, host_copies(live))
+
+
+def host_copies(live: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Copies of all tensors in host memory, by file and name.
+
+    Raises:
+        UserCodeError: a checkpoint cannot keep one of them.
+    """
     for file, tensors in live.items():
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
     # All at once: every transfer from a device costs a round trip.
     copies = iter(_to_host([tensor for tensors in live.values() for tensor in tensors.values()]))
-    return Snapshot(
-        step,
-        examples,
-        document,
-        {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks},
-        {file: {name: next(copies) for name in tensors} for file, tensors in live.items()},
-    )
+    return {file: {name: next(copies) for name in tensors} for file, tensors in live.items()}
+
+
+def is_lightnings(snapshot: Snapshot) -> bool:
+    """Whether a run under Lightning's own Trainer wrote it, which alone can continue it."""
+    return LIGHTNING in snapshot.document
 
 
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:

@@ -29,7 +29,9 @@ from torch.utils.data import (
 
 from tpu_trainer.data import Share, has_length
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning.hooks import LightningHooks
+from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.session import Log, Session, overridden, takes_index, view_of
 from tpu_trainer.lightning.validation import Validation, metrics_of, without_own_collectives
 from tpu_trainer.task import Hyperparameters, Task
@@ -39,11 +41,8 @@ if TYPE_CHECKING:
 
 _REPLACED = (SequentialSampler, RandomSampler, DistributedSampler)
 
-_NOT_SERVED = {
-    "backward": "the backward pass is the trainer's own",
-    "configure_callbacks": "callbacks are not supported; put what they do into hooks of the module",
-    "configure_sharded_model": "the model is replicated, not sharded",
-}
+_ONLY_TRAINER = ("backward", "configure_callbacks", "configure_sharded_model")
+"""Hooks that the trainer's own loop does not call."""
 
 
 def is_lightning(made: object) -> bool:
@@ -57,7 +56,8 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
     """The task that trains `module` on the data of `data`, a LightningDataModule, or on the module's own if None.
 
     Raises:
-        UserCodeError: the module needs what this trainer lacks, or has no data, or raised.
+        UserCodeError: the module has no data, or raised.
+        NeedsTrainerError: it needs Lightning's own Trainer.
     """
     _refuse(module, data)
     view = view_of(hp, share, data)
@@ -90,17 +90,16 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
 
 
 def _refuse(module: nn.Module, data: Any) -> None:
-    if not getattr(module, "automatic_optimization", True):
-        raise UserCodeError(
-            f"{type(module).__name__}: automatic_optimization is False; this trainer makes the backward pass and the "
-            "optimizer's step itself, manual optimization is not supported"
-        )
     for name in ("training_step", "configure_optimizers"):
         if not overridden(module, name):
             raise UserCodeError(f"{type(module).__name__} has no {name}()")
-    for name, why in _NOT_SERVED.items():
+    if not getattr(module, "automatic_optimization", True):
+        raise NeedsTrainerError(f"{type(module).__name__}: automatic_optimization is False")
+    for name in _ONLY_TRAINER:
         if overridden(module, name):
-            raise UserCodeError(f"{type(module).__name__} overrides {name}(): {why}")
+            raise NeedsTrainerError(f"{type(module).__name__} overrides {name}()")
+    if (reason := reason_in_code(module)) is not None:
+        raise NeedsTrainerError(reason)
     for name in ("training_step", "validation_step"):
         if overridden(module, name):
             takes_index(getattr(module, name))
@@ -117,16 +116,26 @@ def _attach(session: Session) -> None:
     if session.data is not None:
         session.data.trainer = view
     # Set on the object, so that they hide Lightning's own methods, which call a real Trainer.
+    module.trainer = view
     answers: dict[str, Any] = {
-        "trainer": view,
         "log": session.log.log,
         "log_dict": session.log.log_dict,
         "optimizers": lambda use_pl_optimizer=True: view.optimizers[0],
         "lr_schedulers": lambda: _one_or_all([each.scheduler for each in view.lr_scheduler_configs]),
         "clip_gradients": _clip_gradients,
     }
+    assert tuple(answers) == _ANSWERS
     for name, answer in answers.items():
         setattr(module, name, answer)
+
+
+_ANSWERS = ("log", "log_dict", "optimizers", "lr_schedulers", "clip_gradients")
+
+
+def release(module: nn.Module) -> None:
+    """Takes off what `adopt` has set on the module, for another Trainer."""
+    for name in _ANSWERS:
+        vars(module).pop(name, None)
 
 
 def _one_or_all(schedulers: list[Any]) -> Any:
@@ -194,7 +203,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def training_source(session: Session) -> Source:
-    """Raises UserCodeError if there is no such dataloader, or it cannot be replaced."""
+    """Raises UserCodeError if there is no such dataloader, NeedsTrainerError if it cannot be replaced."""
     loader = _loader(session, "train_dataloader")
     if loader is None:
         raise UserCodeError(
@@ -205,7 +214,7 @@ def training_source(session: Session) -> Source:
 
 
 def validation_source(session: Session) -> Source | None:
-    """None if there is nothing to validate. Raises UserCodeError as `training_source` does."""
+    """None if there is nothing to validate. Raises NeedsTrainerError as `training_source` does."""
     if not session.has("validation_step"):
         return None
     loader = _loader(session, "val_dataloader")
@@ -213,10 +222,7 @@ def validation_source(session: Session) -> Source | None:
         return None
     source = _source(session, loader, "val_dataloader")
     if isinstance(source.dataset, IterableDataset):
-        raise UserCodeError(
-            "val_dataloader: its dataset is iterable; to evaluate every example exactly once on any number of "
-            "processes it must be map-style (len() and [i])"
-        )
+        raise NeedsTrainerError("val_dataloader: its dataset is iterable")
     return source
 
 
@@ -241,16 +247,12 @@ def _loader(session: Session, name: str) -> DataLoader[Any] | None:
     if given is None or isinstance(given, DataLoader):
         return given
     many = f" of {len(given)}" if isinstance(given, Sequence) else ""
-    raise UserCodeError(
-        f"{name}: it returns a {type(given).__name__}{many}; it must return one torch.utils.data.DataLoader"
-    )
+    raise NeedsTrainerError(f"{name}: it returns a {type(given).__name__}{many}, not one torch.utils.data.DataLoader")
 
 
 def _source(session: Session, loader: DataLoader[Any], name: str) -> Source:
     if loader.batch_size is None and loader.batch_sampler is None:
-        raise UserCodeError(
-            f"{name}: batch_size is None; the dataset must return examples, the recipe makes the batches"
-        )
+        raise NeedsTrainerError(f"{name}: batch_size is None, so the dataset makes the batches")
     if not isinstance(loader.dataset, IterableDataset):
         _check_order(loader, name)
     collate: Callable[[list[Any]], Any] = loader.collate_fn
@@ -263,12 +265,11 @@ def _source(session: Session, loader: DataLoader[Any], name: str) -> Source:
 
 def _check_order(loader: DataLoader[Any], name: str) -> None:
     """Only an order that means "all examples, each once" may be replaced; any other was chosen on purpose."""
-    why = "the trainer orders the examples itself, as a permutation of the dataset for every epoch"
     if type(loader.batch_sampler) is not BatchSampler:
-        raise UserCodeError(f"{name}: batch_sampler {type(loader.batch_sampler).__name__} is not supported; {why}")
+        raise NeedsTrainerError(f"{name}: batch_sampler {type(loader.batch_sampler).__name__}")
     # The loader's own attribute is only a default if a BatchSampler was given.
     sampler = loader.batch_sampler.sampler
     if type(sampler) not in _REPLACED:
-        raise UserCodeError(f"{name}: sampler {type(sampler).__name__} is not supported; {why}")
+        raise NeedsTrainerError(f"{name}: sampler {type(sampler).__name__}")
     if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(sampler.data_source)):
-        raise UserCodeError(f"{name}: a RandomSampler with replacement or num_samples is not supported; {why}")
+        raise NeedsTrainerError(f"{name}: a RandomSampler with replacement or num_samples")

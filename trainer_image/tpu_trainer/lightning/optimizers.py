@@ -10,6 +10,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.lightning.needs import NeedsTrainerError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -40,14 +41,12 @@ def configured(given: Any) -> Configured:
     """The optimizer and its schedulers, from any form that Lightning accepts for one optimizer.
 
     Raises:
-        UserCodeError: no optimizer or several, a form unknown to Lightning, or a scheduler that waits for a metric.
+        UserCodeError: no optimizer, or a form unknown to Lightning.
+        NeedsTrainerError: several optimizers, or a scheduler that waits for a metric.
     """
     optimizers, schedulers = _parts(given)
     if len(optimizers) != 1:
-        raise UserCodeError(
-            f"configure_optimizers: it returns {len(optimizers)} optimizers, this trainer supports exactly one; "
-            "parameter groups of one optimizer can have rates of their own"
-        )
+        raise NeedsTrainerError(f"configure_optimizers returns {len(optimizers)} optimizers")
     (optimizer,) = optimizers
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is not a torch optimizer")
@@ -87,10 +86,7 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
     if unknown := sorted(set(parts) - _SCHEDULER_KEYS):
         raise UserCodeError(f"configure_optimizers: lr_scheduler has {', '.join(unknown)}; it must return {_FORMS}")
     if parts.get("reduce_on_plateau") or isinstance(scheduler, ReduceLROnPlateau):
-        raise UserCodeError(
-            f"configure_optimizers: {name} waits for a metric; this trainer supports schedulers that depend on the "
-            "step or the epoch only, so that a resumed run has the rates of one that never stopped"
-        )
+        raise NeedsTrainerError(f"configure_optimizers: {name} waits for a metric")
     if not callable(getattr(scheduler, "step", None)):
         raise UserCodeError(f'configure_optimizers: lr_scheduler "scheduler" is a {name}; it must have step()')
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:

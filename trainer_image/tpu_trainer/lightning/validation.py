@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.session import Metric, Session, is_metric
 from tpu_trainer.task import Batch
 
@@ -82,9 +83,7 @@ class Validation:
         kind = _FUNCTIONS.get(reduce_fx)
         if kind is None:
             given = getattr(reduce_fx, "__name__", reduce_fx)
-            raise UserCodeError(
-                f'self.log("{name}"): reduce_fx {given} is not supported in an evaluation; mean and sum are'
-            )
+            raise NeedsTrainerError(f'self.log("{name}"): reduce_fx {given} in an evaluation')
         weight = float(self._rows if weight is None else weight)
         if self._rows == 0:
             # A process without examples logs what the others log, with weight 0. The value, too: NaN x 0 is NaN.
@@ -230,16 +229,15 @@ def described(metrics: Sequence[Metric]) -> Iterator[str]:
     """One text per state, equal in all processes if and only if their states can be reduced.
 
     Raises:
-        UserCodeError: a state is a list of all values seen, or has a reduction of its own.
+        NeedsTrainerError: a state is a list of all values seen, or has a reduction of its own.
     """
     for metric in metrics:
         for name, reduction in metric._reductions.items():
             value, kind = getattr(metric, name), _KINDS.get(getattr(reduction, "__name__", ""))
             if kind is None or not isinstance(value, Tensor):
                 held = "a list of values" if isinstance(value, list) else "a state"
-                raise UserCodeError(
-                    f"the metric {type(metric).__name__} keeps {held} in {name} that cannot be reduced over the "
-                    "processes; states with sum, mean, min or max can (curves: give a number of thresholds)"
+                raise NeedsTrainerError(
+                    f"the metric {type(metric).__name__} keeps {held} in {name} that is not a sum, mean, min or max"
                 )
             yield f"{type(metric).__name__}.{name} {kind} {list(value.shape)}"
 

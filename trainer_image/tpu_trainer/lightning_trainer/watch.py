@@ -1,0 +1,174 @@
+"""What surrounds a step where Lightning's loop makes it: signals, checkpoints, reports, the doctor, the run's end.
+
+The methods of Lightning's Callback, in the place of `loop`: after every step all replicas read the same sums, and so
+decide alike whether the run ends, stops or keeps a checkpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.clock import Phase
+from tpu_trainer.data import Position, random_seed
+from tpu_trainer.exchange import Signals
+from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning_trainer.gradients import Gradients
+from tpu_trainer.lightning_trainer.loaders import Place
+from tpu_trainer.lightning_trainer.strategy import HERE
+from tpu_trainer.task import Hyperparameters
+
+
+class StoppedError(Exception):
+    """Ends Lightning's loop after the checkpoint of a run that was told to stop."""
+
+
+class Watch:
+    """`step`: steps done. `loss`: the global loss of the last one that was read. `metrics`: of the last evaluation.
+
+    `rate`: the present learning rate. `keeps`: the run has a place for checkpoints.
+    """
+
+    runs_last = True
+
+    def __init__(
+        self,
+        backend: Backend,
+        hp: Hyperparameters,
+        instruments: Instruments,
+        gradients: Gradients,
+        rate: Callable[[], float],
+        place: Place,
+        keeps: bool,
+    ) -> None:
+        super().__init__()
+        self._backend, self._hp, self._instruments, self._gradients = backend, hp, instruments, gradients
+        self._rate, self._keeps = rate, keeps
+        self.step = instruments.first
+        self.place = place
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        self.logged: set[str] = set()
+        self._signals = Signals(backend, self.step)
+        self._seen: int | None = None
+        self._saved: int | None = None
+        self._wants_end = False
+        self._evaluation = ExitStack()
+
+    # Training.
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self._seen = trainer.global_step
+        self._instruments.settle(self._backend)
+        self._instruments.clock.enter(Phase.HOST)
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._instruments.settle(self._backend)
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        count = self.step * self._hp.accumulation_steps + batch_idx % self._hp.accumulation_steps + 1
+        self._backend.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if module.automatic_optimization and trainer.global_step == self._seen:
+            # Traced together, the activations of all passes would be alive at once.
+            self._backend.sync()
+            return
+        self._seen = trainer.global_step
+        self.place = Place(trainer.current_epoch, batch_idx + 1)
+        self.step += 1
+        self._end_step(trainer, batch, list(module.parameters()))
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """Reached also by a run that a callback or the module has ended early."""
+        if self._signals.read_through < self.step or self._saved != self.step:
+            self._read(self.step, whole=True)
+            self._save(trainer, now=False)
+            self._instruments.after_step(self._signals, self.step, ends=True)
+
+    def _end_step(self, trainer: Any, batch: Any, parameters: list[Any]) -> None:
+        instruments, step = self._instruments, self.step
+        last = step == self._hp.train_steps
+        sums = self._gradients.signals(step)
+        with instruments.sync(step, batch, parameters):
+            self._backend.sync()
+        self._signals.add(sums)
+        saves, stopping, ends = instruments.checkpoints.due(step), False, last
+        # Raises if the loss is not finite, before a checkpoint is made of it.
+        if (reading := self._read(step, whole=saves or last)) is not None:
+            stopping, saves = reading.stopping and not last, saves or reading.saving
+            ends = self._agreed_end(trainer) or last
+        else:
+            self._wants_end = self._wants_end or trainer.should_stop
+        # One replica alone must not leave the loop, and Lightning looks at this at once. It evaluates before it ends.
+        trainer.should_stop = ends
+        if saves or last or stopping:
+            self._save(trainer, now=stopping)
+        instruments.after_step(self._signals, step, ends=last or stopping)
+        if stopping:
+            raise StoppedError
+
+    def _read(self, step: int, *, whole: bool) -> Any:
+        reading = self._instruments.read(self._signals, step, self._rate(), whole=whole)
+        if reading is not None:
+            self.loss = reading.losses[-1]
+        return reading
+
+    def _agreed_end(self, trainer: Any) -> bool:
+        """Whether a callback or the module wants the training to end, in any replica."""
+        wish, self._wants_end = self._wants_end or trainer.should_stop, False
+        return any(asked for (asked,) in self._backend.gather([float(wish)]))
+
+    def _save(self, trainer: Any, *, now: bool) -> None:
+        self._saved = self.step
+        if self._keeps:
+            trainer.save_checkpoint(HERE)
+        position = Position(
+            self.place.epoch, self.place.batches // self._hp.accumulation_steps * self._hp.global_batch_size
+        )
+        self._instruments.save(self.step, position, now=now)
+
+    # Validation.
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self._evaluation.enter_context(self._instruments.clock.during(Phase.EVALUATE))
+        self._evaluation.enter_context(self._instruments.doctor.set_aside())
+        self._backend.sync()
+
+    def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+        self._backend.sync()
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self._backend.sync()
+        self._evaluation.close()
+        if not trainer.sanity_checking:
+            self.metrics = {
+                name: float(value)
+                for name, value in trainer.callback_metrics.items()
+                if name.partition("/dataloader_idx_")[0] in self.logged
+            }
+            self._instruments.telling.evaluated(self.step, self.metrics)
+
+
+def log_everywhere(module: Any, logged: set[str]) -> None:
+    """Has what a module logs in validation reduced over all processes, whatever it says of `sync_dist`: a metric of one
+    process's examples would be shown as the run's. `logged` takes their names.
+
+    A progress bar, which is not shown, would read every value off the device in every step.
+    """
+    original = module.log
+    parameters = inspect.signature(original)
+
+    def log(*args: Any, **options: Any) -> None:
+        given = parameters.bind(*args, **options).arguments
+        given["prog_bar"] = False
+        if not module.trainer.training:
+            logged.add(given["name"])
+            if not given.get("rank_zero_only"):
+                given["sync_dist"] = True
+        original(**given)
+
+    module.log = log
