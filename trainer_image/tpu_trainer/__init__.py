@@ -1,7 +1,7 @@
 """The worker image's trainer: data-parallel PyTorch from one run spec, on TPU chips or on CPU hosts.
 
-Users import `Task`, `Hyperparameters` and `LightningRun` from here to write an entrypoint; the operator and the local runner
-start `python -m tpu_trainer`. The names are loaded on first use because importing torch takes seconds, and a
+Users import `Task`, `Hyperparameters` and `LightningRun` from here to write an entrypoint; the operator and the local
+runner start `python -m tpu_trainer`. The names are loaded on first use because importing torch takes seconds, and a
 process that only has to say "bad run spec" should not pay for it.
 """
 

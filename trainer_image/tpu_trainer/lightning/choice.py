@@ -86,8 +86,13 @@ def _of_return(node: ast.AST, step: ast.AST) -> str | None:
     """`return` without a value, in the step itself and not in a function inside it."""
     if not isinstance(node, ast.Return) or any(node in ast.walk(inner) for inner in _inner_functions(step)):
         return None
-    empty = node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
-    return "it may return None, which skips the batch" if empty else None
+    return "it may return None, which skips the batch" if node.value is None or _may_be_none(node.value) else None
+
+
+def _may_be_none(value: ast.expr) -> bool:
+    if isinstance(value, ast.IfExp):
+        return _may_be_none(value.body) or _may_be_none(value.orelse)
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def _inner_functions(tree: ast.AST) -> Iterator[ast.AST]:

@@ -116,25 +116,21 @@ def _attach(session: Session) -> None:
     if session.data is not None:
         session.data.trainer = view
     # Set on the object, so that they hide Lightning's own methods, which call a real Trainer.
-    module.trainer = view
     answers: dict[str, Any] = {
+        "trainer": view,
         "log": session.log.log,
         "log_dict": session.log.log_dict,
         "optimizers": lambda use_pl_optimizer=True: view.optimizers[0],
         "lr_schedulers": lambda: _one_or_all([each.scheduler for each in view.lr_scheduler_configs]),
         "clip_gradients": _clip_gradients,
     }
-    assert tuple(answers) == _ANSWERS
     for name, answer in answers.items():
         setattr(module, name, answer)
 
 
-_ANSWERS = ("log", "log_dict", "optimizers", "lr_schedulers", "clip_gradients")
-
-
 def release(module: nn.Module) -> None:
-    """Takes off what `adopt` has set on the module, for another Trainer."""
-    for name in _ANSWERS:
+    """Takes off the answers that `adopt` has set on the module, for another Trainer, which sets itself."""
+    for name in ("log", "log_dict", "optimizers", "lr_schedulers", "clip_gradients"):
         vars(module).pop(name, None)
 
 

@@ -41,12 +41,16 @@ def configured(given: Any) -> Configured:
     """The optimizer and its schedulers, from any form that Lightning accepts for one optimizer.
 
     Raises:
-        UserCodeError: no optimizer, or a form unknown to Lightning.
-        NeedsTrainerError: several optimizers, or a scheduler that waits for a metric.
+        UserCodeError: no optimizer or several, or a form unknown to Lightning.
+        NeedsTrainerError: a scheduler that waits for a metric.
     """
     optimizers, schedulers = _parts(given)
     if len(optimizers) != 1:
-        raise NeedsTrainerError(f"configure_optimizers returns {len(optimizers)} optimizers")
+        raise UserCodeError(
+            f"configure_optimizers: it returns {len(optimizers)} optimizers; with automatic optimization there is one. "
+            "Set automatic_optimization = False and make the steps in training_step: Lightning's own Trainer then "
+            "trains it"
+        )
     (optimizer,) = optimizers
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is not a torch optimizer")

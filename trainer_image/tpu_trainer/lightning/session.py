@@ -160,8 +160,8 @@ class TrainerView:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}. Lightning's Trainer has "
-            f"more: {ADVICE}"
+            f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}. Lightning's Trainer "
+            f"has more: {ADVICE}"
         )
 
 

@@ -61,7 +61,7 @@ class Gathered(torch.autograd.Function):
         return table(tensor, backend)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         backend: Backend = ctx.backend
         summed = total(gradient, backend)
         own = backend.to_device(torch.tensor([backend.rank if backend.terms > 1 else 0]))

@@ -21,12 +21,12 @@ from tpu_trainer.stop import StopFlag
 class Gradients:
     """`watch` says which parameters; `add` counts a backward pass in; `average` is a collective.
 
-    Replicas may differ in which parameters have a gradient, but not in how often `average` is called. A gradient that
-    was averaged before, and has grown or not grown since, is averaged again without harm: its first part is equal on all
-    replicas.
+    Replicas may differ in which parameters have a gradient, but not in how often `average` is called. To average a
+    gradient again, grown since or not, does no harm: what was averaged before is equal on all replicas.
     """
 
-    def __init__(self, backend: Backend, instruments: Instruments, stop: StopFlag) -> None:
+    def __init__(self, backend: Backend, instruments: Instruments, stop: StopFlag, last: float | None = None) -> None:
+        """`last`: the loss of the step before this process's first."""
         self._backend, self._instruments, self._stop = backend, instruments, stop
         self._parameters: list[nn.Parameter] = []
         self._known: set[nn.Parameter] = set()
@@ -35,7 +35,7 @@ class Gradients:
         self._signals: Tensor | None = None
         # Made once, as data on the device; see `loop`.
         self._flags = {asked: backend.flag(asked) for asked in (False, True)}
-        self._last = backend.to_device(torch.tensor([0.0, 1.0]))
+        self._last = backend.to_device(torch.tensor([last or 0.0, 1.0]))
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """In the model's order, which is the same in all replicas. Those that are known already are not added again."""
@@ -43,7 +43,7 @@ class Gradients:
             if parameter not in self._known and parameter.requires_grad:
                 self._known.add(parameter)
                 self._parameters.append(parameter)
-                parameter.register_post_accumulate_grad_hook(self._changed.add)
+                parameter.register_post_accumulate_grad_hook(self._changed.add)  # type: ignore[no-untyped-call]
 
     def add(self, loss: Tensor, weight: Tensor) -> None:
         """A backward pass was made. `loss`: times its weight; both of shape []."""

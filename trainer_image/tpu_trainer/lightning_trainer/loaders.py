@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -97,8 +98,8 @@ class Division:
     def _undivided(self, loader: object, name: str) -> object:
         if self._order.share.world > 1:
             raise UserCodeError(
-                f"{name}: a {type(loader).__name__} cannot be divided among {self._order.share.world} processes; return "
-                "torch.utils.data.DataLoader"
+                f"{name}: a {type(loader).__name__} cannot be divided among {self._order.share.world} processes; "
+                "it must return a torch.utils.data.DataLoader"
             )
         return loader
 
@@ -110,8 +111,8 @@ class Division:
             # A loader with batch_size None: its dataset's items are batches.
             units = loader.sampler if batched is None else batched
             self._tell(
-                f"{name}: {type(units).__name__} decides which examples make a batch, so a step has {self._whole} of its "
-                f"batches, one for every process and pass, and not the recipe's {self._order.global_batch} examples"
+                f"{name}: {type(units).__name__} decides which examples make a batch, so a step has {self._whole} of "
+                f"its batches, one for every process and pass, and not the recipe's {self._order.global_batch} examples"
             )
             order = replace(self._order, global_batch=self._whole)
             plan = Plan(self._drawn(units), order, self._start, whole=True)
@@ -119,15 +120,9 @@ class Division:
         rows = self._size(batched.batch_size, name)
         order = replace(self._order, global_batch=rows * self._whole)
         if type(sampler) in _PLAIN and not _draws(sampler):
-
-            def epoch_order(epoch: int) -> Sequence[int]:
-                found: list[int] = permutation(size, order.seed, epoch).tolist()
-                return found
-
-        else:
-            epoch_order = self._drawn(sampler)
-            self._tell(f"{name}: its {type(sampler).__name__} decides the order of the examples")
-        return self._made(loader, Plan(epoch_order, order, self._start))
+            return self._made(loader, Plan(partial(_permuted, size, order.seed), order, self._start))
+        self._tell(f"{name}: its {type(sampler).__name__} decides the order of the examples")
+        return self._made(loader, Plan(self._drawn(sampler), order, self._start))
 
     @property
     def _whole(self) -> int:
@@ -320,8 +315,13 @@ class Timed(DataLoader[Any]):
             yield batch
 
 
+def _permuted(size: int, seed: int, epoch: int) -> list[int]:
+    indices: list[int] = permutation(size, seed, epoch).tolist()
+    return indices
+
+
 def _draws(sampler: Any) -> bool:
     """Whether a RandomSampler draws otherwise than all examples, each once."""
-    return isinstance(sampler, RandomSampler) and (
-        sampler.replacement or sampler.num_samples != len(sampler.data_source)
-    )
+    if not isinstance(sampler, RandomSampler):
+        return False
+    return sampler.replacement or sampler.num_samples != len(sampler.data_source)

@@ -31,8 +31,8 @@ def package_of(module: nn.Module, why: str) -> Any:
                 _quieten(name)
                 return importlib.import_module(name)
     raise UserCodeError(
-        f"{why}. Only Lightning's own Trainer does that, and {type(module).__name__} is not a LightningModule: derive it "
-        "from pytorch_lightning.LightningModule"
+        f"{why}. Only Lightning's own Trainer does that, and {type(module).__name__} is not a LightningModule: derive "
+        "it from pytorch_lightning.LightningModule"
     )
 
 
@@ -52,7 +52,7 @@ def _quieten(name: str) -> None:
         ".*ended before the epoch ended and your dataloader is.*not resumable.*",
         # A number for one process per machine, not for a gang.
         ".*does not have many workers which may be a bottleneck.*",
-        # It has been aggregated: see `log_everywhere`.
-        ".*when logging on epoch level in distributed setting.*",
+        # The report has the loss of every step.
+        ".*is smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", message=text)

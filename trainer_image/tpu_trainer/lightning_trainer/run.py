@@ -7,9 +7,10 @@ the trainer's (`strategy`, `loaders`, `state`, `watch`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +130,23 @@ class OwnTrainer:
 
         def take(step: int, position: Position, health: Health) -> Snapshot:
             own = document(start, step, position, rates.present, hp, health)
-            place = {"epoch": watch.place.epoch, "batches": watch.place.batches, "passes": hp.accumulation_steps}
-            own |= {"place": {**place, "world": backend.world}, "lightningRates": rates.state()}
+            own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             return snapshot_of_state(strategy.state, module, step, int(own["examples"]), own)
 
         checkpoints = storage.checkpoints_of(self.spec, take, telling, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
-        gradients = Gradients(backend, instruments, self.stop)
-        place, exact = _place(found, hp, backend.world)
+        kept = {} if found is None else found.snapshot.document
+        gradients = Gradients(backend, instruments, self.stop, last=kept.get("loss"))
+        place, exact = _place(kept, hp)
         watch = as_kind_of(lightning.Callback, Watch)(
-            backend, hp, instruments, gradients, lambda: rates.present, place, self.spec.checkpoint is not None
+            backend,
+            hp,
+            instruments,
+            gradients,
+            lambda: rates.present,
+            place,
+            kept,
+            keeps=self.spec.checkpoint is not None,
         )
         order = Order(
             hp.global_batch_size, hp.seed, Share(backend.rank, backend.world, backend.local_rank), hp.accumulation_steps
@@ -152,7 +160,7 @@ class OwnTrainer:
         )
         if found is not None:
             strategy.state = state_of_snapshot(found.snapshot)
-            strategy.kept_rates = found.snapshot.document["lightningRates"]
+            strategy.kept_rates = kept["lightningRates"]
             if not exact:
                 restart_epoch(strategy.state, start.step)
         log_everywhere(module, watch.logged)
@@ -162,9 +170,8 @@ class OwnTrainer:
             raise PreemptedError("stopped on request before the first step")
         done = nothing_left(start, found, hp)
         try:
-            was_stopped = self._fit(
-                lightning, run, hp, strategy, watch, continues=found is not None, only_validate=done
-            )
+            trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
+            was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
             return self._end(watch, instruments, hp, done, was_stopped)
         except BaseException:
             instruments.doctor.leave()
@@ -176,29 +183,19 @@ class OwnTrainer:
             telling.progress.committed(checkpoints.last_step)
 
     def _fit(
-        self,
-        lightning: Any,
-        run: LightningRun,
-        hp: Hyperparameters,
-        strategy: Any,
-        watch: Any,
-        *,
-        continues: bool,
-        only_validate: str | None,
+        self, make: Callable[[Logs], Any], run: LightningRun, checkpoint: str | None, *, only_validate: bool
     ) -> bool:
-        """Returns whether the run was stopped on request."""
+        """`make` makes the Trainer. Returns whether the run was stopped on request."""
         place = self.spec.report.uri or _absolute(self.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
             logs = Logs(place, Path(scratch), self.spec.job.attempt)
-            trainer = self._trainer(lightning, run, hp, strategy, watch, logs)
-            ckpt = HERE if continues else None
+            trainer = make(logs)
             try:
                 with user_code("Lightning's Trainer"), suppress(StoppedError):
-                    if only_validate is None:
-                        trainer.fit(run.module, datamodule=run.data, ckpt_path=ckpt)
-                        return False
-                    if _validates(run):
-                        trainer.validate(run.module, datamodule=run.data, ckpt_path=ckpt, verbose=False)
+                    if not only_validate:
+                        trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
+                    elif _validates(run):
+                        trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
                     return False
                 return True
             finally:
@@ -350,14 +347,13 @@ def _check_kind(found: Found) -> None:
         )
 
 
-def _place(found: Found | None, hp: Hyperparameters, world: int) -> tuple[Place, bool]:
-    """Where the data stands, and whether that is exact: only with the same batches."""
-    if found is None:
+def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
+    """Where the data stands, and whether that is exact: only with the same batches. `kept`: the checkpoint's document,
+    empty without one."""
+    if not kept:
         return Place(), True
-    kept: Mapping[str, Any] = found.snapshot.document
-    place = kept["place"]
-    same = kept["globalBatch"] == hp.global_batch_size and place["passes"] == hp.accumulation_steps
-    return Place(int(place["epoch"]), int(place["batches"]) if same else 0), same
+    same = kept["globalBatch"] == hp.global_batch_size and kept["passes"] == hp.accumulation_steps
+    return Place(int(kept["place"]["epoch"]), int(kept["place"]["batches"]) if same else 0), same
 
 
 def _validates(run: LightningRun) -> bool:

@@ -1,8 +1,8 @@
 """What Lightning keeps of a run, as this job's checkpoints store it, and back.
 
-Lightning makes one nested object of model, optimizers, schedulers, callbacks and loops, and pickles it. Here its tensors
-go into safetensors and the rest into JSON, with a mark where Python has kinds that JSON lacks: tuples, and dicts whose
-keys are not text. The module's weights have the same file and names as in every other checkpoint.
+Lightning makes one nested object of model, optimizers, schedulers, callbacks and loops, and pickles it. Here its
+tensors go into safetensors and the rest into JSON, with a mark where Python has kinds that JSON lacks: tuples, and
+dicts whose keys are not text. The module's weights have the same file and names as in every other checkpoint.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ The classes here are the methods of Lightning's own (`package.as_kind_of`).
 
 from __future__ import annotations
 
+import importlib
 import math
 import pickle
 import signal
@@ -80,9 +81,9 @@ class GangStrategy:
 
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
-        from lightning_utilities.core.rank_zero import rank_zero_only  # type: ignore[import-untyped, unused-ignore]
-
-        rank_zero_only.rank = self.global_rank
+        # Lightning's functions for "only in the first process" look for the rank there.
+        rank_zero: Any = importlib.import_module("lightning_utilities.core.rank_zero")
+        rank_zero.rank_zero_only.rank = self.global_rank
         # What has been agreed on after a step must not be changed by a callback that runs later.
         trainer = self.lightning_module.trainer
         trainer.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
@@ -185,13 +186,14 @@ class GangStrategy:
         with torch.no_grad():
             return table(tensor, self._backend)
 
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - Lightning's name
         said = [row[0] > 0 for row in self._backend.gather([float(decision)])]
         return sum(said) == len(said) if all else any(said)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Through the gang's own store: the object may be anything that Lightning or the module can pickle."""
-        store = self._backend.store
+        """Through the gang's own store, which only its members reach (`gate`): the object may be anything that Lightning
+        or the module can pickle."""
+        store: Any = self._backend.store
         if store is None:
             return obj
         self._messages += 1
@@ -199,7 +201,7 @@ class GangStrategy:
         if self.global_rank == src:
             store.set(name, pickle.dumps(obj))
             return obj
-        return pickle.loads(store.get(name))
+        return pickle.loads(store.get(name))  # noqa: S301 - from a process of this gang
 
     def barrier(self, name: str | None = None) -> None:
         # Lightning has just set a handler that would begin a collective inside it. The trainer's own only sets a flag.

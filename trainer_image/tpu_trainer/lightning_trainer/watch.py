@@ -7,9 +7,12 @@ decide alike whether the run ends, stops or keeps a checkpoint.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
+
+import torch
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Phase
@@ -29,7 +32,8 @@ class StoppedError(Exception):
 class Watch:
     """`step`: steps done. `loss`: the global loss of the last one that was read. `metrics`: of the last evaluation.
 
-    `rate`: the present learning rate. `keeps`: the run has a place for checkpoints.
+    `rate`: the present learning rate. `keeps`: the run has a place for checkpoints. `kept`: what the checkpoint that
+    the run continues from has of `Watch.kept`.
     """
 
     runs_last = True
@@ -42,11 +46,14 @@ class Watch:
         gradients: Gradients,
         rate: Callable[[], float],
         place: Place,
+        kept: Mapping[str, Any],
+        *,
         keeps: bool,
     ) -> None:
         super().__init__()
         self._backend, self._hp, self._instruments, self._gradients = backend, hp, instruments, gradients
-        self._rate, self._keeps = rate, keeps
+        self._rate, self._before, self._keeps = rate, kept, keeps
+        self.kept: dict[str, Any] = {}
         self.step = instruments.first
         self.place = place
         self.loss: float | None = None
@@ -55,17 +62,20 @@ class Watch:
         self._signals = Signals(backend, self.step)
         self._seen: int | None = None
         self._saved: int | None = None
-        self._wants_end = False
+        self._postponed = self._wants_end = False
         self._evaluation = ExitStack()
 
     # Training.
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self._seen = trainer.global_step
+        if self._before:
+            self._restore(trainer, module)
         self._instruments.settle(self._backend)
         self._instruments.clock.enter(Phase.HOST)
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._save_postponed(trainer)
         self._instruments.settle(self._backend)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -78,7 +88,8 @@ class Watch:
             self._backend.sync()
             return
         self._seen = trainer.global_step
-        self.place = Place(trainer.current_epoch, batch_idx + 1)
+        epoch = trainer.current_epoch
+        self.place = Place(epoch + 1) if trainer.is_last_batch else Place(epoch, batch_idx + 1)
         self.step += 1
         self._end_step(trainer, batch, list(module.parameters()))
 
@@ -88,6 +99,18 @@ class Watch:
             self._read(self.step, whole=True)
             self._save(trainer, now=False)
             self._instruments.after_step(self._signals, self.step, ends=True)
+
+    def _restore(self, trainer: Any, module: Any) -> None:
+        """What Lightning does not keep, and callbacks that freeze, unfreeze or wait for metrics need."""
+        trained, modes = set(self._before["trained"]), set(self._before["inTraining"])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in trained)
+        for name, child in module.named_modules():
+            child.training = name in modes
+        known = {name: torch.tensor(value) for name, value in self._before["metrics"].items()}
+        trainer.callback_metrics.update(known)
+        # Otherwise Lightning would leave out schedulers that wait for metrics at the end of this epoch.
+        trainer.fit_loop._restarting = False
 
     def _end_step(self, trainer: Any, batch: Any, parameters: list[Any]) -> None:
         instruments, step = self._instruments, self.step
@@ -105,8 +128,10 @@ class Watch:
             self._wants_end = self._wants_end or trainer.should_stop
         # One replica alone must not leave the loop, and Lightning looks at this at once. It evaluates before it ends.
         trainer.should_stop = ends
-        if saves or last or stopping:
+        if last or stopping:
             self._save(trainer, now=stopping)
+        elif saves:
+            self._save_soon(trainer)
         instruments.after_step(self._signals, step, ends=last or stopping)
         if stopping:
             raise StoppedError
@@ -122,9 +147,31 @@ class Watch:
         wish, self._wants_end = self._wants_end or trainer.should_stop, False
         return any(asked for (asked,) in self._backend.gather([float(wish)]))
 
+    def _save_soon(self, trainer: Any) -> None:
+        """What follows a step by rights is part of it: its validation, the end of its epoch. A run that continued
+        without them would know fewer metrics, and callbacks and schedulers that wait for metrics would decide otherwise.
+        """
+        loop = trainer.fit_loop
+        if trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
+            self._postponed = True
+        else:
+            self._save(trainer, now=False)
+
+    def _save_postponed(self, trainer: Any) -> None:
+        if self._postponed:
+            self._save(trainer, now=False)
+
     def _save(self, trainer: Any, *, now: bool) -> None:
-        self._saved = self.step
+        self._saved, self._postponed = self.step, False
         if self._keeps:
+            module = trainer.lightning_module
+            self.kept = {
+                "place": asdict(self.place),
+                "loss": self.loss,
+                "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+                "trained": [name for name, one in module.named_parameters() if one.requires_grad],
+                "inTraining": [name for name, one in module.named_modules() if one.training],
+            }
             trainer.save_checkpoint(HERE)
         position = Position(
             self.place.epoch, self.place.batches // self._hp.accumulation_steps * self._hp.global_batch_size
@@ -151,6 +198,8 @@ class Watch:
                 if name.partition("/dataloader_idx_")[0] in self.logged
             }
             self._instruments.telling.evaluated(self.step, self.metrics)
+            if not trainer.is_last_batch:
+                self._save_postponed(trainer)
 
 
 def log_everywhere(module: Any, logged: set[str]) -> None:
