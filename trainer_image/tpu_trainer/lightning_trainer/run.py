@@ -161,8 +161,8 @@ class OwnTrainer:
         if found is not None:
             strategy.state = state_of_snapshot(found.snapshot)
             strategy.kept_rates = kept["lightningRates"]
-            if not exact:
-                restart_epoch(strategy.state, start.step)
+            if kept["epochBegins"] or not exact:
+                begin_epoch(strategy.state, None if exact else start.step)
         log_everywhere(module, watch.logged)
         telling.began(start.step)
         # Before anything is compiled, which takes minutes.
@@ -299,21 +299,26 @@ class OwnTrainer:
         return succeeded(ending, watch.step, watch.loss, watch.metrics, rate, finiteness.summary)
 
 
-def restart_epoch(state: dict[str, Any], step: int) -> None:
-    """Lets Lightning's loops go on with step `step` at the beginning of an epoch: batches have another size now.
+def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
+    """Lets Lightning's loops go on at the beginning of an epoch, where they would take the last one's batches for this
+    one's. `step`: the steps that count as done, if batches have had another size; None if their number stands.
 
     Optimizers, callbacks and schedulers keep their state. `state`: Lightning's checkpoint, changed in place.
     """
     loops = state["loops"]["fit_loop"]
-    for name, progress in loops.items():
-        if name == "epoch_loop.batch_progress":
-            progress["current"] = dict.fromkeys(progress["current"], 0)
-            progress["is_last_batch"] = False
-        elif name == "epoch_loop.automatic_optimization.optim_progress":
-            for each in (progress["optimizer"]["step"], progress["optimizer"]["zero_grad"]):
-                each["total"] = dict.fromkeys(each["total"], step)
-                each["current"] = dict.fromkeys(each["current"], 0)
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+    loops["epoch_loop.batch_progress"]["is_last_batch"] = False
+    steps = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for progress in (
+        loops["epoch_loop.batch_progress"],
+        loops["epoch_loop.scheduler_progress"],
+        loops["epoch_loop.manual_optimization.optim_step_progress"],
+        *steps.values(),
+    ):
+        progress["current"] = dict.fromkeys(progress["current"], 0)
+    if step is not None:
+        for progress in steps.values():
+            progress["total"] = dict.fromkeys(progress["total"], step)
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
 
 
 def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:

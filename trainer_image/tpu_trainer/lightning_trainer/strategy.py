@@ -191,8 +191,8 @@ class GangStrategy:
         return sum(said) == len(said) if all else any(said)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Through the gang's own store, which only its members reach (`gate`): the object may be anything that Lightning
-        or the module can pickle."""
+        """Through the gang's own store, which only its members reach (`gate`): the object may be anything that can be
+        pickled."""
         store: Any = self._backend.store
         if store is None:
             return obj

@@ -75,7 +75,8 @@ class Watch:
         self._instruments.clock.enter(Phase.HOST)
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._save_postponed(trainer)
+        if self._postponed:
+            self._save(trainer, epoch_begins=True)
         self._instruments.settle(self._backend)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -97,7 +98,7 @@ class Watch:
         """Reached also by a run that a callback or the module has ended early."""
         if self._signals.read_through < self.step or self._saved != self.step:
             self._read(self.step, whole=True)
-            self._save(trainer, now=False)
+            self._save(trainer)
             self._instruments.after_step(self._signals, self.step, ends=True)
 
     def _restore(self, trainer: Any, module: Any) -> None:
@@ -148,25 +149,21 @@ class Watch:
         return any(asked for (asked,) in self._backend.gather([float(wish)]))
 
     def _save_soon(self, trainer: Any) -> None:
-        """What follows a step by rights is part of it: its validation, the end of its epoch. A run that continued
-        without them would know fewer metrics, and callbacks and schedulers that wait for metrics would decide otherwise.
-        """
+        """After what belongs to a step: its validation, the end of its epoch. A run that continued without them would
+        know fewer metrics, and callbacks and schedulers that wait for metrics would decide otherwise."""
         loop = trainer.fit_loop
         if trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
             self._postponed = True
         else:
-            self._save(trainer, now=False)
+            self._save(trainer)
 
-    def _save_postponed(self, trainer: Any) -> None:
-        if self._postponed:
-            self._save(trainer, now=False)
-
-    def _save(self, trainer: Any, *, now: bool) -> None:
+    def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
         self._saved, self._postponed = self.step, False
         if self._keeps:
             module = trainer.lightning_module
             self.kept = {
                 "place": asdict(self.place),
+                "epochBegins": epoch_begins,
                 "loss": self.loss,
                 "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
                 "trained": [name for name, one in module.named_parameters() if one.requires_grad],
@@ -198,8 +195,8 @@ class Watch:
                 if name.partition("/dataloader_idx_")[0] in self.logged
             }
             self._instruments.telling.evaluated(self.step, self.metrics)
-            if not trainer.is_last_batch:
-                self._save_postponed(trainer)
+            if self._postponed and not trainer.is_last_batch:
+                self._save(trainer)
 
 
 def log_everywhere(module: Any, logged: set[str]) -> None:
