@@ -39,7 +39,7 @@ from tpu_trainer.lightning_trainer.package import as_kind_of, package_of
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.lightning_trainer.watch import StoppedError, Watch, log_everywhere
+from tpu_trainer.lightning_trainer.watch import GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.resume import Start, document
 from tpu_trainer.spec import OnNotFinite, RunSpec
@@ -239,7 +239,8 @@ class OwnTrainer:
         if kind == "xla" and (precision := given.pop("precision", None)) is not None:
             own["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
-            return lightning.Trainer(**{**usual, **given, **own}, callbacks=[*callbacks, watch])
+            kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
+            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[*callbacks, watch])
 
     def _accelerator(self, lightning: Any) -> Any:
         return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()

@@ -72,6 +72,11 @@ class GangStrategy:
         return self._backend.device
 
     @property
+    def is_distributed(self) -> bool:
+        """Lightning's log asks whether there is anybody to reduce a value with."""
+        return self._backend.terms > 1
+
+    @property
     def is_global_zero(self) -> bool:
         return self.global_rank == 0
 

@@ -25,6 +25,31 @@ from tpu_trainer.lightning_trainer.strategy import HERE
 from tpu_trainer.task import Hyperparameters
 
 
+class GangTrainer:
+    """Lightning's Trainer, whose `should_stop` cannot send one replica out of the loop alone: set within a batch, it is
+    a wish, which all replicas learn of at the end of their next step. Elsewhere callbacks have agreed on it already.
+    """
+
+    in_batch = False
+    wished = False
+    _ends = False
+
+    @property
+    def should_stop(self) -> bool:
+        return self._ends
+
+    @should_stop.setter
+    def should_stop(self, ends: bool) -> None:
+        if self.in_batch:
+            self.wished = self.wished or ends
+        else:
+            self._ends = ends
+
+    def agree(self, ends: bool) -> None:
+        """Before Lightning looks, and evaluates before it ends."""
+        self._ends, self.wished = ends, False
+
+
 class StoppedError(Exception):
     """Ends Lightning's loop after the checkpoint of a run that was told to stop."""
 
@@ -54,6 +79,7 @@ class Watch:
         self._backend, self._hp, self._instruments, self._gradients = backend, hp, instruments, gradients
         self._rate, self._before, self._keeps = rate, kept, keeps
         self.kept: dict[str, Any] = {}
+        self._state_of_parts: dict[str, list[str]] = {}
         self.step = instruments.first
         self.place = place
         self.loss: float | None = None
@@ -62,7 +88,7 @@ class Watch:
         self._signals = Signals(backend, self.step)
         self._seen: int | None = None
         self._saved: int | None = None
-        self._postponed = self._wants_end = False
+        self._postponed = False
         self._evaluation = ExitStack()
 
     # Training.
@@ -76,10 +102,12 @@ class Watch:
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         if self._postponed:
+            self._note_parts(module)
             self._save(trainer, epoch_begins=True)
         self._instruments.settle(self._backend)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        trainer.in_batch = True
         count = self.step * self._hp.accumulation_steps + batch_idx % self._hp.accumulation_steps + 1
         self._backend.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
 
@@ -94,12 +122,23 @@ class Watch:
         self.step += 1
         self._end_step(trainer, batch, list(module.parameters()))
 
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        trainer.in_batch = False
+
     def on_train_end(self, trainer: Any, module: Any) -> None:
         """Reached also by a run that a callback or the module has ended early."""
         if self._signals.read_through < self.step or self._saved != self.step:
             self._read(self.step, whole=True)
+            self._note_parts(module)
             self._save(trainer)
             self._instruments.after_step(self._signals, self.step, ends=True)
+
+    def _note_parts(self, module: Any) -> None:
+        """Not at the end of a validation, where all of the module is in evaluation mode."""
+        self._state_of_parts = {
+            "trained": [name for name, one in module.named_parameters() if one.requires_grad],
+            "inTraining": [name for name, one in module.named_modules() if one.training],
+        }
 
     def _restore(self, trainer: Any, module: Any) -> None:
         """What Lightning does not keep, and callbacks that freeze, unfreeze or wait for metrics need."""
@@ -124,11 +163,10 @@ class Watch:
         # Raises if the loss is not finite, before a checkpoint is made of it.
         if (reading := self._read(step, whole=saves or last)) is not None:
             stopping, saves = reading.stopping and not last, saves or reading.saving
-            ends = self._agreed_end(trainer) or last
-        else:
-            self._wants_end = self._wants_end or trainer.should_stop
-        # One replica alone must not leave the loop, and Lightning looks at this at once. It evaluates before it ends.
-        trainer.should_stop = ends
+            ends = any(asked for (asked,) in self._backend.gather([float(trainer.wished)])) or last
+            trainer.agree(ends)
+        if saves or last or stopping:
+            self._note_parts(trainer.lightning_module)
         if last or stopping:
             self._save(trainer, now=stopping)
         elif saves:
@@ -143,11 +181,6 @@ class Watch:
             self.loss = reading.losses[-1]
         return reading
 
-    def _agreed_end(self, trainer: Any) -> bool:
-        """Whether a callback or the module wants the training to end, in any replica."""
-        wish, self._wants_end = self._wants_end or trainer.should_stop, False
-        return any(asked for (asked,) in self._backend.gather([float(wish)]))
-
     def _save_soon(self, trainer: Any) -> None:
         """After what belongs to a step: its validation, the end of its epoch. A run that continued without them would
         know fewer metrics, and callbacks and schedulers that wait for metrics would decide otherwise."""
@@ -160,14 +193,12 @@ class Watch:
     def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
         self._saved, self._postponed = self.step, False
         if self._keeps:
-            module = trainer.lightning_module
             self.kept = {
                 "place": asdict(self.place),
                 "epochBegins": epoch_begins,
                 "loss": self.loss,
                 "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-                "trained": [name for name, one in module.named_parameters() if one.requires_grad],
-                "inTraining": [name for name, one in module.named_modules() if one.training],
+                **self._state_of_parts,
             }
             trainer.save_checkpoint(HERE)
         position = Position(
@@ -178,6 +209,7 @@ class Watch:
     # Validation.
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
+        trainer.in_batch = False
         self._evaluation.enter_context(self._instruments.clock.during(Phase.EVALUATE))
         self._evaluation.enter_context(self._instruments.doctor.set_aside())
         self._backend.sync()
