@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
-from tpu_trainer.lightning import adopt, is_lightning
+from tpu_trainer.lightning import LightningRun, NeedsTrainerError, adopt, is_lightning, release
 from tpu_trainer.task import Hyperparameters, Task
 
 ALONE = Share(rank=0, world=1)
@@ -48,24 +48,55 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
     `share`: rank and world size for a LightningModule's trainer.
 
     Raises:
-        UserCodeError: there is no such module or attribute, it cannot be called with this recipe, it raised, it did
-            not return a task, or a LightningModule needs something that this trainer lacks.
+        UserCodeError: there is no such module or attribute, it cannot be called with this recipe, it raised, or it
+            did not return a task.
+        NeedsTrainerError: its LightningModule needs Lightning's own Trainer, or it asks for that.
     """
+    made = _made(entrypoint, hyperparameters)
+    if isinstance(made, Task):
+        return Loaded(made, Hooks())
+    if isinstance(made, LightningRun):
+        raise NeedsTrainerError(None)
+    return Loaded(*adopt(made.module, made.data, hyperparameters, share))
+
+
+def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> LightningRun:
+    """A LightningModule for Lightning's own Trainer: calls `entrypoint` again, so that the module is as if no other
+    loop had been tried before.
+
+    Raises:
+        UserCodeError: as `load_task`.
+    """
+    made = _made(entrypoint, hyperparameters)
+    if isinstance(made, Task):
+        raise UserCodeError(f"entrypoint {entrypoint}: returned a LightningModule first, and then a Task")
+    # If it returns the same object each time, that one.
+    release(made.module)
+    return made if isinstance(made, LightningRun) else LightningRun(made.module, made.data)
+
+
+class _Pair(NamedTuple):
+    module: Any
+    data: Any
+
+
+def _made(entrypoint: str, hyperparameters: Hyperparameters) -> Task | LightningRun | _Pair:
+    """What `entrypoint` returns: a Task, a LightningRun, or a LightningModule with its data."""
     factory = _find(entrypoint)
     positional, keywords = arguments(factory, hyperparameters, entrypoint)
     with user_code(f"calling {entrypoint}"):
         made = factory(*positional, **keywords)
-    if isinstance(made, Task):
-        return Loaded(made, Hooks())
+    if isinstance(made, Task | LightningRun):
+        return made
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     if is_lightning(module):
-        return Loaded(*adopt(module, data, hyperparameters, share))
+        return _Pair(module, data)
     kind = f"a {type(made).__name__}"
     if isinstance(made, tuple | list):
         kind += f" of {', '.join(type(item).__name__ for item in made) or 'nothing'}"
     raise UserCodeError(
         f"entrypoint {entrypoint}: returned {kind}; it must return a tpu_trainer.Task, a LightningModule, "
-        "or a pair (LightningModule, LightningDataModule)"
+        "a pair (LightningModule, LightningDataModule), or a tpu_trainer.LightningRun"
     )
 
 

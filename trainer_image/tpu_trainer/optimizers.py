@@ -54,9 +54,14 @@ def refuse_closure(optimizer: Optimizer) -> None:
     Raises:
         UserCodeError: the optimizer's step cannot be made without one.
     """
-    closure = _closure(optimizer)
-    if closure is not None and closure.default is closure.empty:
+    if needs_closure(optimizer):
         raise closure_repeated(optimizer)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether its step cannot be made without one."""
+    closure = _closure(optimizer)
+    return closure is not None and closure.default is closure.empty
 
 
 def takes_closure(optimizer: Optimizer) -> bool:
@@ -102,12 +107,18 @@ def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) 
         )
     if task.optimizer is None:
         return
-    if hooks.own_schedule and (hp.warmup_steps or hp.schedule.name != "Constant"):
+    if hooks.own_schedule:
+        yield from unused_schedule(hp)
+    yield from unused_by(optimizer, hp)
+
+
+def unused_schedule(hp: Hyperparameters) -> Iterator[str]:
+    """What a task that schedules the rate itself does not use."""
+    if hp.warmup_steps or hp.schedule.name != "Constant":
         yield (
             f"the task schedules the learning rate itself; the recipe's {hp.warmup_steps} steps of warm-up and its "
             f"schedule {hp.schedule.name} are not used"
         )
-    yield from unused_by(optimizer, hp)
 
 
 def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
@@ -15,24 +14,25 @@ from torch import nn
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
 from tpu_trainer.checkpoint.initial import begin_with
-from tpu_trainer.checkpoint.snapshot import weights_of
+from tpu_trainer.checkpoint.snapshot import is_lightnings, weights_of
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import GENERATORS, Order, Share, evaluation_size, seed_generators, size_difference
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, watchdog
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_cost, tell_not_finite
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, UserCodeError, user_code
+from tpu_trainer.errors import PeerLostError, PreemptedError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning import NeedsTrainerError
 from tpu_trainer.logbook import Logbook, closed
-from tpu_trainer.loop import Trained, train
+from tpu_trainer.loop import train
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.outcome import Outcome, finite, outcome_of
 from tpu_trainer.precision import in_precision
@@ -107,18 +107,33 @@ class _Run:
     telling: Telling
 
     def whole(self) -> Outcome:
-        backend, spec, hp = self.backend, self.spec, Hyperparameters.of(self.spec)
-        share = Share(backend.rank, backend.world, backend.local_rank)
+        backend, spec = self.backend, self.spec
         self.telling.progress.starting(
             f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
             f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {backend.world}; "
             f"global batch {spec.batch.total}, steps {spec.train_steps}"
         )
+        try:
+            return self._in_own_loop()
+        except NeedsTrainerError as found:
+            why = found.why
+        # Imported once needed: few runs are under Lightning's Trainer.
+        from tpu_trainer.lightning_trainer import OwnTrainer
+
+        parts = (self.environment, self.stop, backend, self.clock, self.pace, self.telling)
+        return OwnTrainer(spec, *parts).whole(why)
+
+    def _in_own_loop(self) -> Outcome:
+        """Raises NeedsTrainerError, in all replicas alike, before the first step."""
+        backend, spec, hp = self.backend, self.spec, Hyperparameters.of(self.spec)
+        share = Share(backend.rank, backend.world, backend.local_rank)
         task, hooks = self._load(hp, share)
         try:
             check_data(task, hp.seed, backend, self.environment.host_index, self.telling.finding)
             storage = Storage.of(spec, task.model, backend)
             found = storage.choose(backend, self.telling)
+            if found is not None and is_lightnings(found.snapshot):
+                raise NeedsTrainerError("the job's checkpoint was written under it")
             writers = storage.writers(backend, self.environment, self.telling)
             work, resumed = self._prepare(task, hooks, hp, storage, found), found is not None
             done = nothing_left(work.start, found, hp)
@@ -136,6 +151,8 @@ class _Run:
                 with self.clock.during(Phase.CHECKPOINT):
                     checkpoints.finish()
                 self.telling.progress.committed(checkpoints.last_step)
+        except NeedsTrainerError:
+            raise
         except BaseException as error:
             _tell_hooks(hooks, error)
             raise
@@ -289,19 +306,22 @@ class _Run:
             if self.spec.checkpoint is not None:
                 instruments.whole = reading.whole
             with self.backend.feed(reading.batches) as batches, instruments.logbook.open():
-                trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
+                try:
+                    trained = train(work, batches, self.backend, instruments, self.stop, evaluate_now)
+                except NeedsTrainerError as needs:
+                    # The other replicas may not have come to it.
+                    raise needs.in_training() from None
             if not trained.stopped:
                 instruments.finish_log(trained.step)
+        except NeedsTrainerError:
+            raise
         except BaseException:
             instruments.doctor.leave()
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:
-            safe = _safe(trained.step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
             progress.stopped(checkpoints.last_step)
-            ending = f"stopped on request after {trained.step} steps"
-            message = safe + finiteness.summary
-            return _outcome(ExitCode.Preempted, ending, trained, {}, progress, rate, message)
+            return stopped(trained.step, trained.loss, checkpoints, progress, rate, finiteness.summary)
         evaluated = dict(work.steering.metrics)
         # Unless an evaluation has just ended the training.
         if work.steering.evaluated != trained.step:
@@ -313,21 +333,14 @@ class _Run:
             # Otherwise the checkpoint that this run wrote after its last step has the evaluation by now.
             if is_best and trained.loss is None:
                 instruments.save(trained.step, trained.position, now=False)
-        for name, value in evaluated.items():
-            if not math.isfinite(value):
-                text = f"the metric {name} is {value} after the last step, so the result does not have it"
-                self.telling.finding(Finding("Evaluation", trained.step, text))
+        tell_not_finite(trained.step, evaluated, self.telling)
         with self.clock.during(Phase.CHECKPOINT):
-            _keep_last(trained, instruments)
+            keep_last(trained.step, trained.position, instruments)
             self._leave_weights(work)
-        if (cost := checkpoints.cost).commits:
-            progress.say(
-                f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for "
-                f"{cost.blocked:.1f} s"
-            )
+        tell_cost(checkpoints, progress)
         progress.done(checkpoints.last_step)
         ending = trained.early or done or f"trained {trained.step} steps"
-        return _outcome(ExitCode.Succeeded, ending, trained, evaluated, progress, rate, finiteness.summary)
+        return succeeded(ending, trained.step, trained.loss, evaluated, progress, rate, finiteness.summary)
 
     def _leave_weights(self, work: Work) -> None:
         """On the user's machine, a run without checkpoints leaves its weights beside its report."""
@@ -374,51 +387,9 @@ def _evaluation_rows(work: Work, share: Share) -> int:
     return work.hp.global_batch_size // share.world // work.hp.accumulation_steps
 
 
-def _keep_last(trained: Trained, instruments: Instruments) -> None:
-    """The result of the whole training is worth a second attempt, and no later checkpoint would hold it.
-
-    Raises:
-        StorageError: it could not be written.
-    """
-    checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
-    position = instruments.position or trained.position
-    if checkpoints.finish() or checkpoints.save_now(trained.step, position, health) is not None:
-        return
-    newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
-    raise StorageError(
-        f"all {trained.step} steps are trained, but their checkpoint could not be written, {newest}; the log says why"
-    )
-
-
 def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
     """What a hook raises about a failure must not take the failure's place."""
     try:
         hooks.failed(error)
     except Exception as raised:
         print(f"the task's hook for failures raised {type(raised).__name__}: {raised}", file=sys.stderr, flush=True)
-
-
-def _outcome(
-    code: ExitCode,
-    ending: str,
-    trained: Trained,
-    evaluated: Mapping[str, float],
-    progress: Progress,
-    rate: float | None,
-    safe: str,
-) -> Outcome:
-    loss = {} if trained.loss is None else {"loss": trained.loss}
-    metrics = {**loss, **evaluated}
-    values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    # What was logged comes last, because a message that is too long loses its last metrics.
-    every = {**metrics, **progress.means, **metrics}
-    best = None if progress.best is None else progress.best.as_json()
-    return Outcome(code, f"{ending}{values}{safe}", trained.step, every, rate, best=best)
-
-
-def _safe(step: int, kept: int | None) -> str:
-    """What the end of a stopped run says about its checkpoint."""
-    if kept == step:
-        return ", checkpoint written"
-    newest = "there is none" if kept is None else f"the newest is of step {kept}"
-    return f"; its checkpoint could not be written, {newest}"

@@ -30,7 +30,7 @@ from tpu_trainer.doctor.finite import Health
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.resume import Start, continued, document, fresh
-from tpu_trainer.spec import RunSpec
+from tpu_trainer.spec import CheckpointSpec, RunSpec
 from tpu_trainer.steering import reduction_of
 from tpu_trainer.task import Hyperparameters
 from tpu_trainer.telling import Telling
@@ -38,6 +38,9 @@ from tpu_trainer.trainable import Work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+Take = Callable[[int, Position, Health, bool], Snapshot]
+"""Makes the snapshot of a step, whole or as the first of several parts."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,9 @@ class Storage:
         self, spec: RunSpec, work: Work, telling: Telling, writers: Writers | None, resumed: bool
     ) -> Checkpoints:
         """How the loop takes checkpoints. The reporting replica leads."""
-        if spec.checkpoint is None or self.target is None:
-            return Checkpoints()
-        due = Due(spec.checkpoint.every_steps, spec.checkpoint.every_minutes, work.hp.train_steps)
         began = work.start.step if resumed else None
-        if not telling.aloud:
-            return Checkpoints(due) if writers is None else Partner(due, _part_taker(self.target, work, writers), began)
+        if spec.checkpoint is not None and self.target is not None and writers is not None and not telling.aloud:
+            return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers), began)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
@@ -126,6 +126,19 @@ class Storage:
                 part=Part(0, 1 + len(elsewhere)),
             )
 
+        return self.checkpoints_of(spec, take, telling, began, writers)
+
+    def checkpoints_of(
+        self, spec: RunSpec, take: Take, telling: Telling, resumed: int | None, writers: Writers | None = None
+    ) -> Checkpoints:
+        """Checkpoints of the snapshots that `take` makes. `resumed`: the step that the run continues from, if any.
+        `writers`: the hosts that write a part; None if the reporting replica's host writes alone."""
+        if spec.checkpoint is None or self.target is None:
+            return Checkpoints()
+        due = _due(spec.checkpoint, spec)
+        if not telling.aloud:
+            return Checkpoints(due)
+
         def warn(text: str) -> None:
             telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
 
@@ -136,7 +149,7 @@ class Storage:
         def others(snapshot: Snapshot) -> Others:
             return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
-        checkpointer = Checkpointer(self.target, due, take, warn, resumed=began, found_best=found_best, others=others)
+        checkpointer = Checkpointer(self.target, due, take, warn, resumed=resumed, found_best=found_best, others=others)
         if (best := best_in(self.target)) is not None:
             found_best(best)
         return checkpointer
@@ -152,6 +165,10 @@ class Storage:
         # After the choice, which names what it passes over: this removes torn checkpoints of this job.
         prepare(self.target)
         return found
+
+
+def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> Due:
+    return Due(checkpoint.every_steps, checkpoint.every_minutes, spec.train_steps)
 
 
 def _not_shared(uri: str, unable: Sequence[int]) -> str:

@@ -45,6 +45,9 @@ class Telling:
         self.reporter.logged(curves)
 
     def finding(self, finding: Finding) -> None:
+        """Says the same thing once: a run that changes over to Lightning's Trainer begins again."""
+        if finding.message in self.progress.warnings:
+            return
         self.progress.finding(finding)
         self.reporter.finding(finding)
 

@@ -106,6 +106,13 @@ def hooks_of(found: Found, backend: Backend) -> dict[str, Any]:
     return hooks_state(_fetched(found, "hooks", backend).snapshot)
 
 
+def fetched(found: Found, backend: Backend) -> Found:
+    """With all values in host memory, for a run that restores them in its own way. A collective."""
+    for file in found.snapshot.tensors:
+        found = _fetched(found, file, backend)
+    return found
+
+
 def _fetched(found: Found, file: str, backend: Backend) -> Found:
     """With the values of all tensors of `file`, in host memory."""
     tensors = {name: room_for(tensor) for name, tensor in found.snapshot.tensors[file].items()}

@@ -37,6 +37,9 @@ FILES = ("model", "optimizer", "hooks", "ema")
 STATE = "state.json"
 _REFERENCE = "$tensor"
 
+LIGHTNING = "lightning"
+"""The key of a document that says that Lightning's own Trainer ran; its value is Lightning's version."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -111,6 +114,11 @@ def copied(live: Mapping[str, Tensors]) -> dict[str, Tensors]:
     # All at once: every transfer from a device costs a round trip.
     copies = iter(_to_host([tensor for tensors in live.values() for tensor in tensors.values()]))
     return {file: {name: next(copies) for name in tensors} for file, tensors in live.items()}
+
+
+def is_lightnings(snapshot: Snapshot) -> bool:
+    """Whether a run under Lightning's own Trainer wrote it, which alone can continue it."""
+    return LIGHTNING in snapshot.document
 
 
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:

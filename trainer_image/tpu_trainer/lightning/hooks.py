@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import wide
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.optimizers import Schedules, configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
-from tpu_trainer.optimizers import closure_late, closure_repeated, takes_closure
+from tpu_trainer.optimizers import closure_late, closure_repeated, needs_closure, takes_closure
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class LightningHooks(Hooks):
         with user_code("configure_optimizers"):
             given = session.module.configure_optimizers()  # type: ignore[operator]
         found = configured(given)
+        if needs_closure(found.optimizer):
+            raise NeedsTrainerError(f"{type(found.optimizer).__name__} evaluates its closure itself")
         self._schedules = Schedules(found, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
@@ -95,10 +98,11 @@ class LightningHooks(Hooks):
         outputs = given if isinstance(given, Mapping) else {"loss": given}
         loss = outputs.get("loss")
         if not isinstance(loss, Tensor):
-            what = "None" if loss is None else f"a {type(loss).__name__}"
+            if loss is None:
+                raise NeedsTrainerError("training_step returns None, which skips the batch")
             raise UserCodeError(
-                f'training_step: the loss is {what}; it must return a tensor, or a dict with the tensor "loss". A '
-                "batch cannot be skipped, because the other replicas would wait for it"
+                f"training_step: the loss is a {type(loss).__name__}; it must return a tensor, or a dict with the "
+                'tensor "loss"'
             )
         self._outputs = {key: value.detach() if isinstance(value, Tensor) else value for key, value in outputs.items()}
         weight = outputs.get("loss_weight")
@@ -144,7 +148,7 @@ class LightningHooks(Hooks):
         self._index += 1
         self._batch = self._session.received(batch)
         if self._session.call("on_train_batch_start", self._batch, self._index) == -1:
-            raise UserCodeError("on_train_batch_start: it returned -1; an epoch cannot be cut short by one replica")
+            raise NeedsTrainerError("on_train_batch_start returns -1, which ends the epoch")
 
     def before_backward(self, loss: Tensor) -> None:
         if self._pass == 0:

@@ -32,7 +32,9 @@ from torch.utils.data import (
 
 from tpu_trainer.data import Share, has_length
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning.hooks import LightningHooks
+from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.session import Log, Session, overridden, takes_index, view_of
 from tpu_trainer.lightning.validation import Validation, metrics_of, without_own_collectives
 from tpu_trainer.task import Hyperparameters, Task
@@ -42,11 +44,8 @@ if TYPE_CHECKING:
 
 _REPLACED = (SequentialSampler, RandomSampler, DistributedSampler)
 
-_NOT_SERVED = {
-    "backward": "the backward pass is the trainer's own",
-    "configure_callbacks": "callbacks are not supported; put what they do into hooks of the module",
-    "configure_sharded_model": "the model is replicated, not sharded",
-}
+_ONLY_TRAINER = ("backward", "configure_callbacks", "configure_sharded_model")
+"""Hooks that the trainer's own loop does not call."""
 
 
 def is_lightning(made: object) -> bool:
@@ -60,7 +59,8 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
     """The task that trains `module` on the data of `data`, a LightningDataModule, or on the module's own if None.
 
     Raises:
-        UserCodeError: the module needs what this trainer lacks, or has no data, or raised.
+        UserCodeError: the module has no data, or raised.
+        NeedsTrainerError: it needs Lightning's own Trainer.
     """
     _refuse(module, data)
     view = view_of(hp, share, data)
@@ -96,17 +96,16 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
 
 
 def _refuse(module: nn.Module, data: Any) -> None:
-    if not getattr(module, "automatic_optimization", True):
-        raise UserCodeError(
-            f"{type(module).__name__}: automatic_optimization is False; this trainer makes the backward pass and the "
-            "optimizer's step itself, manual optimization is not supported"
-        )
     for name in ("training_step", "configure_optimizers"):
         if not overridden(module, name):
             raise UserCodeError(f"{type(module).__name__} has no {name}()")
-    for name, why in _NOT_SERVED.items():
+    if not getattr(module, "automatic_optimization", True):
+        raise NeedsTrainerError(f"{type(module).__name__}: automatic_optimization is False")
+    for name in _ONLY_TRAINER:
         if overridden(module, name):
-            raise UserCodeError(f"{type(module).__name__} overrides {name}(): {why}")
+            raise NeedsTrainerError(f"{type(module).__name__} overrides {name}()")
+    if (reason := reason_in_code(module)) is not None:
+        raise NeedsTrainerError(reason)
     for name in ("training_step", "validation_step"):
         if overridden(module, name):
             takes_index(getattr(module, name))
@@ -133,6 +132,12 @@ def _attach(session: Session) -> None:
     }
     for name, answer in answers.items():
         setattr(module, name, answer)
+
+
+def release(module: nn.Module) -> None:
+    """Takes off the answers that `adopt` has set on the module, for another Trainer, which sets itself."""
+    for name in ("log", "log_dict", "optimizers", "lr_schedulers", "clip_gradients"):
+        vars(module).pop(name, None)
 
 
 def _one_or_all(schedulers: list[Any]) -> Any:
@@ -220,7 +225,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def training_source(session: Session) -> Source:
-    """Raises UserCodeError if there is no such dataloader, or it cannot be replaced."""
+    """Raises UserCodeError if there is no such dataloader, NeedsTrainerError if it cannot be replaced."""
     loader = _loader(session, "train_dataloader")
     if loader is None:
         raise UserCodeError(
@@ -231,7 +236,7 @@ def training_source(session: Session) -> Source:
 
 
 def validation_source(session: Session) -> Source | None:
-    """None if there is nothing to validate. Raises UserCodeError as `training_source` does."""
+    """None if there is nothing to validate. Raises NeedsTrainerError as `training_source` does."""
     if not session.has("validation_step"):
         return None
     loader = _loader(session, "val_dataloader")
@@ -239,10 +244,7 @@ def validation_source(session: Session) -> Source | None:
         return None
     source = _source(session, loader, "val_dataloader", trains=False)
     if isinstance(source.dataset, IterableDataset):
-        raise UserCodeError(
-            "val_dataloader: its dataset is iterable; to evaluate every example exactly once on any number of "
-            "processes it must be map-style (len() and [i])"
-        )
+        raise NeedsTrainerError("val_dataloader: its dataset is iterable")
     return source
 
 
@@ -267,22 +269,15 @@ def _loader(session: Session, name: str) -> DataLoader[Any] | None:
     if given is None or isinstance(given, DataLoader):
         return given
     many = f" of {len(given)}" if isinstance(given, Sequence) else ""
-    raise UserCodeError(
-        f"{name}: it returns a {type(given).__name__}{many}; it must return one torch.utils.data.DataLoader"
-    )
+    raise NeedsTrainerError(f"{name}: it returns a {type(given).__name__}{many}, not one torch.utils.data.DataLoader")
 
 
 def _source(session: Session, loader: DataLoader[Any], name: str, *, trains: bool) -> Source:
     if loader.batch_size is None and loader.batch_sampler is None:
-        raise UserCodeError(
-            f"{name}: batch_size is None; the dataset must return examples, the recipe makes the batches"
-        )
+        raise NeedsTrainerError(f"{name}: batch_size is None, so the dataset makes the batches")
     sampler = None if isinstance(loader.dataset, IterableDataset) else _sampler(loader, name)
     if sampler is not None and not trains:
-        raise UserCodeError(
-            f"{name}: sampler {type(sampler).__name__} is not supported; every held-out example is evaluated once, so "
-            "give it the dataset that is to be evaluated (torch.utils.data.Subset)"
-        )
+        raise NeedsTrainerError(f"{name}: sampler {type(sampler).__name__}")
     collate: Callable[[list[Any]], Any] = loader.collate_fn
     if (before := session.of_data("on_before_batch_transfer")) is not None:
         collate = Collate(collate, before)
@@ -295,13 +290,10 @@ def _sampler(loader: DataLoader[Any], name: str) -> Sampler[Any] | None:
     """None for one that means "all examples, each once", which the trainer's own order replaces.
 
     Raises:
-        UserCodeError: it makes batches, or does not say how many examples an epoch has.
+        NeedsTrainerError: it makes batches, or does not say how many examples an epoch has.
     """
     if type(loader.batch_sampler) is not BatchSampler:
-        raise UserCodeError(
-            f"{name}: batch_sampler {type(loader.batch_sampler).__name__} is not supported; the recipe says how large "
-            "a batch is, on this slice and on others. A sampler, which chooses examples and not batches, is"
-        )
+        raise NeedsTrainerError(f"{name}: batch_sampler {type(loader.batch_sampler).__name__}")
     # The loader's own attribute is only a default if a BatchSampler was given.
     sampler = cast("Sampler[Any]", loader.batch_sampler.sampler)
     if type(sampler) is RandomSampler:
@@ -310,7 +302,5 @@ def _sampler(loader: DataLoader[Any], name: str) -> Sampler[Any] | None:
     if type(sampler) in _REPLACED:
         return None
     if not hasattr(sampler, "__len__"):
-        raise UserCodeError(
-            f"{name}: sampler {type(sampler).__name__} has no __len__(), the number of examples of an epoch"
-        )
+        raise NeedsTrainerError(f"{name}: sampler {type(sampler).__name__} without __len__()")
     return sampler

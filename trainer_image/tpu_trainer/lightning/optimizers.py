@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.lightning.needs import NeedsTrainerError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -46,13 +47,15 @@ def configured(given: Any) -> Configured:
     """The optimizer and its schedulers, from any form that Lightning accepts for one optimizer.
 
     Raises:
-        UserCodeError: no optimizer or several, a form unknown to Lightning, or a scheduler that cannot be continued.
+        UserCodeError: no optimizer or several, or a form unknown to Lightning.
+        NeedsTrainerError: a scheduler that waits for a metric, unless it is torch's ReduceLROnPlateau.
     """
     optimizers, schedulers = _parts(given)
     if len(optimizers) != 1:
         raise UserCodeError(
-            f"configure_optimizers: it returns {len(optimizers)} optimizers, this trainer supports exactly one; "
-            "parameter groups of one optimizer can have rates of their own"
+            f"configure_optimizers: it returns {len(optimizers)} optimizers; with automatic optimization there is one. "
+            "Set automatic_optimization = False and make the steps in training_step: Lightning's own Trainer then "
+            "trains it"
         )
     (optimizer,) = optimizers
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -104,10 +107,7 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
     if isinstance(scheduler, ReduceLROnPlateau):
         return _on_plateau(parts, scheduler)
     if parts.get("reduce_on_plateau"):
-        raise UserCodeError(
-            f"configure_optimizers: {name} waits for a metric; of such schedulers this trainer supports torch's "
-            "ReduceLROnPlateau only, so that a resumed run has the rates of one that never stopped"
-        )
+        raise NeedsTrainerError(f"configure_optimizers: {name} waits for a metric")
     if not callable(getattr(scheduler, "step", None)):
         raise UserCodeError(f'configure_optimizers: lr_scheduler "scheduler" is a {name}; it must have step()')
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:

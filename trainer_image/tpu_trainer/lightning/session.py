@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
 from tpu_trainer.lightning.optimizers import Scheduled
 from tpu_trainer.logbook import Style, note
 from tpu_trainer.task import Batch, Hyperparameters
@@ -51,11 +52,11 @@ _KINDS: Mapping[Any, Literal["mean", "sum"]] = {"mean": "mean", "sum": "sum", to
 
 
 def kind_of(name: str, reduce_fx: Any) -> Literal["mean", "sum"]:
-    """Raises UserCodeError for a reduction that sums over processes cannot give."""
+    """Raises NeedsTrainerError for a reduction that sums over processes cannot give."""
     kind = _KINDS.get(reduce_fx)
     if kind is None:
         given = getattr(reduce_fx, "__name__", reduce_fx)
-        raise UserCodeError(f'self.log("{name}"): reduce_fx {given} is not supported; mean and sum are')
+        raise NeedsTrainerError(f'self.log("{name}"): reduce_fx {given}')
     return kind
 
 
@@ -186,16 +187,14 @@ class TrainerView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__slots__:
-            raise AttributeError(
-                f"trainer.{name} cannot be set: tpu_trainer does not read it. The training ends after the recipe's "
-                "trainSteps, on all replicas alike"
-                if name == "should_stop"
-                else f"trainer.{name} cannot be set: tpu_trainer does not read it"
-            )
+            raise AttributeError(f"trainer.{name} cannot be set: tpu_trainer does not read it; {ADVICE}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}")
+        raise AttributeError(
+            f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}. Lightning's Trainer "
+            f"has more: {ADVICE}"
+        )
 
 
 def offered() -> list[str]:
@@ -309,7 +308,7 @@ class _lightning_code(user_code):  # noqa: N801 - reads as a statement, as user_
         if isinstance(error, AttributeError) and error.obj is None and error.name in _OF_LOGGERS:
             error.add_note(
                 "self.logger is None: tpu_trainer has no loggers. What self.log is given in an evaluation goes to the "
-                "report and to TensorBoard (spec.report); ask `if self.logger:` before using one"
+                f"report and to TensorBoard (spec.report). Lightning's Trainer has one: {ADVICE}"
             )
         super().__exit__(kind, error, frames)
 
@@ -318,7 +317,7 @@ def takes_index(step: Callable[..., Any]) -> bool:
     """Whether a step takes (batch, batch_idx).
 
     Raises:
-        UserCodeError: it needs more arguments.
+        NeedsTrainerError: it takes other arguments.
     """
     parameters = list(inspect.signature(step).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -327,7 +326,7 @@ def takes_index(step: Callable[..., Any]) -> bool:
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if not positional or len(needed) > 2:
         name = getattr(step, "__name__", "the step")
-        raise UserCodeError(f"{name}: it takes ({', '.join(needed)}), it must take (batch) or (batch, batch_idx)")
+        raise NeedsTrainerError(f"{name} takes ({', '.join(needed)}), and not (batch) or (batch, batch_idx)")
     return len(positional) > 1
 
 

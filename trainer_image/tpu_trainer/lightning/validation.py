@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.session import Metric, Session, is_metric, kind_of
 from tpu_trainer.task import Batch
 
@@ -223,16 +224,15 @@ def described(metrics: Sequence[Metric]) -> Iterator[str]:
     """One text per state, equal in all processes if and only if their states can be reduced.
 
     Raises:
-        UserCodeError: a state is a list of all values seen, or has a reduction of its own.
+        NeedsTrainerError: a state is a list of all values seen, or has a reduction of its own.
     """
     for metric in metrics:
         for name, reduction in metric._reductions.items():
             value, kind = getattr(metric, name), _KINDS.get(getattr(reduction, "__name__", ""))
             if kind is None or not isinstance(value, Tensor):
                 held = "a list of values" if isinstance(value, list) else "a state"
-                raise UserCodeError(
-                    f"the metric {type(metric).__name__} keeps {held} in {name} that cannot be reduced over the "
-                    "processes; states with sum, mean, min or max can (curves: give a number of thresholds)"
+                raise NeedsTrainerError(
+                    f"the metric {type(metric).__name__} keeps {held} in {name} that is not a sum, mean, min or max"
                 )
             yield f"{type(metric).__name__}.{name} {kind} {list(value.shape)}"
 

@@ -1,0 +1,260 @@
+"""LightningModules that each want one thing that only Lightning's own Trainer does, or that look as if they did.
+
+All learn the same: a sum of eight numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from pytorch_lightning.callbacks import BaseFinetuning, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torchmetrics.classification import BinaryAUROC
+
+from tpu_trainer import LightningRun
+
+FEATURES = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+DATA = TensorDataset(FEATURES, FEATURES.sum(dim=1, keepdim=True))
+HELD_OUT = torch.utils.data.Subset(DATA, range(11))
+
+
+class Plain(lightning.LightningModule):
+    """`lr` is the recipe's scaled rate."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.lr = lr
+        self.layer = nn.Linear(8, 1)
+
+    def loss(self, batch: Any) -> Tensor:
+        features, target = batch
+        return nn.functional.mse_loss(self.layer(features), target)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=self.lr)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(DATA, batch_size=16, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(HELD_OUT, batch_size=4)
+
+
+def asked(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr))
+
+
+class Clipping(Plain):
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=1.0)
+
+
+class WithTestStep(Plain):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.trainer.strategy.barrier()
+
+
+class StrategyIfAny(Plain):
+    def on_train_start(self) -> None:
+        assert getattr(self.trainer, "strategy", None) is None
+
+
+class LocalRank(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch) + self.local_rank
+
+
+class Gan(Plain):
+    """Two players that step in turn, each with an optimizer of its own."""
+
+    automatic_optimization = False
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.judge = nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        features, target = batch
+        generator, judge = self.optimizers()
+        judge.zero_grad()
+        fake = self.layer(features)
+        verdict = self.judge(target).mean() - self.judge(fake.detach()).mean()
+        self.manual_backward(verdict + self.judge.weight.square().sum())
+        self.clip_gradients(judge, gradient_clip_val=0.5)
+        judge.step()
+        generator.zero_grad()
+        self.manual_backward(nn.functional.mse_loss(fake, target) - 0.01 * self.judge(fake).mean())
+        generator.step()
+
+    def configure_optimizers(self) -> Any:
+        return [Adam(self.layer.parameters(), lr=self.lr), SGD(self.judge.parameters(), lr=self.lr)], []
+
+
+class OneOfTwo(Plain):
+    """Automatic optimization, and still two optimizers: Lightning's Trainer refuses that itself."""
+
+    def configure_optimizers(self) -> Any:
+        return [SGD(self.parameters(), lr=self.lr), SGD(self.parameters(), lr=self.lr)]
+
+
+class Callbacks(Plain):
+    def configure_callbacks(self) -> Any:
+        return [
+            ModelCheckpoint(monitor="val_loss", save_top_k=1, filename="best"),
+            EarlyStopping("val_loss", patience=100),
+            LearningRateMonitor("step"),
+        ]
+
+
+class StopsEarly(Plain):
+    def configure_callbacks(self) -> Any:
+        return [EarlyStopping("val_loss", patience=1, stopping_threshold=1e9)]
+
+
+class Logger(Plain):
+    def on_train_epoch_end(self) -> None:
+        self.logger.experiment.add_scalar("mine", 1.0, self.current_epoch)
+
+
+class Plateau(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": ReduceLROnPlateau(optimizer, patience=0, threshold=10.0),
+                "monitor": "val_loss",
+            },
+        }
+
+
+class TwoValidations(Plain):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        self.log("val_loss", self.loss(batch))
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(HELD_OUT, batch_size=4), DataLoader(DATA, batch_size=4)]
+
+
+class Skips(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx == 1 else self.loss(batch)
+
+
+class Gathers(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        found = self.all_gather(self.layer(features), sync_grads=True)
+        wanted = self.all_gather(target)
+        return nn.functional.mse_loss(found, wanted)
+
+
+class Unfreezes(Plain):
+    """The second layer is frozen until the second epoch, when it joins the optimizer."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.backbone = nn.Linear(8, 8)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        return nn.functional.mse_loss(self.layer(self.backbone(features)), target)
+
+    validation_step = None  # type: ignore[assignment]
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.layer.parameters(), lr=self.lr)
+
+    def configure_callbacks(self) -> Any:
+        return [_Unfreeze()]
+
+
+class _Unfreeze(BaseFinetuning):
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+
+
+class ShouldStop(Plain):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # Only one replica wants to.
+        if self.global_step == 6 and self.global_rank == 0:
+            self.trainer.should_stop = True
+
+
+class Auroc(Plain):
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.auroc = BinaryAUROC()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        self.auroc.update(self.layer(features), (target > 0).int())
+        self.log("auroc", self.auroc)
+
+
+class Weighted(Plain):
+    def train_dataloader(self) -> Any:
+        return DataLoader(DATA, batch_size=16, sampler=WeightedRandomSampler([1.0] * len(DATA), 64))
+
+
+class DictOfLoaders(Plain):
+    def train_dataloader(self) -> Any:
+        return {"few": DataLoader(DATA, batch_size=16), "many": DataLoader(DATA, batch_size=32)}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert len(batch["many"][0]) == 2 * len(batch["few"][0])
+        return self.loss(batch["few"]) + self.loss(batch["many"])
+
+
+class Lbfgs(Plain):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1)
+
+
+class Raises(Plain):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise ZeroDivisionError("mine")
+
+
+class NotANumber(Callbacks):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        return loss / 0.0 if self.global_step == 5 else loss
+
+
+class Stepped(Plain):
+    """A scheduler of its own; with `LightningRun`."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        return [optimizer], [StepLR(optimizer, 1, 0.5)]
+
+
+def stepped(lr: float) -> LightningRun:
+    return LightningRun(Stepped(lr))
+
+
+def clipped(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), gradient_clip_val=1e-3)
+
+
+def below(directory: Path, name: str) -> list[Path]:
+    return sorted(directory.rglob(name))

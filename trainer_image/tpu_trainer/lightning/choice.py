@@ -1,0 +1,101 @@
+"""What a module's source says of its needs, before anything is built: some would show only in the middle of a run.
+
+A guard around such a place (`if self.logger:`) is not understood: the module is then trained by Lightning's Trainer
+although the trainer's own loop could do it, which costs speed but never the run.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tpu_trainer.lightning.session import LIGHTNING, offered
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_NOT_IN_TRAINING = ("test_", "predict_", "on_test_", "on_predict_")
+
+_CALLS = {
+    "all_gather": "it calls self.all_gather()",
+    "manual_backward": "it calls self.manual_backward()",
+    "toggle_optimizer": "it calls self.toggle_optimizer()",
+}
+"""Methods of a LightningModule that call its Trainer's strategy."""
+
+_LOGGERS = ("logger", "loggers")
+
+
+def reason_in_code(module: nn.Module) -> str | None:
+    """The first thing in the source of the module's own methods that only Lightning's Trainer does; None if there is
+    none, or the source is not known."""
+    for name, tree in _methods(module):
+        for node in ast.walk(tree):
+            if (reason := _of_attribute(node) or (name == "training_step" and _of_return(node, tree)) or None) is None:
+                continue
+            return f"{type(module).__name__}.{name}: {reason}"
+    return None
+
+
+def _methods(module: nn.Module) -> Iterator[tuple[str, ast.AST]]:
+    """The methods as they are used in training, each with its syntax tree, in the order of their definition."""
+    seen: set[str] = set()
+    for owner in type(module).__mro__:
+        root = owner.__module__.partition(".")[0]
+        if root in (*LIGHTNING, "torch", "builtins"):
+            continue
+        for name, value in vars(owner).items():
+            function = value.fget if isinstance(value, property) else value
+            if name in seen or name.startswith(_NOT_IN_TRAINING) or not inspect.isfunction(function):
+                continue
+            seen.add(name)
+            if (tree := _tree(function)) is not None:
+                yield name, tree
+
+
+def _tree(function: Callable[..., object]) -> ast.AST | None:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        # Defined in a shell, or by a decorator that hides its source.
+        return None
+
+
+def _of_attribute(node: ast.AST) -> str | None:
+    if not isinstance(node, ast.Attribute):
+        return None
+    holder, name = node.value, node.attr
+    if isinstance(holder, ast.Name) and holder.id == "self":
+        return _CALLS.get(name)
+    if isinstance(holder, ast.Attribute) and holder.attr in _LOGGERS:
+        return f"it uses self.{holder.attr}.{name}"
+    if (isinstance(holder, ast.Attribute) and holder.attr == "trainer") or (
+        isinstance(holder, ast.Name) and holder.id == "trainer"
+    ):
+        if isinstance(node.ctx, ast.Store):
+            return f"it sets trainer.{name}"
+        if name not in offered():
+            return f"it uses trainer.{name}"
+    return None
+
+
+def _of_return(node: ast.AST, step: ast.AST) -> str | None:
+    """`return` without a value, in the step itself and not in a function inside it."""
+    if not isinstance(node, ast.Return) or any(node in ast.walk(inner) for inner in _inner_functions(step)):
+        return None
+    return "it may return None, which skips the batch" if node.value is None or _may_be_none(node.value) else None
+
+
+def _may_be_none(value: ast.expr) -> bool:
+    if isinstance(value, ast.IfExp):
+        return _may_be_none(value.body) or _may_be_none(value.orelse)
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _inner_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    _, *inner = (node for node in ast.walk(tree) if isinstance(node, functions))
+    yield from inner

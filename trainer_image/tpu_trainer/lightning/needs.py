@@ -1,0 +1,44 @@
+"""How a LightningModule comes to be trained by Lightning's own Trainer.
+
+The trainer's own loop is faster and continues on any slice, but it does not do all that Lightning's Trainer does. A
+module that needs more is trained by Lightning's Trainer instead, and the run says why. What can be known before the
+first step is a reason to change over; what shows up only in a step is an error that names the way out, since other
+replicas may not have come to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tpu_trainer.errors import UserCodeError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ADVICE = "return tpu_trainer.LightningRun(module, data) from the entrypoint to train with Lightning's own Trainer"
+
+
+class NeedsTrainerError(UserCodeError):
+    """The module asks for something that only Lightning's own Trainer does; the text says for what.
+
+    `why`: the text; None if the entrypoint itself asks for that Trainer.
+    """
+
+    def __init__(self, why: str | None) -> None:
+        super().__init__(why or "the entrypoint returns a LightningRun")
+        self.why = why
+
+    def in_training(self) -> UserCodeError:
+        """The same, found in a step, when it is too late to change over."""
+        return UserCodeError(f"{self}. Lightning's Trainer can do it: {ADVICE}")
+
+
+class LightningRun:
+    """What an entrypoint returns to have its module trained by Lightning's own Trainer.
+
+    `options` are the Trainer's own (callbacks, logger, precision, gradient_clip_val), except for those that follow from
+    the recipe and the slice.
+    """
+
+    def __init__(self, module: nn.Module, data: Any = None, **options: Any) -> None:
+        self.module, self.data, self.options = module, data, options

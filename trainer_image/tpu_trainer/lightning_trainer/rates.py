@@ -1,0 +1,64 @@
+"""The learning rates of a module's optimizers: the recipe's warm-up and schedule, unless the module has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.lightning.session import overridden
+from tpu_trainer.optimizers import unused_by, unused_schedule
+from tpu_trainer.schedule import LearningRate, Ramp
+from tpu_trainer.task import Hyperparameters
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+class Rates:
+    """One `LearningRate` for each optimizer, from `build` on. `ramp`: as in `LearningRate`."""
+
+    def __init__(self, hp: Hyperparameters, ramp: Ramp | None, tell: Callable[[Finding], None]) -> None:
+        self._hp, self._ramp, self._tell = hp, ramp, tell
+        self._rates: list[LearningRate] = []
+        self._own = False
+
+    def build(self, module: Any, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+        """The optimizers are as the module has built them."""
+        self._own = bool(schedulers) or overridden(module, "optimizer_step")
+        self._rates = [
+            LearningRate(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell) for optimizer in optimizers
+        ]
+        for text in self._unused(optimizers):
+            self._tell(Finding("Recipe", 0, text))
+
+    def set(self, step: int) -> None:
+        """For step `step`, counted from 0."""
+        for rates in self._rates:
+            rates.set(step)
+
+    @property
+    def present(self) -> float:
+        return self._rates[0].present if self._rates else 0.0
+
+    def state(self) -> list[Mapping[str, Any]]:
+        return [rates.state() for rates in self._rates]
+
+    def keep_over(self, load: Callable[[], None], optimizers: Sequence[Optimizer], kept: Sequence[Any]) -> None:
+        """Around the loading of the optimizers' state, which brings the rates of the checkpoint's last step."""
+        built = [[group.get("lr") for group in optimizer.param_groups] for optimizer in optimizers]
+        load()
+        if self._own:
+            return
+        for optimizer, before in zip(optimizers, built, strict=True):
+            for group, rate in zip(optimizer.param_groups, before, strict=False):
+                group["lr"] = rate
+        for rates, state in zip(self._rates, kept, strict=False):
+            rates.load(state)
+
+    def _unused(self, optimizers: Sequence[Optimizer]) -> Iterator[str]:
+        if self._own:
+            yield from unused_schedule(self._hp)
+        # With several, each may have values of its own.
+        if len(optimizers) == 1:
+            yield from unused_by(optimizers[0], self._hp)

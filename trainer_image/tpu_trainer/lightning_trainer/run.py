@@ -1,0 +1,404 @@
+"""One replica's run under Lightning's own Trainer, from the module to the outcome.
+
+Lightning has its loop, hooks, callbacks and optimizers; gang, order of examples, checkpoints, doctor and reports are
+the trainer's (`strategy`, `loaders`, `state`, `watch`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.checkpoint.catalogue import Found
+from tpu_trainer.checkpoint.handover import fetched
+from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
+from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.data import GENERATORS, Order, Position, Share, seed_generators
+from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.doctor.finite import Health
+from tpu_trainer.doctor.hang import Pace
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_cost, tell_not_finite
+from tpu_trainer.entrypoint import load_lightning
+from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.errors import PreemptedError, UserCodeError, user_code
+from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning.needs import LightningRun
+from tpu_trainer.lightning.session import overridden
+from tpu_trainer.lightning_trainer.gradients import Gradients
+from tpu_trainer.lightning_trainer.loaders import Division, Place
+from tpu_trainer.lightning_trainer.logs import Logs
+from tpu_trainer.lightning_trainer.package import as_kind_of, package_of
+from tpu_trainer.lightning_trainer.rates import Rates
+from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
+from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
+from tpu_trainer.lightning_trainer.watch import GangTrainer, StoppedError, Watch, log_everywhere
+from tpu_trainer.logbook import Logbook
+from tpu_trainer.outcome import Outcome
+from tpu_trainer.resume import Start, document
+from tpu_trainer.spec import OnNotFinite, RunSpec
+from tpu_trainer.stop import StopFlag
+from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
+from tpu_trainer.task import Hyperparameters
+from tpu_trainer.telemetry.rates import Throughput, Utilisation
+from tpu_trainer.telling import Telling
+
+_DECIDED = {
+    **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy", "plugins", "sync_batchnorm"), "the slice"),
+    **dict.fromkeys(("max_steps", "max_epochs", "max_time", "min_steps", "min_epochs"), "recipe.trainSteps or epochs"),
+    "accumulate_grad_batches": "recipe.globalBatchSize and the slice",
+    **dict.fromkeys(("use_distributed_sampler", "limit_train_batches", "overfit_batches"), "the trainer's order"),
+    "default_root_dir": "checkpoint.uri",
+    **dict.fromkeys(("fast_dev_run", "barebones"), "the run spec"),
+}
+"""Options of Lightning's Trainer that follow from something else."""
+
+_DIFFERENT = (
+    "Steps are slower than in the trainer's own loop, and a run that continues with another global batch begins its "
+    "epoch again; docs/tasks.md has the differences"
+)
+
+
+@dataclass(frozen=True)
+class OwnTrainer:
+    spec: RunSpec
+    environment: WorkerEnvironment
+    stop: StopFlag
+    backend: Backend
+    clock: Clock
+    pace: Pace
+    telling: Telling
+
+    def whole(self, why: str | None) -> Outcome:
+        """`why`: what the module needs that only Lightning's Trainer does; None if the entrypoint asks for it.
+
+        Raises:
+            UserCodeError: the module or the recipe asks for what Lightning's Trainer cannot do here, or the module's
+                code raised.
+        """
+        hp, backend = Hyperparameters.of(self.spec), self.backend
+        run = self._load(hp)
+        lightning = package_of(run.module, why or "the entrypoint returns a LightningRun")
+        _refuse(self.spec, hp, run)
+        if why is not None:
+            self.telling.finding(Finding("Lightning", 0, f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"))
+        hp = self._in_one_pass(run.module, hp)
+        storage = Storage.of(self.spec, run.module, backend)
+        found = storage.choose(backend, self.telling)
+        start = start_of(found, hp, self.spec, None)
+        if found is not None and storage.target is not None:
+            _check_kind(found)
+            found = fetched(found, backend)
+            tell_origin(start, found, storage.target.author, hp, self.telling)
+        return self._train(lightning, run, hp, storage, found, start)
+
+    def _load(self, hp: Hyperparameters) -> LightningRun:
+        with GENERATORS:
+            seed_generators(hp.seed)
+            torch.manual_seed(hp.seed)
+            self.backend.seed(hp.seed)
+            return load_lightning(self.spec.entrypoint, hp)
+
+    def _in_one_pass(self, module: Any, hp: Hyperparameters) -> Hyperparameters:
+        """Without accumulation if the module makes its own steps: only it could accumulate."""
+        if module.automatic_optimization or hp.accumulation_steps == 1:
+            return hp
+        rows = hp.per_replica_batch_size * hp.accumulation_steps
+        self.telling.finding(
+            Finding(
+                "Lightning", 0, f"manual optimization does not accumulate: a replica takes its {rows} examples at once"
+            )
+        )
+        return replace(hp, accumulation_steps=1, per_replica_batch_size=rows)
+
+    def _train(
+        self,
+        lightning: Any,
+        run: LightningRun,
+        hp: Hyperparameters,
+        storage: Storage,
+        found: Found | None,
+        start: Start,
+    ) -> Outcome:
+        module, backend, telling = run.module, self.backend, self.telling
+        rates = Rates(hp, start.ramp, telling.finding)
+
+        def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+            own = document(start, step, position, rates.present, hp, health)
+            own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
+            return snapshot_of_state(strategy.state, module, step, int(own["examples"]), own)
+
+        checkpoints = storage.checkpoints_of(self.spec, take, telling, None if found is None else start.step)
+        instruments = self._instruments(module, checkpoints, hp, start)
+        kept = {} if found is None else found.snapshot.document
+        gradients = Gradients(backend, instruments, self.stop, last=kept.get("loss"))
+        place, exact = _place(kept, hp)
+        watch = as_kind_of(lightning.Callback, Watch)(
+            backend,
+            hp,
+            instruments,
+            gradients,
+            lambda: rates.present,
+            place,
+            kept,
+            keeps=self.spec.checkpoint is not None,
+        )
+        order = Order(
+            hp.global_batch_size, hp.seed, Share(backend.rank, backend.world, backend.local_rank), hp.accumulation_steps
+        )
+        rows = hp.global_batch_size // backend.world // hp.accumulation_steps
+        division = Division(
+            order, rows, place, backend, self.clock, lambda text: telling.finding(Finding("Lightning", 0, text))
+        )
+        strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
+            backend, order.share, gradients, division, hp, rates, lambda: watch.step
+        )
+        if found is not None:
+            strategy.state = state_of_snapshot(found.snapshot)
+            strategy.kept_rates = kept["lightningRates"]
+            if kept["epochBegins"] or not exact:
+                begin_epoch(strategy.state, None if exact else start.step)
+        log_everywhere(module, watch.logged)
+        telling.began(start.step)
+        # Before anything is compiled, which takes minutes.
+        if any(asked for (asked,) in backend.gather([float(self.stop())])):
+            raise PreemptedError("stopped on request before the first step")
+        done = nothing_left(start, found, hp)
+        try:
+            trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
+            was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
+            return self._end(watch, instruments, hp, done, was_stopped)
+        except BaseException:
+            instruments.doctor.leave()
+            raise
+        finally:
+            # However the run ends, a snapshot that was taken is worth writing.
+            with self.clock.during(Phase.CHECKPOINT):
+                checkpoints.finish()
+            telling.progress.committed(checkpoints.last_step)
+
+    def _fit(
+        self, make: Callable[[Logs], Any], run: LightningRun, checkpoint: str | None, *, only_validate: bool
+    ) -> bool:
+        """`make` makes the Trainer. Returns whether the run was stopped on request."""
+        place = self.spec.report.uri or _absolute(self.environment.report_directory)
+        with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
+            logs = Logs(place, Path(scratch), self.spec.job.attempt)
+            trainer = make(logs)
+            try:
+                with user_code("Lightning's Trainer"), suppress(StoppedError):
+                    if not only_validate:
+                        trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
+                    elif _validates(run):
+                        trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
+                    return False
+                return True
+            finally:
+                if self.telling.aloud:
+                    logs.upload()
+
+    def _trainer(
+        self, lightning: Any, run: LightningRun, hp: Hyperparameters, strategy: Any, watch: Any, logs: Logs
+    ) -> Any:
+        kind = self.backend.device.type
+        manual = not run.module.automatic_optimization
+        own: dict[str, Any] = {
+            "strategy": strategy,
+            "accelerator": kind if kind in ("cpu", "cuda") else self._accelerator(lightning),
+            "devices": 1,
+            "num_nodes": self.backend.world,
+            # With manual optimization Lightning counts every optimizer's steps; `watch` counts the gang's.
+            "max_steps": -1 if manual else hp.train_steps,
+            "max_epochs": -1,
+            "accumulate_grad_batches": hp.accumulation_steps,
+            "use_distributed_sampler": False,
+            "enable_progress_bar": False,
+            "default_root_dir": self._root(logs),
+        }
+        if hp.gradient_clip_norm is not None:
+            own["gradient_clip_val"] = hp.gradient_clip_norm
+        if hp.evaluate_every_steps is not None:
+            own |= {
+                "val_check_interval": hp.evaluate_every_steps * hp.accumulation_steps,
+                "check_val_every_n_epoch": None,
+            }
+        given = dict(run.options)
+        callbacks = given.pop("callbacks", None) or []
+        callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        usual: dict[str, Any] = {
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 1,
+            "log_every_n_steps": 10,
+            "enable_checkpointing": any(isinstance(one, lightning.callbacks.Checkpoint) for one in callbacks),
+        }
+        if "logger" not in given:
+            usual["logger"] = logs.logger(lightning)
+        if hp.precision == "BFloat16Mixed":
+            given["precision"] = "bf16-mixed"
+        if kind == "xla" and (precision := given.pop("precision", None)) is not None:
+            own["plugins"] = [self._precision(lightning, precision)]
+        with user_code("the options of Lightning's Trainer"):
+            kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
+            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[*callbacks, watch])
+
+    def _accelerator(self, lightning: Any) -> Any:
+        return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()
+
+    def _precision(self, lightning: Any, precision: Any) -> Any:
+        if precision not in ("bf16-mixed", "32-true", 32, "32"):
+            raise UserCodeError(f'LightningRun: precision {precision!r}: on XLA "32-true" and "bf16-mixed" are known')
+        plain = lightning.plugins.precision.Precision
+        return as_kind_of(plain, XlaAutocast)() if precision == "bf16-mixed" else plain()
+
+    def _root(self, logs: Logs) -> str:
+        """Where files of the module's own go, such as ModelCheckpoint's."""
+        if self.spec.checkpoint is None:
+            return str(logs.directory)
+        return f"{self.spec.checkpoint.uri.rstrip('/')}/lightning"
+
+    def _instruments(self, module: Any, checkpoints: Any, hp: Hyperparameters, start: Start) -> Instruments:
+        batch = replace(self.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
+        spec = replace(self.spec, batch=batch)
+        doctor = Doctor(
+            spec,
+            self.backend,
+            self.clock,
+            self.telling.finding,
+            model=module,
+            host=self.environment.host_index,
+            pace=self.pace,
+            health=start.health,
+        )
+        logbook = Logbook(self.backend, self.telling.finding)
+        # What the module logs goes to Lightning's loggers: there are no names to agree on later.
+        logbook.agree()
+        return Instruments(
+            backend=self.backend,
+            clock=self.clock,
+            doctor=doctor,
+            checkpoints=checkpoints,
+            throughput=Throughput(hp.global_batch_size, start.step),
+            utilisation=Utilisation(spec, self.backend.terms),
+            noise=None,
+            telling=self.telling,
+            logbook=logbook,
+            first=start.step,
+        )
+
+    def _end(
+        self, watch: Any, instruments: Instruments, hp: Hyperparameters, done: str | None, was_stopped: bool
+    ) -> Outcome:
+        progress, checkpoints = self.telling.progress, instruments.checkpoints
+        rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
+        if was_stopped:
+            progress.stopped(checkpoints.last_step)
+            return stopped(watch.step, watch.loss, checkpoints, progress, rate, finiteness.summary)
+        tell_not_finite(watch.step, watch.metrics, self.telling)
+        if done is None:
+            with self.clock.during(Phase.CHECKPOINT):
+                keep_last(watch.step, Position(watch.place.epoch), instruments)
+        tell_cost(checkpoints, progress)
+        progress.done(checkpoints.last_step)
+        early = f" of {hp.train_steps}, ended early by the module or a callback" if watch.step < hp.train_steps else ""
+        ending = done or f"trained {watch.step} steps{early}"
+        return succeeded(ending, watch.step, watch.loss, watch.metrics, progress, rate, finiteness.summary)
+
+
+def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
+    """Lets Lightning's loops go on at the beginning of an epoch, where they would take the last one's batches for this
+    one's. `step`: the steps that count as done, if batches have had another size; None if their number stands.
+
+    Optimizers, callbacks and schedulers keep their state. `state`: Lightning's checkpoint, changed in place.
+    """
+    loops = state["loops"]["fit_loop"]
+    loops["epoch_loop.batch_progress"]["is_last_batch"] = False
+    steps = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for progress in (
+        loops["epoch_loop.batch_progress"],
+        loops["epoch_loop.scheduler_progress"],
+        loops["epoch_loop.manual_optimization.optim_step_progress"],
+        *steps.values(),
+    ):
+        progress["current"] = dict.fromkeys(progress["current"], 0)
+    if step is not None:
+        for progress in steps.values():
+            progress["total"] = dict.fromkeys(progress["total"], step)
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+
+
+def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
+    """Raises UserCodeError: the recipe or the entrypoint asks for what there is not with Lightning's Trainer."""
+    if spec.backend == "xla-spmd":
+        raise UserCodeError(
+            "backend XLASPMD: Lightning's Trainer knows one program per replica, not one for all; use XLA or Torch"
+        )
+    if spec.on_not_finite is OnNotFinite.SKIP:
+        raise UserCodeError(
+            "recipe.onNotFinite: Skip: under Lightning's Trainer a step cannot be undone; Stop and Warn are known"
+        )
+    if hp.ema_decay is not None:
+        raise UserCodeError(
+            "recipe.emaDecay: under Lightning's Trainer a callback averages the weights: EMAWeightAveraging of "
+            "pytorch_lightning.callbacks"
+        )
+    for setting, value in {
+        "recipe.stopEarly": spec.stop_early,
+        "checkpoint.keepBest": spec.checkpoint and spec.checkpoint.keep_best,
+        "recipe.schedule Plateau": spec.schedule.name == "Plateau",
+    }.items():
+        if value:
+            raise UserCodeError(
+                f"{setting}: under Lightning's Trainer evaluations are the module's: use its own callbacks and "
+                "schedulers (EarlyStopping, ModelCheckpoint, ReduceLROnPlateau)"
+            )
+    if spec.checkpoint is not None and spec.checkpoint.init_from is not None:
+        raise UserCodeError(
+            "checkpoint.initFrom: under Lightning's Trainer the entrypoint loads the weights, with safetensors.torch"
+        )
+    if hp.precision == "BFloat16":
+        raise UserCodeError("recipe.precision: BFloat16: with Lightning's Trainer use BFloat16Mixed or Float32")
+    if hp.gradient_clip_norm is not None and not getattr(run.module, "automatic_optimization", True):
+        raise UserCodeError(
+            "recipe.gradientClipNorm: the module makes its own steps (automatic_optimization = False) and must clip"
+            " them itself, with self.clip_gradients"
+        )
+    if decided := [name for name in run.options if name in _DECIDED]:
+        raise UserCodeError(f"LightningRun: {decided[0]} follows from {_DECIDED[decided[0]]}; leave it out")
+    if hp.evaluate_every_steps is not None:
+        for name in ("val_check_interval", "check_val_every_n_epoch"):
+            if name in run.options:
+                raise UserCodeError(f"LightningRun: {name}: recipe.evaluateEverySteps says when to evaluate, too")
+
+
+def _check_kind(found: Found) -> None:
+    if not is_lightnings(found.snapshot):
+        raise UserCodeError(
+            f"checkpoint {found.folder} was written by the trainer's own loop, and Lightning's Trainer cannot continue "
+            "it; choose another checkpoint.uri, or load its model.safetensors in the entrypoint"
+        )
+
+
+def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
+    """Where the data stands, and whether that is exact: only with the same batches. `kept`: the checkpoint's document,
+    empty without one."""
+    if not kept:
+        return Place(), True
+    same = kept["globalBatch"] == hp.global_batch_size and kept["passes"] == hp.accumulation_steps
+    return Place(int(kept["place"]["epoch"]), int(kept["place"]["batches"]) if same else 0), same
+
+
+def _validates(run: LightningRun) -> bool:
+    loader = any(one is not None and overridden(one, "val_dataloader") for one in (run.module, run.data))
+    return overridden(run.module, "validation_step") and loader
+
+
+def _absolute(directory: Path | None) -> str | None:
+    return None if directory is None else str(directory.absolute())

@@ -1,0 +1,252 @@
+"""What surrounds a step where Lightning's loop makes it: signals, checkpoints, reports, the doctor, the run's end.
+
+The methods of Lightning's Callback, in the place of `loop`: after every step all replicas read the same sums, and so
+decide alike whether the run ends, stops or keeps a checkpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.clock import Phase
+from tpu_trainer.data import Position, random_seed
+from tpu_trainer.exchange import Signals
+from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning_trainer.gradients import Gradients
+from tpu_trainer.lightning_trainer.loaders import Place
+from tpu_trainer.lightning_trainer.strategy import HERE
+from tpu_trainer.task import Hyperparameters
+
+
+class GangTrainer:
+    """Lightning's Trainer, whose `should_stop` cannot send one replica out of the loop alone: set within a batch, it is
+    a wish, which all replicas learn of at the end of their next step. Elsewhere callbacks have agreed on it already.
+    """
+
+    in_batch = False
+    wished = False
+    _ends = False
+
+    @property
+    def should_stop(self) -> bool:
+        return self._ends
+
+    @should_stop.setter
+    def should_stop(self, ends: bool) -> None:
+        if self.in_batch:
+            self.wished = self.wished or ends
+        else:
+            self._ends = ends
+
+    def agree(self, ends: bool) -> None:
+        """Before Lightning looks, and evaluates before it ends."""
+        self._ends, self.wished = ends, False
+
+
+class StoppedError(Exception):
+    """Ends Lightning's loop after the checkpoint of a run that was told to stop."""
+
+
+class Watch:
+    """`step`: steps done. `loss`: the global loss of the last one that was read. `metrics`: of the last evaluation.
+
+    `rate`: the present learning rate. `keeps`: the run has a place for checkpoints. `kept`: what the checkpoint that
+    the run continues from has of `Watch.kept`.
+    """
+
+    runs_last = True
+
+    def __init__(
+        self,
+        backend: Backend,
+        hp: Hyperparameters,
+        instruments: Instruments,
+        gradients: Gradients,
+        rate: Callable[[], float],
+        place: Place,
+        kept: Mapping[str, Any],
+        *,
+        keeps: bool,
+    ) -> None:
+        super().__init__()
+        self._backend, self._hp, self._instruments, self._gradients = backend, hp, instruments, gradients
+        self._rate, self._before, self._keeps = rate, kept, keeps
+        self.kept: dict[str, Any] = {}
+        self._state_of_parts: dict[str, list[str]] = {}
+        self.step = instruments.first
+        self.place = place
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        self.logged: set[str] = set()
+        self._signals = Signals(backend, self.step)
+        self._seen: int | None = None
+        self._saved: int | None = None
+        self._postponed = False
+        self._evaluation = ExitStack()
+
+    # Training.
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self._seen = trainer.global_step
+        if self._before:
+            self._restore(trainer, module)
+        self._instruments.settle(self.step)
+        self._instruments.clock.enter(Phase.HOST)
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        if self._postponed:
+            self._note_parts(module)
+            self._save(trainer, epoch_begins=True)
+        self._instruments.settle(self.step)
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        trainer.in_batch = True
+        count = self.step * self._hp.accumulation_steps + batch_idx % self._hp.accumulation_steps + 1
+        self._backend.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if module.automatic_optimization and trainer.global_step == self._seen:
+            # Traced together, the activations of all passes would be alive at once.
+            self._backend.sync()
+            return
+        self._seen = trainer.global_step
+        epoch = trainer.current_epoch
+        self.place = Place(epoch + 1) if trainer.is_last_batch else Place(epoch, batch_idx + 1)
+        self.step += 1
+        self._end_step(trainer, batch, list(module.parameters()))
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        trainer.in_batch = False
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """Reached also by a run that a callback or the module has ended early."""
+        if self._signals.read_through < self.step or self._saved != self.step:
+            self._read(self.step, whole=True)
+            self._note_parts(module)
+            self._save(trainer)
+            self._instruments.after_step(self._signals, self.step, ends=True)
+
+    def _note_parts(self, module: Any) -> None:
+        """Not at the end of a validation, where all of the module is in evaluation mode."""
+        self._state_of_parts = {
+            "trained": [name for name, one in module.named_parameters() if one.requires_grad],
+            "inTraining": [name for name, one in module.named_modules() if one.training],
+        }
+
+    def _restore(self, trainer: Any, module: Any) -> None:
+        """What Lightning does not keep, and callbacks that freeze, unfreeze or wait for metrics need."""
+        trained, modes = set(self._before["trained"]), set(self._before["inTraining"])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in trained)
+        for name, child in module.named_modules():
+            child.training = name in modes
+        known = {name: torch.tensor(value) for name, value in self._before["metrics"].items()}
+        trainer.callback_metrics.update(known)
+        # Otherwise Lightning would leave out schedulers that wait for metrics at the end of this epoch.
+        trainer.fit_loop._restarting = False
+
+    def _end_step(self, trainer: Any, batch: Any, parameters: list[Any]) -> None:
+        instruments, step = self._instruments, self.step
+        last = step == self._hp.train_steps
+        sums = self._gradients.signals(step)
+        with instruments.sync(step, batch, parameters):
+            self._backend.sync()
+        self._signals.add(sums)
+        saves, stopping, ends = instruments.checkpoints.due(step), False, last
+        # Raises if the loss is not finite, before a checkpoint is made of it.
+        if (reading := self._read(step, whole=saves or last)) is not None:
+            stopping, saves = reading.stopping and not last, saves or reading.saving
+            ends = any(asked for (asked,) in self._backend.gather([float(trainer.wished)])) or last
+            trainer.agree(ends)
+        if saves or last or stopping:
+            self._note_parts(trainer.lightning_module)
+        if last or stopping:
+            self._save(trainer, now=stopping)
+        elif saves:
+            self._save_soon(trainer)
+        instruments.after_step(self._signals, step, ends=last or stopping)
+        if stopping:
+            raise StoppedError
+
+    def _read(self, step: int, *, whole: bool) -> Any:
+        reading = self._instruments.read(self._signals, step, self._rate(), whole=whole)
+        if reading is not None:
+            self.loss = reading.losses[-1]
+        return reading
+
+    def _save_soon(self, trainer: Any) -> None:
+        """After what belongs to a step: its validation, the end of its epoch. A run that continued without them would
+        know fewer metrics, and callbacks and schedulers that wait for metrics would decide otherwise."""
+        loop = trainer.fit_loop
+        if trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
+            self._postponed = True
+        else:
+            self._save(trainer)
+
+    def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
+        self._saved, self._postponed = self.step, False
+        if self._keeps:
+            self.kept = {
+                "place": asdict(self.place),
+                "epochBegins": epoch_begins,
+                "loss": self.loss,
+                "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+                **self._state_of_parts,
+            }
+            trainer.save_checkpoint(HERE)
+        position = Position(
+            self.place.epoch, self.place.batches // self._hp.accumulation_steps * self._hp.global_batch_size
+        )
+        self._instruments.save(self.step, position, now=now)
+
+    # Validation.
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        trainer.in_batch = False
+        self._evaluation.enter_context(self._instruments.clock.during(Phase.EVALUATE))
+        self._evaluation.enter_context(self._instruments.doctor.set_aside())
+        self._backend.sync()
+
+    def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+        self._backend.sync()
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self._backend.sync()
+        self._evaluation.close()
+        if not trainer.sanity_checking:
+            self.metrics = {
+                name: float(value)
+                for name, value in trainer.callback_metrics.items()
+                if name.partition("/dataloader_idx_")[0] in self.logged
+            }
+            self._instruments.telling.evaluated(self.step, self.metrics)
+            if self._postponed and not trainer.is_last_batch:
+                self._save(trainer)
+
+
+def log_everywhere(module: Any, logged: set[str]) -> None:
+    """Has what a module logs in validation reduced over all processes, whatever it says of `sync_dist`: a metric of one
+    process's examples would be shown as the run's. `logged` takes their names.
+
+    A progress bar, which is not shown, would read every value off the device in every step.
+    """
+    original = module.log
+    parameters = inspect.signature(original)
+
+    def log(*args: Any, **options: Any) -> None:
+        given = parameters.bind(*args, **options).arguments
+        given["prog_bar"] = False
+        if not module.trainer.training:
+            logged.add(given["name"])
+            if not given.get("rank_zero_only"):
+                given["sync_dist"] = True
+        original(**given)
+
+    module.log = log
