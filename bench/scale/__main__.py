@@ -1,9 +1,9 @@
 """What the operator costs at every size (docs/scale.md).
 
-    python -m bench.scale [--quick] [--rounds N] [--json FILE] [--docs docs/scale.md]
+    python -m bench.scale [--quick] [--only 200x4 memory] [--rounds N] [--json FILE] [--docs docs/scale.md]
 
 Uses a real control plane and simulated nodes. Contenders alternate: a bare client, the operator as the chart ships it,
-and a plain Indexed Job. Prints tables; --json writes every single number, --docs the tables and the drawing.
+and a plain Indexed Job. Prints tables; --json writes every single number at once, --docs the tables and the drawing.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from tpu_training_operator.report.formatting import plural
 @dataclass(frozen=True)
 class Plan:
     """`rounds`: how many, by jobs and hosts of each; the last are the most pods. In the last round of that and of
-    `gang`, an operator is started beside what runs. `pods`: how many the nodes hold."""
+    `gang`, an operator is started beside what runs. `finished`: how many finished jobs; 0: memory is not measured.
+    `pods`: how many the nodes hold."""
 
     rounds: Mapping[tuple[int, int], int]
     gang: tuple[int, int]
@@ -39,8 +40,8 @@ class Plan:
     pods: int
 
     @property
-    def crowd(self) -> tuple[int, int]:
-        return list(self.rounds)[-1]
+    def crowd(self) -> tuple[int, int] | None:
+        return list(self.rounds)[-1] if self.rounds else None
 
 
 FULL = Plan(
@@ -55,6 +56,7 @@ Look = Callable[[int, int], Awaitable[None]]
 
 # 8000 pods take a minute, and a plain Job has nothing to add there.
 _WITHOUT_INDEXED = 1000
+MEMORY = "memory"
 
 
 async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Look | None) -> Object:
@@ -73,26 +75,40 @@ async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Lo
     return found
 
 
-async def measure(plan: Plan, rounds: int | None) -> Object:
+async def measure(plan: Plan, rounds: int | None, results: Object, save: Callable[[], None]) -> None:
+    """Fills `results`. `save`: whenever something has been added."""
     async with a_stage(plan.pods) as stage:
         at = {"nothing": await memory_now(stage)}
-        found: list[Object] = []
-        start: Object = {}
+        results |= {"rounds": [], "memory": {"at": at}, "start": {}}
 
         async def look(jobs: int, hosts: int) -> None:
-            start.update(await start_beside(stage, jobs, hosts))
+            results["start"] = await start_beside(stage, jobs, hosts)
             at[f"{jobs * hosts} pods of {plural(jobs, 'job')}"] = await memory_now(stage)
 
         for size, planned in plan.rounds.items():
             count = rounds or planned
             for number in range(count):
                 is_last = number + 1 == count and size in (plan.gang, plan.crowd)
-                found.append(await one_round(stage, number, *size, look if is_last else None))
+                results["rounds"].append(await one_round(stage, number, *size, look if is_last else None))
+                save()
+        if not plan.finished:
+            return
         await finished_jobs(stage, plan.finished)
         at[f"{plan.finished} finished jobs"] = await memory_now(stage)
+        save()
         await stage.clear(OPERATOR)
         await memory_after_start(stage)
-        return {"rounds": found, "memory": {"at": at, "churn": await churn(stage, plan.churn_seconds)}, "start": start}
+        results["memory"]["churn"] = await churn(stage, plan.churn_seconds)
+        save()
+
+
+def only(plan: Plan, names: Sequence[str]) -> Plan:
+    """Only the rows with these names: JOBSxHOSTS, or "memory" for what follows the rounds. Raises ValueError."""
+    rounds = {size: count for size, count in plan.rounds.items() if f"{size[0]}x{size[1]}" in names}
+    if unknown := set(names) - {MEMORY} - {f"{jobs}x{hosts}" for jobs, hosts in rounds}:
+        known = [f"{jobs}x{hosts}" for jobs, hosts in plan.rounds]
+        raise ValueError(f"{', '.join(sorted(unknown))}: not one of {', '.join([*known, MEMORY])}")
+    return replace(plan, rounds=rounds, finished=plan.finished if MEMORY in names else 0)
 
 
 def machine() -> Object:
@@ -112,7 +128,7 @@ def tables_of(results: Object) -> dict[str, str]:
         "requests": tables.requests_table(results["rounds"]),
         "waits": tables.waits_table(results["rounds"]),
         "memory": tables.memory_table(results["memory"]),
-        "start": tables.start_table(results["start"]),
+        **({"start": tables.start_table(results["start"])} if results["start"] else {}),
     }
 
 
@@ -128,20 +144,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="small gangs only, in three minutes")
     parser.add_argument("--rounds", type=int, help="instead of each size's own number")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number")
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows: JOBSxHOSTS, or memory")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number, after each round")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables into this page, and its drawing")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="do not measure: show this JSON")
     options = parser.parse_args()
-    results: dict[str, Any]
-    if options.earlier:
-        results = json.loads(options.earlier.read_text())
-    else:
-        results = {"machine": machine()}
-        results |= asyncio.run(measure(QUICK if options.quick else FULL, options.rounds))
+    results: dict[str, Any] = json.loads(options.earlier.read_text()) if options.earlier else {"machine": machine()}
+
+    def save() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+    if not options.earlier:
+        plan = QUICK if options.quick else FULL
+        try:
+            plan = only(plan, options.only) if options.only else plan
+        except ValueError as error:
+            parser.error(str(error))
+        asyncio.run(measure(plan, options.rounds, results, save))
+    save()
     for text in tables_of(results).values():
         print(f"\n{text}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.docs:
         write_docs(options.docs, results)
     return 0

@@ -158,11 +158,12 @@ def counts(requests: Iterable[Request]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one or more attempts took of the API server. `other_writes`: the operator's, besides the pods' creation.
-    `endpoint_writes`: by anybody."""
+    """What one or more attempts took of the API server. `other_writes`: the operator's, besides the pods' creation
+    and events, for which nobody waits. `endpoint_writes`: by anybody."""
 
     creates: int
     other_writes: int
+    events: int
     reads: int
     endpoint_writes: int
 
@@ -171,9 +172,11 @@ class Cost:
         asked = list(requests)
         own = [request for request in asked if request.who == OPERATOR]
         creates = sum(request.creates_pod for request in own)
+        events = sum(request.label == "create events" for request in own)
         return Cost(
             creates=creates,
-            other_writes=sum(request.is_write for request in own) - creates,
+            other_writes=sum(request.is_write for request in own) - creates - events,
+            events=events,
             reads=sum(request.is_read for request in own),
             endpoint_writes=sum(request.is_write and request.resource in ENDPOINTS for request in asked),
         )

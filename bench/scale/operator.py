@@ -1,7 +1,7 @@
 """The operator as the chart ships it: the chart's objects in the cluster, its container's arguments in a process."""
 
+import json
 import re
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -13,6 +13,7 @@ from tests.chart.helm import Helm, container, of_kind, pod
 from tests.cluster import binaries
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.pod_process import mount_account, operator_command
 from tests.cluster.ports import LOOPBACK, free_port
 
 NAMESPACE = "tpu-system"
@@ -35,7 +36,9 @@ class Operator:
             cluster.wait_established(definition["metadata"]["name"])
         account = pod(objects)["spec"]["serviceAccountName"]
         self._arguments: list[str] = container(objects)["args"]
-        self._kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, account)
+        kubeconfig = json.loads(cluster.service_account_kubeconfig(NAMESPACE, account).read_text())
+        self._account = cluster.directory / "operator.account"
+        mount_account(self._account, kubeconfig["users"][0]["user"]["token"], cluster.ca_file)
         self._ports: dict[str, int] = {}
         self.user = f"system:serviceaccount:{NAMESPACE}:{account}"
 
@@ -46,9 +49,7 @@ class Operator:
         self._child = self._cluster.children.start(
             "operator",
             Path("/usr/bin/env"),
-            f"KUBECONFIG={self._kubeconfig}",
-            sys.executable,
-            *("-m", "tpu_training_operator", *arguments),
+            *operator_command(self._cluster.server, self._account, *arguments),
         )
         healthy = f"http://{LOOPBACK}:{self._ports['health']}/healthz"
         self._child.wait_ready(lambda: answers_ok(healthy), timeout=_START_SECONDS)

@@ -38,8 +38,8 @@ def _compared(rounds: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
 
 def requests_table(rounds: Sequence[Mapping[str, Any]]) -> str:
     """What one attempt costs the API server; the largest number of all rounds counts."""
-    columns = ["creates", "other_writes", "reads", "endpoint_writes"]
-    head = ["what", "pods created", "other writes", "reads", "endpoint writes by anybody", "CPU per host, ms"]
+    columns = ["creates", "other_writes", "events", "reads", "endpoint_writes"]
+    head = ["what", "pods created", "other writes", "events", "reads", "endpoint writes by anybody", "CPU per host, ms"]
     rows = [head]
     for jobs, hosts in dict.fromkeys((each["jobs"], each["hosts"]) for each in rounds):
         same = [each[OPERATOR] for each in rounds if (each["jobs"], each["hosts"]) == (jobs, hosts)]
@@ -67,8 +67,8 @@ def waits_table(rounds: Sequence[Mapping[str, Any]]) -> str:
 def memory_table(memory: Mapping[str, Any]) -> str:
     rows = [["with", "resident, MiB", "peak, MiB"]]
     rows += [[name, f"{each['rss']:.0f}", f"{each['peak']:.0f}"] for name, each in memory["at"].items()]
-    churn = memory["churn"]
-    rows.append([f"{churn['jobs']} jobs come and gone in {churn['seconds']:.0f} s", *_slope(churn)])
+    if churn := memory.get("churn"):
+        rows.append([f"{churn['jobs']} jobs come and gone in {churn['seconds']:.0f} s", *_slope(churn)])
     return markdown(rows)
 
 

@@ -5,7 +5,6 @@ Its requests go to the given API server, which may be a `FaultyProxy`.
 
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,18 +12,11 @@ from pathlib import Path
 
 from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.pod_process import mount_account, operator_command
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tests.controlplane.operator_process import ACCOUNT, grant
 
-# A pod's credentials are in a fixed folder; here they are in the test's folder.
-_AS_IN_A_POD = """\
-import sys
-from kubernetes.config import incluster_config as pod
-pod.SERVICE_TOKEN_FILENAME, pod.SERVICE_CERT_FILENAME = sys.argv.pop(1), sys.argv.pop(1)
-from tpu_training_operator.main import main
-main()
-"""
 _LOOK_SECONDS = 0.1
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
@@ -40,18 +32,18 @@ class SupervisedOperator:
     def __init__(self, cluster: ControlPlane, namespace: str, host: str, port: int, name: str = "operator") -> None:
         self._cluster = cluster
         self._namespace = namespace
-        self._environment = (f"KUBERNETES_SERVICE_HOST={host}", f"KUBERNETES_SERVICE_PORT={port}")
+        self._server = f"https://{host}:{port}"
         self._name = f"{name}-{namespace}"
         self._health_port = free_port()
         self._process: subprocess.Popen[bytes]
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name=self._name, daemon=True)
-        self.token_file = cluster.directory / f"{self._name}.token"
         self.log_file = cluster.directory / f"{self._name}.log"
         self.exits: list[int] = []
         grant(cluster, namespace)
-        self.token_file.write_text(self._new_token({}))
+        self._account = cluster.directory / f"{self._name}.account"
+        self.token_file = mount_account(self._account, self._new_token({}), cluster.ca_file)
 
     def start(self) -> None:
         """Returns when the operator answers its health probe."""
@@ -122,10 +114,11 @@ class SupervisedOperator:
         self._child = self._cluster.children.start(
             self._name,
             Path("/usr/bin/env"),
-            *self._environment,
-            sys.executable,
-            *("-c", _AS_IN_A_POD, str(self.token_file), str(self._cluster.ca_file)),
-            *("--namespace", self._namespace, "--health-port", str(self._health_port)),
+            *operator_command(
+                self._server,
+                self._account,
+                *("--namespace", self._namespace, "--health-port", str(self._health_port)),
+            ),
         )
         self._process = self._child._process
 

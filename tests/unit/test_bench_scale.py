@@ -61,7 +61,7 @@ def test_everybody_is_named_by_the_last_part_of_the_account(tmp_path: Path) -> N
 def test_a_watch_counts_when_it_begins_and_not_when_it_ends(tmp_path: Path) -> None:
     log = logged(tmp_path / "log", entry("watch", "pods"), entry("watch", "pods", stage="ResponseComplete"))
     assert log.read() == 1
-    assert Cost.of(log.requests) == Cost(creates=0, other_writes=0, reads=0, endpoint_writes=0)
+    assert Cost.of(log.requests) == Cost(creates=0, other_writes=0, events=0, reads=0, endpoint_writes=0)
 
 
 def test_a_line_that_is_not_complete_yet_is_read_later(tmp_path: Path) -> None:
@@ -79,6 +79,7 @@ def test_a_cost_counts_the_operators_requests_and_everybodys_endpoints(tmp_path:
         entry("create", "pods"),
         entry("create", "pods", responseStatus={"code": 409}),
         entry("create", "services"),
+        entry("create", "events"),
         entry("update", "tputrainingjobs/status"),
         entry("deletecollection", "pods"),
         entry("list", "pods"),
@@ -87,7 +88,7 @@ def test_a_cost_counts_the_operators_requests_and_everybodys_endpoints(tmp_path:
         entry("create", "endpointslices"),
         entry("update", "endpoints", "system:serviceaccount:kube-system:endpoint-controller"),
     )
-    assert Cost.of(log.since(0)) == Cost(creates=1, other_writes=5, reads=2, endpoint_writes=2)
+    assert Cost.of(log.since(0)) == Cost(creates=1, other_writes=5, events=1, reads=2, endpoint_writes=2)
 
 
 def test_a_time_ends_with_the_last_pod_and_not_with_what_follows(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_the_floors_pods_are_the_operators_without_its_labels() -> None:
 
 
 def run(create: float, restart: float | None = None) -> dict[str, Any]:
-    cost = {"creates": 4, "other_writes": 8, "reads": 7, "endpoint_writes": 3}
+    cost = {"creates": 4, "other_writes": 8, "events": 4, "reads": 7, "endpoint_writes": 3}
     account = {"cost": cost, "cpuMsPerHost": 2.0}
     more = {"create": account, "firstPod": 0.5, "hintToPass": 0.1} | ({"restart": account} if restart else {})
     return {"create": create, "restart": restart, "more": more}
@@ -168,7 +169,7 @@ def test_times_are_compared_within_a_round() -> None:
 def test_requests_of_many_jobs_are_given_for_one() -> None:
     crowd = a_round(3.0, 1.0) | {"jobs": 4}
     line = tables.requests_table([crowd]).splitlines()[2]
-    assert line == "| one of 4 jobs x 4 hosts | 1 | 2 | 1.75 | 0.75 | 2.0 (2.0..2.0) |"
+    assert line == "| one of 4 jobs x 4 hosts | 1 | 2 | 1 | 1.75 | 0.75 | 2.0 (2.0..2.0) |"
 
 
 def test_the_drawing_has_a_curve_for_every_contender_and_each_panel() -> None:

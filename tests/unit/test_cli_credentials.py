@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.config import incluster_config
 
 from tpu_training_operator.kube import credentials
-from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
+from tpu_training_operator.kube.credentials import NoCredentials, load_credentials, load_personal_credentials
 
 
 def kubeconfig(path: Path, **contexts: dict[str, Any]) -> Path:
@@ -40,9 +39,7 @@ def in_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setattr(credentials, "_SERVICE_ACCOUNT_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setattr(credentials, "_SERVICE_ACCOUNT", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +63,30 @@ def test_a_pod_without_a_kubeconfig_uses_its_service_account(in_pod: None) -> No
     found = load_personal_credentials()
     assert found.server == "https://192.0.2.1:443"
     assert found.namespace == "team"
+
+
+@pytest.mark.parametrize(
+    ("host", "server"), [("192.0.2.1", "https://192.0.2.1:443"), ("fd00::1", "https://[fd00::1]:443")]
+)
+def test_the_operator_reads_the_token_of_its_pod_each_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_pod: None, host: str, server: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    found = load_credentials()
+    assert (found.server, found.ca_file, found.authorization()) == (
+        server,
+        str(tmp_path / "ca.crt"),
+        "Bearer of the pod",
+    )
+    (tmp_path / "token").write_text("renewed\n")
+    assert found.authorization() == "Bearer renewed"
+
+
+@pytest.mark.parametrize("lacking", ["token", "ca.crt"])
+def test_a_pod_without_a_service_account_needs_a_kubeconfig(tmp_path: Path, in_pod: None, lacking: str) -> None:
+    (tmp_path / lacking).write_text("")
+    with pytest.raises(NoCredentials, match="no service account token in this pod, and no usable kubeconfig"):
+        load_credentials()
 
 
 def test_the_service_account_never_replaces_a_named_kubeconfig_or_context(tmp_path: Path, in_pod: None) -> None:

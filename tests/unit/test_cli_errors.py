@@ -165,6 +165,13 @@ def test_a_command_imports_only_what_it_needs(arguments: list[str], needless: se
     assert done.stdout.splitlines()[-1] == ""
 
 
+def test_the_operator_loads_no_kubeconfig_reader_before_it_needs_one() -> None:
+    """12 MiB, for which a pod has no use."""
+    program = "import sys, tpu_training_operator.main; print('kubernetes' in sys.modules, 'kopf' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["plan"], ["fly"], ["plan", "-f", "x", "-o", "xml"]])
 def test_a_misused_command_prints_its_usage(arguments: list[str]) -> None:
     result = tpujob(*arguments)

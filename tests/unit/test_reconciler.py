@@ -14,7 +14,7 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.report import Report
-from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, JobKey, Object, Resource
+from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime import execution
@@ -459,6 +459,49 @@ async def test_a_refusal_of_the_policy_is_told_once_and_waited_for_once(
     store.refuses = {"NetworkPolicy": store.refuses["NetworkPolicy"]}
     await isolating.reconcile(KEY)
     assert len(await store.list(PODS, "default")) == 4
+
+
+# What an earlier attempt has left.
+
+
+async def restarted(store: Recorded, isolating: Reconciler, clock: Clock) -> None:
+    """The first attempt exists; the second one has begun, and its workers are about to be created."""
+    for _ in range(2):
+        await isolating.reconcile(KEY)
+    failed = await store.get(PODS, "default", "digits-1-0-2")
+    await store.update_status(failed | {"status": exited(137)["status"]})
+    again = await isolating.reconcile(KEY)
+    assert (await status_of(store)).attempt == 2
+    clock.now += timedelta(minutes=10) + (again or timedelta(0))
+    for each in await store.list(PODS, "default"):
+        await store.delete(PODS, "default", each["metadata"]["name"], each["metadata"]["uid"], grace_seconds=0)
+    store.asked.clear()
+
+
+async def test_a_restart_looks_for_what_is_there_and_replaces_what_is_of_one_attempt(
+    store: Recorded, isolating: Reconciler, clock: Clock
+) -> None:
+    await restarted(store, isolating, clock)
+    await isolating.reconcile(KEY)
+    asked = [each for each in store.asked[2:] if "Pod" not in each]
+    assert sorted(asked) == [
+        "create ConfigMap",
+        "delete ConfigMap",
+        "get EndpointSlice",
+        "get NetworkPolicy",
+        "get Service",
+    ]
+
+
+async def test_a_restart_creates_what_somebody_has_deleted_meanwhile(
+    store: Recorded, isolating: Reconciler, clock: Clock
+) -> None:
+    await restarted(store, isolating, clock)
+    found = [await store.get(kind, "default", "digits") for kind in (SERVICES, NETWORK_POLICIES)]
+    for kind, each in zip((SERVICES, NETWORK_POLICIES), found, strict=True):
+        await store.delete(kind, "default", "digits", each["metadata"]["uid"])
+    await isolating.reconcile(KEY)
+    assert [await store.get(kind, "default", "digits") for kind in (SERVICES, NETWORK_POLICIES)]
 
 
 async def events(store: Recorded, reason: str) -> list[Object]:

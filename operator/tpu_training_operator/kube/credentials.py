@@ -1,21 +1,15 @@
-"""Credentials for the API server: from the pod's service account or a kubeconfig, read by the `kubernetes` package.
+"""Credentials for the API server: from the pod's service account or a kubeconfig.
 
 The operator prefers the service account, a command at a prompt the kubeconfig, as kubectl does.
 """
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kubernetes import config
-from kubernetes.client import Configuration
-from kubernetes.config import incluster_config
-from yaml import YAMLError
-
-_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# What the library raises for a kubeconfig that is missing or broken; the last four for a file of another form.
-_UNUSABLE = (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, KeyError)
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class NoCredentials(Exception):
@@ -59,56 +53,66 @@ class Credentials:
         return context
 
 
+@dataclass(frozen=True)
+class _InPod:
+    """What a kubeconfig would say, from the files and variables that every pod has."""
+
+    host: str
+    ssl_ca_cert: str
+    cert_file: None = None
+    key_file: None = None
+    verify_ssl: bool = True
+
+    def auth_settings(self) -> dict[str, dict[str, str]]:
+        token = (_SERVICE_ACCOUNT / "token").read_text(encoding="utf-8")
+        return {"BearerToken": {"value": f"Bearer {token.strip()}"}}
+
+
 def load_credentials() -> Credentials:
     """For the operator: the service account in a pod, else the current context of KUBECONFIG. Raises NoCredentials."""
-    configuration = Configuration()
-    if not _is_in_pod(configuration):
-        try:
-            config.load_kube_config(client_configuration=configuration)
-        except _UNUSABLE as error:
-            raise NoCredentials(
-                f"no service account token in this pod, and no usable kubeconfig: {_one_line(error)}"
-            ) from None
-    return Credentials(configuration)
+    if in_pod := _in_pod():
+        return Credentials(in_pod)
+    from tpu_training_operator.kube import kubeconfig
+
+    try:
+        return Credentials(kubeconfig.configuration())
+    except kubeconfig.UNUSABLE as error:
+        raise NoCredentials(
+            f"no service account token in this pod, and no usable kubeconfig: {_one_line(error)}"
+        ) from None
 
 
-def load_personal_credentials(kubeconfig: Path | None = None, context: str | None = None) -> Credentials:
+def load_personal_credentials(file: Path | None = None, context: str | None = None) -> Credentials:
     """For a command at a prompt: the kubeconfig (default: KUBECONFIG) and its context (default: the current one).
     Without either, the service account of this pod. Raises NoCredentials."""
-    file = None if kubeconfig is None else str(kubeconfig)
-    configuration = Configuration()
+    from tpu_training_operator.kube import kubeconfig
+
+    path = None if file is None else str(file)
     try:
-        if kubeconfig is not None:
+        if file is not None:
             # The library reports an unreadable file as a missing configuration.
-            kubeconfig.open("rb").close()
-        contexts, current = config.list_kube_config_contexts(file)
+            file.open("rb").close()
+        contexts, current = kubeconfig.contexts(path)
         chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
         if chosen is None:
             names = ", ".join(sorted(c["name"] for c in contexts))
             raise NoCredentials(f"the kubeconfig has no context {context!r}; it has: {names}")
-        config.load_kube_config(file, context, configuration)
+        configuration = kubeconfig.configuration(path, context)
         return Credentials(configuration, chosen["context"].get("namespace") or "default")
-    except _UNUSABLE as error:
-        if kubeconfig is None and context is None and _is_in_pod(configuration):
-            return Credentials(configuration, _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip())
-        name = "" if kubeconfig is None else f"{kubeconfig}: "
+    except kubeconfig.UNUSABLE as error:
+        if file is None and context is None and (in_pod := _in_pod()):
+            return Credentials(in_pod, (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip())
+        name = "" if file is None else f"{file}: "
         raise NoCredentials(f"no usable kubeconfig: {name}{_one_line(error).rstrip('.')}") from None
 
 
-def _is_in_pod(configuration: Any) -> bool:
-    """Fills `configuration` from the service account, if there is one."""
-    try:
-        config.load_incluster_config(configuration)
-    except config.ConfigException:
-        return False
-    # The library caches a token for a minute, even one that the server refused.
-    configuration.refresh_api_key_hook = _read_token
-    return True
-
-
-def _read_token(configuration: Any) -> None:
-    token = Path(incluster_config.SERVICE_TOKEN_FILENAME).read_text(encoding="utf-8")
-    configuration.api_key["BearerToken"] = f"Bearer {token.strip()}"
+def _in_pod() -> _InPod | None:
+    """None outside of any pod, and in one without a service account's token."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}") for name in ("HOST", "PORT"))
+    token, certificate = (_SERVICE_ACCOUNT / name for name in ("token", "ca.crt"))
+    if not host or not port or not all(file.is_file() and file.stat().st_size for file in (token, certificate)):
+        return None
+    return _InPod(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", str(certificate))
 
 
 def _one_line(error: Exception) -> str:

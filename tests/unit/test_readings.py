@@ -1,0 +1,64 @@
+"""What is remembered of specs and statuses is never out of date, and never much."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.jobs import job_body
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain.lifecycle import readings as module
+from tpu_training_operator.domain.lifecycle.readings import Readings
+
+STATUS = {"attempt": 2, "state": "Running", "observedGeneration": 1}
+
+
+def test_the_same_spec_is_read_once_whatever_else_changes() -> None:
+    readings = Readings()
+    first = readings.job(job_body({"metadata.resourceVersion": "7"}))
+    assert (
+        readings.job(job_body({"metadata.resourceVersion": "8", "metadata.labels": {"a": "b"}}) | {"status": STATUS})
+        is first
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"spec.recipe.trainSteps": 7}, {"metadata.uid": "another"}, {"metadata.generation": 9}]
+)
+def test_another_spec_or_job_is_read_even_if_its_version_is_the_same(change: dict[str, Any]) -> None:
+    readings = Readings()
+    readings.job(job_body())
+    found, _ = readings.job(job_body(change))
+    alone, _ = Readings(0).job(job_body(change))
+    assert found == alone
+    assert found != readings.job(job_body())[0]
+
+
+def test_an_invalid_spec_is_refused_each_time() -> None:
+    readings = Readings()
+    for _ in range(2):
+        with pytest.raises(InvalidJob):
+            readings.job(job_body({"spec.recipe.trainSteps": -1}))
+
+
+@pytest.mark.parametrize("body", [None, {}, STATUS, {"state": "\ud800"}, {"attempt": 2**70}])
+def test_a_status_is_what_reading_it_says(body: Any) -> None:
+    readings = Readings()
+    assert [readings.status(body), readings.status(body)] == [Status.read(body)] * 2
+
+
+def test_only_the_latest_are_remembered_and_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Any] = []
+    read: Callable[[Any], Status] = Status.read
+    monkeypatch.setattr(module.Status, "read", lambda body: reads.append(body) or read(body))
+    readings = Readings(most=2)
+    one, two, three = ({"attempt": number} for number in (1, 2, 3))
+    for body in (one, two, one, three, one, two):
+        readings.status(body)
+    assert reads == [one, two, three, two]
+    large = {"avoidedNodes": ["n" * 1000] * 16}
+    reads.clear()
+    for _ in range(2):
+        readings.status(large)
+    assert len(reads) == 2
