@@ -21,7 +21,7 @@ from tests.cluster.ports import free_port
 from tests.trainer import fork_server
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 70.0
+DEADLINE = 600.0
 """Seconds after which a test gives up on a process: several times what a gang needs to import torch on two loaded
 cores. No test depends on how fast a process is."""
 

@@ -216,6 +216,16 @@ def test_a_warning_says_how_often_it_came_and_what_to_do() -> None:
     assert "use more workers" in text
 
 
+def test_of_a_loop_of_the_users_own_the_page_shows_only_what_it_tells() -> None:
+    recorded = run_of(100)
+    silent = recorded | {"stretches": [{**each, "learning_rate": math.nan} for each in recorded["stretches"]]}
+    page = page_of(silent, spec={"entrypoint": None})
+    assert "none: trainer.command" in page
+    assert "your own loop" in page
+    assert [words for words in ("Waiting for input", "<figcaption>Learning rate", "nan") if words in page] == []
+    assert "<figcaption>Learning rate" in page_of(recorded, spec={"entrypoint": None})
+
+
 def test_the_noise_scale_says_what_twice_the_slice_would_gain() -> None:
     page = page_of({"noise_scale": 32.0})
     # The global batch is 16: (1 + 2) / (1 + 1).

@@ -16,7 +16,7 @@ def main():
     features = torch.randn(512, 8)
     data = TensorDataset(features, (features.sum(1) > 0).long())
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
     loader = DataLoader(data, batch_size=16, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

@@ -121,6 +121,7 @@ class Run:
             return
         if error is not None:
             traceback.print_exception(error)
+        print(f"{outcome.code.name}: {outcome.message.splitlines()[-1]}", file=sys.stderr, flush=True)
         raise SystemExit(int(outcome.code))
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
