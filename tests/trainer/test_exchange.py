@@ -126,3 +126,12 @@ def test_a_reading_pairs_the_mean_square_of_replicas_gradients_with_the_global_o
     made = Signals(Device(reads_free=True), step=0)
     made.add(Sums(torch.cat([summed(2.0), torch.tensor([8.0])]), square=torch.tensor(3.0)))
     assert made.read(0, whole=False).squares == ((4.0, 3.0),)
+
+
+def test_a_reading_has_each_steps_gradient_norm_with_and_without_the_noise_scale() -> None:
+    made = Signals(Device(reads_free=True), step=0)
+    made.add(Sums(torch.cat([summed(2.0), torch.tensor([8.0])]), square=torch.tensor(9.0), norm=torch.tensor(3.0)))
+    reading = made.read(0, whole=False)
+    assert (reading.squares, reading.norms) == (((4.0, 9.0),), (3.0,))
+    made.add(Sums(summed(2.0), norm=torch.tensor(5.0)))
+    assert made.read(0, whole=False).norms == (5.0,)

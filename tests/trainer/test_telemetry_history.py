@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -116,6 +117,23 @@ def test_merged_stretches_add_up_to_the_time_and_the_steps_of_the_run(counts: li
 def test_a_samples_losses_belong_to_the_steps_up_to_its_own() -> None:
     points = recorded(sample(3, [9.0, 8.0, 7.0]), sample(5, [6.0, 5.0])).losses
     assert [(point.step, point.mean) for point in points] == [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("norms", "kept"), [((1.0, 3.0), 2.0), ((1.0, math.inf, 4.0, math.nan), 2.5), ((math.nan,), None), ((), None)]
+)
+def test_a_stretch_has_the_mean_of_the_gradient_norms_that_are_finite(
+    norms: tuple[float, ...], kept: float | None
+) -> None:
+    made = replace(sample(4, [1.0] * 4), gradient_norms=norms)
+    assert recorded(made).stretches[0].gradient_norm == kept
+
+
+@pytest.mark.usefixtures("small")
+def test_merged_stretches_have_the_mean_gradient_norm_of_their_steps() -> None:
+    samples = [replace(sample(step, [1.0]), gradient_norms=(float(step),)) for step in range(1, 17)]
+    norms = [(stretch.gradient_norm, stretch.steps) for stretch in recorded(*samples).stretches]
+    assert sum(norm * steps for norm, steps in norms) == pytest.approx(sum(range(1, 17)))
 
 
 def test_a_rate_that_becomes_unknown_leaves_the_last_one() -> None:

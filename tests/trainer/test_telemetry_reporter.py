@@ -6,6 +6,7 @@ import json
 import math
 import struct
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def events(content: bytes) -> list[tuple[int, str, float]]:
 def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
     reporter.began(0)
-    reporter.sample(sample(2, count=2))
+    reporter.sample(replace(sample(2, count=2), gradient_norms=(3.0, 4.0)))
     reporter.logged([Curve("accuracy", ((1, 0.25), (2, 0.5)))])
     reporter.evaluated(2, {"accuracy": 0.875})
     reporter.ended(DONE)
@@ -234,6 +235,8 @@ def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Pat
     assert events(file.read_bytes()) == [
         (1, "loss", 1.0),
         (2, "loss", 0.5),
+        (1, "gradient norm", 3.0),
+        (2, "gradient norm", 4.0),
         (2, "recipe/learning rate", 0.25),
         (2, "speed/examples per second", 80.0),
         (2, "speed/step milliseconds", 1000.0),

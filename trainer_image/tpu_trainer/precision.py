@@ -26,8 +26,8 @@ def in_precision(task: Task, precision: str, device: torch.device) -> Task:
     """The task as it computes in `precision`, one of `spec.PRECISIONS`; its model is changed in place.
 
     BFloat16Mixed: the loss, metrics and evaluations run under autocast; the backward pass follows the forward pass.
-    BFloat16: float32 parameters and buffers become bfloat16, so the optimizer makes its state in bfloat16, too; float32
-    tensors of a batch arrive in bfloat16. Other types stay what they are.
+    BFloat16: float32 parameters and buffers become bfloat16, so the optimizer makes its state in bfloat16, too, and
+    float32 tensors of a batch arrive in bfloat16. Other types stay what they are.
     """
     if precision == "BFloat16Mixed":
         # No cache of cast weights: replicas that are threads share it, and each empties it after its own forward
