@@ -121,7 +121,7 @@ def test_a_job_begins_with_another_jobs_weights_at_step_0_and_says_so(tmp_path: 
     for name, tensor in kept(tmp_path, "second", 10).items():
         assert torch.equal(tensor, kept(tmp_path, "first", 10, "ema")[name]), name
     (state,) = (tmp_path / "default" / "second").glob("step-*/state.json")
-    assert "step-00000010-firstuid-1 of job default/first, attempt 1, averaged" in state.read_text()
+    assert "step-00000010-firstuid-1 of job default/first, attempt 1 (averaged)" in state.read_text()
 
 
 def test_a_job_with_a_checkpoint_of_its_own_does_not_begin_again(tmp_path: Path) -> None:

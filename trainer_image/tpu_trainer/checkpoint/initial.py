@@ -122,7 +122,7 @@ def _of_checkpoint(uri: str) -> Weights:
             lines.append(f"checkpoint {entry.folder} is passed over: {reason}")
             continue
         model, average = (_parsed(data, f"{uri}, {entry.folder}") if data else {} for data in files)
-        averaged = ", averaged" if average else ""
+        averaged = " (averaged)" if average else ""
         return Weights(f"checkpoint {entry.folder} of job {commit.author}{averaged}", {**model, **average})
     why = f" ({'; '.join(lines)})" if lines else ""
     raise UserCodeError(
