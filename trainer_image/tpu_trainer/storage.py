@@ -118,8 +118,9 @@ class Storage:
 
         done = work.start.step if resumed else None
         checkpointer = Checkpointer(self.target, due, take, warn, resumed=done, found_best=found_best)
-        if (best := best_in(self.target)) is not None:
-            found_best(best)
+        checkpointer.best = best_in(self.target)
+        if checkpointer.best is not None:
+            found_best(checkpointer.best)
         return checkpointer
 
     def _chosen(self, telling: Telling) -> tuple[Found | None, bool]:

@@ -5,6 +5,7 @@ Only a run without a checkpoint takes them, and nothing else with them: its step
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from tpu_trainer.spec import InitSpec
 
 _SETTING = "checkpoint.initFrom"
 _FILE = ".safetensors"
+# A large file may be in parts, which are named as Hugging Face's libraries do it.
+_TENSORS = re.compile(r"(model|ema)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 _MOST_NAMES = 8
 
 
@@ -116,12 +119,15 @@ def _of_checkpoint(uri: str) -> Weights:
     for commit, entry in candidates(there.store, lines.append):
         if there.folder not in (None, entry.folder) or not (commit.clean or there.folder):
             continue
+        model, average = dict[str, Tensor](), dict[str, Tensor]()
         try:
-            files = [checked(there.store, entry.folder, commit, f"{part}{_FILE}") for part in ("model", "ema")]
+            for file in commit.files:
+                if (found := _TENSORS.fullmatch(file)) is not None:
+                    tensors = _parsed(checked(there.store, entry.folder, commit, file), f"{uri}, {entry.folder}")
+                    (model if found[1] == "model" else average).update(tensors)
         except SkippedError as reason:
             lines.append(f"checkpoint {entry.folder} is passed over: {reason}")
             continue
-        model, average = (_parsed(data, f"{uri}, {entry.folder}") if data else {} for data in files)
         averaged = " (averaged)" if average else ""
         return Weights(f"checkpoint {entry.folder} of job {commit.author}{averaged}", {**model, **average})
     why = f" ({'; '.join(lines)})" if lines else ""
