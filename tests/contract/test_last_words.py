@@ -1,5 +1,6 @@
 """The termination message: the operator copies into the status what the trainer writes last."""
 
+import json
 import math
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
+from tpu_trainer.checkpoint.best import Best
+from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.outcome import Outcome, termination_message, write_termination
-from tpu_training_operator.api.status import Progress
+from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.lifecycle.completion import final_progress
 from tpu_training_operator.domain.observed import WorkerPod
@@ -24,14 +27,23 @@ def pod_after(outcome: Outcome) -> WorkerPod:
 
 def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
-    write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, {"loss": 1 / 81, "accuracy": 0.981}, 1234.5678))
+    best = Best(Folder(240, "5f0c", 1), "accuracy", 0.99)
+    metrics = {"loss": 1 / 81, "accuracy": 0.981}
+    write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()))
     assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
         step=300,
         total_steps=TOTAL,
         examples_per_second="1234.57",
         loss="0.0123457",
         metrics={"loss": "0.0123457", "accuracy": "0.981"},
+        best_checkpoint=BestCheckpoint(name="step-00000240-5f0c-1", step=240, metric="accuracy", value="0.99"),
     )
+
+
+@pytest.mark.parametrize("wrong", [None, [], {}, {"name": "a", "step": -1, "metric": "b", "value": 1}, {"name": 1}])
+def test_a_best_checkpoint_that_the_trainer_cannot_have_written_is_left_out(wrong: object) -> None:
+    said = json.dumps({"outcome": "Succeeded", "message": "trained", "step": 300, "bestCheckpoint": wrong})
+    assert final_progress(ended_pod(0, said), TOTAL, None).best_checkpoint is None
 
 
 def test_a_loss_that_is_not_a_number_is_left_out() -> None:

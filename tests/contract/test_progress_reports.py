@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_trainer import contract
+from tpu_trainer.checkpoint.best import Best
+from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.environment import ProgressService, read_environment
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
@@ -39,6 +41,7 @@ reports = st.builds(
     loss=st.none() | numbers,
     examples_per_second=st.none() | numbers,
     checkpoint_step=st.none() | steps,
+    best_checkpoint=st.none() | st.builds(Best, st.builds(Folder, steps, st.just("5f0c"), steps), st.text(), numbers),
     metrics=st.dictionaries(
         st.text(max_size=16) | st.sampled_from(["loss", "step", "current_step"]),
         numbers,
@@ -55,6 +58,11 @@ def as_sent(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def meant(best: Best) -> status.BestCheckpoint:
+    name, value = str(best.folder), number_text(best.value)
+    return status.BestCheckpoint(name=name, step=best.folder.step, metric=as_sent(best.metric), value=value)
+
+
 @given(reports)
 def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
     assert payload.read_progress(report.operator_body(sent), SENDER, NOW) == Report(
@@ -68,6 +76,7 @@ def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
         loss=number_text(sent.loss),
         metrics={as_sent(name): number_text(value) for name, value in sent.metrics.items()},
         checkpoint_step=sent.checkpoint_step,
+        best_checkpoint=sent.best_checkpoint and meant(sent.best_checkpoint),
         estimated_remaining_seconds=sent.remaining_seconds,
         warnings=tuple(as_sent(warning) for warning in sent.warnings),
         stacks=sent.stacks,

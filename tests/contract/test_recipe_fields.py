@@ -36,6 +36,7 @@ ONE_CHIP = {"acceleratorType": "v5litepod-1"}
 BROKEN = {"parameters": {"broken_step": "3"}}
 KNOWN = ", ".join(sorted(BUILT))
 PLATEAU = {"name": "Plateau", "metric": "length", "mode": "Max", "patience": 1}
+WATCHED = {"metric": "length", "mode": "Max"}
 FOLLOWED = {"evaluateEverySteps": 2, "schedule": PLATEAU}
 EPOCHS = {"trainSteps": ..., "epochs": 2, "datasetSize": tasks.EXAMPLES}
 
@@ -217,6 +218,9 @@ def test_a_setting_has_an_effect_if_the_optimizer_takes_it_and_gets_a_warning_if
         ({"schedule": {"name": "Step", "milestones": [100, 300]}}, "milestones 300 are not reached: the training ends"),
         ({"emaDecay": "0.9999"}, "emaDecay 0.9999 averages over more than the 300 steps of the training"),
         ({"emaDecay": "0.99"}, None),
+        ({"evaluateEverySteps": 60, "stopEarly": {**WATCHED, "patience": 4}}, None),
+        ({"evaluateEverySteps": 60, "stopEarly": {**WATCHED, "patience": 5}}, "recipe.stopEarly has no effect: 5 eval"),
+        ({"evaluateEverySteps": 99, "schedule": PLATEAU | {"patience": 4}}, "recipe.schedule has no effect: 4 evaluat"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("loop", ["trainer", "own"])

@@ -34,9 +34,10 @@ def last_words(**words):
 """
 )
 WARNINGS = ["waiting for data takes 40 % of the step", "host 1 is slow"]
+BEST = {"name": "step-00000200-0b9e5a3c-1", "step": 200, "metric": "accuracy", "value": 0.875}
 TRAIN = (
     REPORT
-    + f"SLOW, STRAGGLER = {WARNINGS}; HISTORY = {document(typical(), outcome=SUCCEEDED)!r}"
+    + f"BEST = {BEST}; SLOW, STRAGGLER = {WARNINGS}; HISTORY = {document(typical(), outcome=SUCCEEDED)!r}"
     + """
 if HOST == 0:
     trained(2, [1.5, 1.25])
@@ -46,7 +47,7 @@ if HOST == 0:
     trained(300, [0.25], warnings=[SLOW, STRAGGLER], checkpointStep=250)
     (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_bytes(HISTORY)
     last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
-               examplesPerSecond=1000.5)
+               examplesPerSecond=1000.5, bestCheckpoint=BEST)
 """
 )
 FAIL_ON_HOST_1 = """
@@ -90,6 +91,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
         ],
         "warnings": WARNINGS,
         "checkpointStep": 250,
+        "bestCheckpoint": BEST | {"value": "0.875"},
         "restarts": {},
         "failure": None,
         "logs": str(run.out / "pods"),
@@ -310,6 +312,7 @@ while not (HERE / "shown").exists(): time.sleep(0.01)
         "  warning    host 1 is slow",
         f"  warning    {WARNINGS[0]}",
         "  checkpoint step 250",
+        "  best       accuracy 0.875 at step 200, step-00000200-0b9e5a3c-1",
         "  report     out/report.html",
         "  logs       out/pods/*/log.txt",
         "  result     out/result.json",

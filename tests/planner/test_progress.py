@@ -14,9 +14,9 @@ from tests.planner.operators import Operator, look, one_pass
 from tests.planner.story import fails, given_a_running_gang, passes
 from tests.unit.pods import at, time_at
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Progress, ReportPhase, State, Status
+from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
 from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.lifecycle.progress import heard
+from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.domain.report import Report
 
@@ -80,6 +80,16 @@ def test_metrics_stay_until_new_ones_are_reported() -> None:
     passes(cluster, 10)
     reports(cluster, 101)
     assert progress(cluster).metrics == {"accuracy": "0.9"}
+
+
+def test_the_best_checkpoint_stays_until_a_better_one_is_reported_also_in_the_next_attempt() -> None:
+    cluster = given_a_running_gang(listens=True)
+    best = BestCheckpoint(name="step-00000060-5f0c-1", step=60, metric="accuracy", value="0.9")
+    reports(cluster, 100, best_checkpoint=best)
+    passes(cluster, 10)
+    reports(cluster, 101)
+    assert progress(cluster).best_checkpoint == best
+    assert new_attempt(progress(cluster)).best_checkpoint == best
 
 
 def test_the_status_is_written_for_reports_once_in_five_seconds() -> None:

@@ -6,11 +6,14 @@ import json
 import math
 
 import pytest
+import torch
+import torch.utils.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
-from tpu_trainer.outcome import Outcome, host_outcome, termination_message
+from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.outcome import Outcome, host_outcome, outcome_of, termination_message
 
 # Surrogates and control characters included: a traceback may quote any string.
 texts = st.text(st.characters(), max_size=50).flatmap(lambda text: st.integers(1, 400).map(lambda times: text * times))
@@ -77,3 +80,11 @@ def test_a_host_ends_with_the_most_telling_outcome_of_its_chips(
     codes: list[ExitCode], died: bool, expected: ExitCode
 ) -> None:
     assert host_outcome([Outcome(code, "") for code in codes], died).code is expected
+
+
+def test_torchs_own_checkpointing_on_xla_is_told_what_works_there() -> None:
+    with pytest.raises(UserCodeError) as raised, user_code("the task's loss"):
+        torch.utils.checkpoint._get_device_module("xla")
+    message = outcome_of(raised.value).message
+    assert "module 'torch' has no attribute 'xla'" in message
+    assert message.splitlines()[-1].startswith("torch.utils.checkpoint does not know XLA devices; use torch_xla.utils.")

@@ -87,6 +87,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(
         "loss": None,
         "examplesPerSecond": None,
         "checkpointStep": None,
+        "bestCheckpoint": None,
         "estimatedRemainingSeconds": None,
         "stacks": None,
         "metrics": {},

@@ -58,6 +58,13 @@ def test_a_second_checkpoint_on_the_other_slice_continues_with_its_next_step(fir
     assert again.ramp == start.ramp
 
 
+def test_a_ramp_leads_to_the_rate_that_a_plateau_has_left() -> None:
+    old, new = recipe(16, 1000, rate=0.1), recipe(64, 250, rate=0.4, warmup=20)
+    start = continued(through_a_checkpoint(fresh(old, 8, 1), 200, 0.05, old), new, 32, attempt=2, reduction=0.5)
+    assert start.ramp is not None
+    assert start.ramp.begin == 0.25
+
+
 def test_a_higher_rate_is_reached_by_a_short_ramp() -> None:
     old, new = recipe(16, 1000, rate=0.1), recipe(64, 250, rate=0.4, warmup=20)
     start = continued(through_a_checkpoint(fresh(old, 8, 1), 200, 0.1, old), new, 32, attempt=2)

@@ -287,6 +287,10 @@ def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(3))
 
 
+def synchronised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3))
+
+
 class Elsewhere(Net):
     """Its optimizer is given a parameter that is not the model's."""
 
@@ -299,6 +303,11 @@ class Bent(Net):
     ("make", "sentence"),
     [
         (sparse, "the gradient of a parameter of shape [8, 3] is sparse"),
+        (
+            synchronised,
+            "the model's 1 is a SyncBatchNorm, which torch has for GPUs only; on a CPU use BatchNorm, which normalises "
+            "over the examples of each process",
+        ),
         (lazy, "the model's 0.weight has no shape before the first batch"),
         (Elsewhere, "the optimizer holds a parameter of shape [2] that is not in the task's model"),
         (Bent, "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported"),

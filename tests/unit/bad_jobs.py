@@ -20,6 +20,9 @@ V3_2048 = {TYPE: "v3-2048"}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 SAVED = {"uri": "gs://bucket/digits"}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
+EVALUATED = {"evaluateEverySteps": 10}
+STOP = {"metric": "f1", "mode": "Max", "patience": 3}
+PLATEAU = {"name": "Plateau", **STOP}
 
 # Read before any schema: an API server refuses these, too, but in words of its own.
 _ENVELOPE: list[Row] = [
@@ -91,6 +94,12 @@ _CHECKPOINT: list[Row] = [
     (SAVED | {"everyMinutes": "10"}, "everyMinutes", "'10' is not a whole number"),
     (SAVED | {"keep": 0}, "keep", "0 is too small; the minimum is 1"),
     (SAVED | {"every": 10}, "every", "unknown field; nearest: everySteps"),
+    (SAVED | {"keepBest": {"metric": "f1", "mode": "Max"}}, "keepBest", "needs recipe.evaluateEverySteps: without it"),
+    (SAVED | {"keepBest": {"metric": "f1"}}, "keepBest.mode", "is required"),
+    (SAVED | {"keepBest": {"metric": "", "mode": "Max"}}, "keepBest.metric", "at least 1 character"),
+    (SAVED | {"keepBest": {"metric": "f1", "mode": "max"}}, "keepBest.mode", "did you mean Max?"),
+    (SAVED | {"initFrom": {"uri": "w.safetensors"}}, "initFrom.uri", "is not gs://bucket/path or an absolute path"),
+    (SAVED | {"initFrom": {"uri": "/a"}, "resumeFrom": "/b"}, "initFrom", "give resumeFrom or initFrom, not both"),
 ]
 
 _REPORT: list[Row] = [
@@ -291,6 +300,15 @@ _RECIPE: list[Row] = [
     ({"schedule": {"name": "Step", "milestones": [0]}}, "schedule.milestones[0]", "0 is too small; the minimum is 1"),
     ({"schedule": {"name": "Step", "milestones": ["9"]}}, "schedule.milestones[0]", "'9' is not a whole number"),
     ({"schedule": {"name": "Linear", "factor": "-1"}}, "schedule.factor", "'-1' is not a number of 0 or more"),
+    ({"schedule": {"name": "Plateau"}, **EVALUATED}, "schedule.metric", "Plateau needs metric, mode and patience"),
+    ({"schedule": {"name": "Linear", "patience": 1}}, "schedule.metric", "Plateau needs metric, mode and patience; no"),
+    ({"schedule": PLATEAU | {"factor": "0"}, **EVALUATED}, "schedule.factor", "must be above 0 and below 1"),
+    ({"schedule": PLATEAU | {"factor": "1.0"}, **EVALUATED}, "schedule.factor", "must be above 0 and below 1"),
+    ({"schedule": PLATEAU | {"patience": 0}, **EVALUATED}, "schedule.patience", "0 is too small; the minimum is 1"),
+    ({"schedule": PLATEAU}, "evaluateEverySteps", "schedule Plateau needs evaluateEverySteps, because it follows"),
+    ({"stopEarly": STOP}, "evaluateEverySteps", "stopEarly needs evaluateEverySteps, because it follows"),
+    ({"stopEarly": STOP | {"patience": 0}, **EVALUATED}, "stopEarly.patience", "0 is too small; the minimum is 1"),
+    ({"stopEarly": STOP | {"minDelta": "-1"}, **EVALUATED}, "stopEarly.minDelta", "'-1' is not a number of 0 or more"),
     ({"evaluateEverySteps": 0}, "evaluateEverySteps", "0 is too small; the minimum is 1"),
     ({"emaDecay": "1"}, "emaDecay", "'1' is not a number from 0 to below 1"),
     ({"gradientClipNorm": "0"}, "gradientClipNorm", "'0' is not a number above 0"),

@@ -55,6 +55,16 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.report": {}},
     {"spec.report": {"uri": "gs://a.bucket_1/r", "tensorBoard": True, "gradientNoiseScale": False}},
     {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},
+    {
+        "spec.checkpoint": {"uri": "/mnt/a", "keepBest": {"metric": "loss/val 1", "mode": "Min"}},
+        "spec.recipe.evaluateEverySteps": 10,
+    },
+    {"spec.checkpoint": {"uri": "/mnt/a", "initFrom": {"uri": "gs://bucket/w.safetensors"}}},
+    {
+        "spec.recipe.schedule": {"name": "Plateau", "metric": "f1", "mode": "Max", "patience": 1, "factor": "0.99"},
+        "spec.recipe.stopEarly": {"metric": "f1", "mode": "Max", "patience": 2**31 - 1, "minDelta": "0"},
+        "spec.recipe.evaluateEverySteps": 1,
+    },
     _OWN_LOOP | {"spec.trainer.args": ["--fast"]},
     {"spec.trainer.env": [{"name": "MY_TPUJOB_", "value": ""}, {"name": "POD", "valueFrom": {"fieldRef": {}}}]},
     {"spec.trainer.resources": {"requests": {"cpu": 4, "memory": "16Gi"}}},

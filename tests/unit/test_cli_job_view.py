@@ -1,6 +1,7 @@
 """A job at each stage of its life, word for word: live in `tpujob watch`, in full in `tpujob status`."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
 from tests.unit.seen_jobs import JOBS, Object, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import BestCheckpoint
 from tpu_training_operator.cli.display import screen
 from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.sections import advice, headline, plain_lines, sections, state_style
@@ -69,6 +71,15 @@ digits: Restarting, attempt 4, v5litepod-16
 @pytest.mark.parametrize("stage", LIVE)
 def test_the_live_table(stage: str) -> None:
     assert drawn(JOBS[stage].view(), full=False, width=80) == LIVE[stage]
+
+
+def test_the_best_checkpoint_is_named() -> None:
+    view = JOBS["running"].view()
+    best = BestCheckpoint(name="step-00000060-8b6b0c5e-1", step=60, metric="accuracy", value="0.9")
+    status = replace(view.status, progress=replace(view.status.progress, best_checkpoint=best))
+    named = "accuracy 0.9 at step 60, step-00000060-8b6b0c5e-1"
+    assert f"\n best       {named}\n" in drawn(replace(view, status=status), full=False, width=80)
+    assert f"  best: {named}" in plain_lines(replace(view, status=status))
 
 
 REPORTS = {

@@ -152,6 +152,22 @@ def test_the_table_says_where_and_how_often_checkpoints_are_saved(given: dict[st
     assert row == ["checkpoint", "", interval, "in gs://bucket/digits/default/digits; keeps the newest 3"]
 
 
+def test_the_table_says_what_follows_the_evaluations_and_which_weights_the_job_begins_with() -> None:
+    given = {"keepBest": {"metric": "f1", "mode": "Max"}, "initFrom": {"uri": "/mnt/w.safetensors"}}
+    plateau = {"name": "Plateau", "metric": "f1", "mode": "Max", "patience": 1}
+    changes = {
+        "spec.recipe.evaluateEverySteps": 25,
+        "spec.recipe.schedule": plateau,
+        "spec.recipe.stopEarly": {"metric": "loss", "mode": "Min", "patience": 3, "minDelta": "0.01"},
+    }
+    result = tpujob("plan", "-f", "-", job=job_body(saved_in("gs://bucket/a", **given) | changes))
+    rows = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := _cells(line))}
+    assert rows["checkpoint"][-1].endswith("keeps the newest 3 and the best by f1")
+    assert rows["starts with"][-1] == "the weights of /mnt/w.safetensors"
+    assert rows["rate on a plateau"][1:] == ["x 0.1", "after 1 evaluation without a better f1"]
+    assert rows["stop early"][1:] == ["3 evaluations", "without a better loss by more than 0.01"]
+
+
 def test_the_table_says_what_is_left_to_the_users_own_loop() -> None:
     changes = {"spec.recipe.evaluateEverySteps": 25, "spec.recipe.emaDecay": "0.99"}
     result = tpujob("plan", "-f", "-", job=job_body(OWN_LOOP | saved_in("gs://bucket/a") | changes))

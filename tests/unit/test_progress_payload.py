@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.api.status import Progress, ReportPhase
+from tpu_training_operator.api.status import BestCheckpoint, Progress, ReportPhase
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.runtime.progress import payload
 from tpu_training_operator.runtime.progress.errors import Refused
@@ -50,6 +50,7 @@ def test_a_whole_report_is_read() -> None:
         loss=0.0123456789,
         examplesPerSecond=1234.56789,
         checkpointStep=15,
+        bestCheckpoint={"name": "step-00000015-4d5f-1", "step": 15, "metric": "accuracy", "value": 0.9123456},
         metrics={"accuracy": 0.975, "epoch": 2},
         warnings=["waiting for data takes 40 % of the step"],
         estimatedRemainingSeconds=61,
@@ -66,6 +67,7 @@ def test_a_whole_report_is_read() -> None:
         loss="0.0123457",
         metrics={"accuracy": "0.975", "epoch": "2"},
         checkpoint_step=15,
+        best_checkpoint=BestCheckpoint(name="step-00000015-4d5f-1", step=15, metric="accuracy", value="0.912346"),
         estimated_remaining_seconds=61,
         warnings=("waiting for data takes 40 % of the step",),
         stacks="Thread 1: ...",
@@ -75,7 +77,7 @@ def test_a_whole_report_is_read() -> None:
 def test_phase_and_step_are_enough() -> None:
     least = Report(attempt=2, pod_uid="uid-of-the-pod", received=NOW, phase=ReportPhase.TRAINING, step=7, metrics={})
     assert progress() == least
-    nothing = dict.fromkeys(("totalSteps", "loss", "metrics", "warnings", "stacks", "checkpointStep"))
+    nothing = dict.fromkeys(("totalSteps", "loss", "metrics", "warnings", "stacks", "checkpointStep", "bestCheckpoint"))
     assert progress(**nothing) == least
 
 

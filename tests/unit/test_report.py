@@ -235,6 +235,7 @@ def test_the_noise_scale_says_what_twice_the_slice_would_gain() -> None:
 
 COSINE = {"name": "Cosine", "factor": "0.1"}
 STEP = {"name": "Step", "milestones": [8, 16]}
+PLATEAU = {"name": "Plateau", "milestones": [], "factor": "0.5", "metric": "f1", "mode": "Max", "patience": 2}
 OFTEN = {"uri": "gs://b/c", "everySteps": 8, "everyMinutes": 15, "keep": 2}
 SELDOM = {"uri": "gs://b/c", "keep": 1}
 
@@ -247,11 +248,18 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
         ({}, "Warm-up", "5 steps", f"21{THIN}% of the training"),
         ({"schedule": COSINE}, "Learning rate", "0.3", "after warm-up; then cosine down to 0.1 of it"),
         ({"schedule": STEP}, "Learning rate", "0.3", "after warm-up; then × 0.1 at steps 8, 16"),
+        (
+            {"schedule": PLATEAU},
+            "Learning rate",
+            "0.3",
+            "after warm-up; then × 0.5 after 2 evaluations without a better f1",
+        ),
         ({"emaDecay": "0.9999"}, "Average of weights", "0.9999", "decay per step"),
         ({"gradientClipNorm": "0.5"}, "Gradient clip norm", "0.5", "at most, over all parameters"),
         ({"precision": "BFloat16Mixed"}, "Precision", "BFloat16Mixed", ""),
         ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
         ({"checkpoint": OFTEN}, "Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept"),
+        ({"checkpoint": SELDOM | {"initFrom": {"uri": "gs://b/w", "strict": True}}}, "Initial weights", "gs://b/w", ""),
         ({"checkpoint": SELDOM}, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept"),
     ],
 )

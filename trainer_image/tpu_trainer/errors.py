@@ -5,7 +5,7 @@ Only `replica` and `entry` turn them into an exit code.
 
 from __future__ import annotations
 
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import ClassVar
 
 from tpu_trainer.contract import ExitCode
@@ -86,4 +86,13 @@ class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, TrainerError):
+            if isinstance(error, AttributeError) and error.name == "xla" and _is_torch(error.obj):
+                error.add_note(
+                    "torch.utils.checkpoint does not know XLA devices; use torch_xla.utils.checkpoint.checkpoint, "
+                    "which also keeps XLA from undoing the recomputation"
+                )
             raise UserCodeError(f"{self._doing}: {type(error).__name__}: {error}") from error
+
+
+def _is_torch(value: object) -> bool:
+    return isinstance(value, ModuleType) and value.__name__ == "torch"

@@ -49,7 +49,7 @@ from tpu_trainer.task import Hyperparameters, Task
 from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telling import Telling
-from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy
+from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.update import Average, count_on_device
 
 
@@ -187,6 +187,7 @@ class _Run:
             self.backend.place(task.model)
         if (line := enter_training_mode(task.model)) is not None:
             say(line)
+        refuse_synchronised_norm(task.model, self.spec.backend, self.backend.device)
         optimizer = build_optimizer(task, hp)
         if not hooks.gives_closure:
             refuse_closure(optimizer)
@@ -371,7 +372,11 @@ class _Run:
         checkpoints: Checkpoints,
     ) -> bool:
         """Whether the evaluation is the best so far. `values`: rank 0's, of the metrics that the run follows."""
+        rate = work.rates.reduction
         is_best = work.steering.judge(step, values, metrics)
+        if work.rates.reduction != rate and not work.hooks.own_schedule:
+            share = f"{work.rates.reduction:.6g} times the recipe's"
+            self.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
         checkpoints.evaluated(step, {name: finite(value) for name, value in {**metrics, **values}.items()})
         return is_best
 

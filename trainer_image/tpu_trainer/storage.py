@@ -150,8 +150,9 @@ class Storage:
             return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
         checkpointer = Checkpointer(self.target, due, take, warn, resumed=resumed, found_best=found_best, others=others)
-        if (best := best_in(self.target)) is not None:
-            found_best(best)
+        checkpointer.best = best_in(self.target)
+        if checkpointer.best is not None:
+            found_best(checkpointer.best)
         return checkpointer
 
     def _chosen(self, telling: Telling) -> Found | None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -200,6 +201,26 @@ def refuse_lazy(model: nn.Module) -> None:
             raise UserCodeError(
                 f"the model's {name} has no shape before the first batch; give its layer the number of inputs, or run "
                 "one batch through the model before it is returned"
+            )
+
+
+def refuse_synchronised_norm(model: nn.Module, backend: str, device: torch.device) -> None:
+    """For a device on which torch's SyncBatchNorm raises, or normalises over one process's examples without a word.
+
+    Raises:
+        UserCodeError: the model has one in training mode.
+    """
+    if device.type not in ("cpu", "xla"):
+        return
+    instead = {
+        "xla": "use BatchNorm with backend XLASPMD, which normalises over the global batch",
+        "xla-spmd": "use BatchNorm, which normalises over the global batch with backend XLASPMD",
+        "torch": "on a CPU use BatchNorm, which normalises over the examples of each process",
+    }
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) and module.training:
+            raise UserCodeError(
+                f"the model's {name or 'root'} is a SyncBatchNorm, which torch has for GPUs only; {instead[backend]}"
             )
 
 

@@ -63,7 +63,9 @@ def _table(file: JobFile, cost: Cost | None) -> Table:
         if checkpoint.resume_from is not None:
             table.add_row("starts from", "", "", escape(checkpoint.resume_from))
         if checkpoint.init_from is not None:
-            table.add_row("starts with", "", "", escape(f"the weights of {checkpoint.init_from.uri}"))
+            weights = f"the weights of {checkpoint.init_from.uri}"
+            rule = f"{weights}; {_LEFT_TO_COMMAND}" if is_own_loop else weights
+            table.add_row("starts with", "", "", escape(rule))
     for name, value in (cost.lines() if cost else {}).items():
         table.add_row(name, "", value, "one training without interruption")
     return table

@@ -157,9 +157,14 @@ class Optimizer(_RunSpecPart):
     epsilon: float | None = None
 
 
+class InitFrom(_RunSpecPart):
+    uri: str
+
+
 class Checkpoint(_RunSpecPart):
     uri: str
     keep: int
+    init_from: InitFrom | None = None
     every_steps: int | None = None
     every_minutes: int | None = None
 

@@ -63,6 +63,8 @@ def _surroundings(spec: RunSpec) -> Iterator[Row]:
         due = " or ".join(_interval(every, unit) for unit, every in times.items() if every is not None)
         kept = f"the last {count(checkpoint.keep)} {'is' if checkpoint.keep == 1 else 'are'} kept"
         yield Row("Checkpoint", f"every {due}" if due else "when it ends", f"to {checkpoint.uri}, {kept}")
+        if checkpoint.init_from is not None:
+            yield Row("Initial weights", checkpoint.init_from.uri)
     if spec.data_uri is not None:
         yield Row("Data", spec.data_uri)
 

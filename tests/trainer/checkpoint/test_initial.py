@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tests.trainer.checkpoint.runs import author
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.checkpoint.initial import load
+from tpu_trainer.checkpoint.commit import Commit, Folder, Mark
+from tpu_trainer.checkpoint.initial import begin_with, load
+from tpu_trainer.checkpoint.store import DirectoryStore
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.spec import InitSpec
 
 
 class Tied(nn.Module):
@@ -121,7 +125,7 @@ def test_a_job_begins_with_another_jobs_weights_at_step_0_and_says_so(tmp_path: 
     for name, tensor in kept(tmp_path, "second", 10).items():
         assert torch.equal(tensor, kept(tmp_path, "first", 10, "ema")[name]), name
     (state,) = (tmp_path / "default" / "second").glob("step-*/state.json")
-    assert "step-00000010-firstuid-1 of job default/first, attempt 1, averaged" in state.read_text()
+    assert "step-00000010-firstuid-1 of job default/first, attempt 1 (averaged)" in state.read_text()
 
 
 def test_a_job_with_a_checkpoint_of_its_own_does_not_begin_again(tmp_path: Path) -> None:
@@ -148,6 +152,31 @@ def test_a_named_checkpoint_is_taken_and_otherwise_the_newest_clean_one(tmp_path
     unclean = trained(tmp_path, "unclean", init={"uri": str(folder.parent)})
     assert unclean.outcome.code is ExitCode.UserError
     assert "there is no whole checkpoint in" in unclean.outcome.message
+
+
+def test_weights_in_parts_are_taken_together(tmp_path: Path) -> None:
+    weights = {
+        "0.weight": torch.ones(2, 3),
+        "0.bias": torch.ones(2),
+        "1.weight": torch.ones(1, 2),
+        "1.bias": torch.ones(1),
+    }
+    parts = {
+        "model-00001-of-00002.safetensors": {"0.weight": weights["0.weight"], "1.bias": weights["1.bias"]},
+        "model-00002-of-00002.safetensors": {"0.bias": weights["0.bias"], "1.weight": weights["1.weight"]},
+        "ema-00001-of-00001.safetensors": {"1.bias": torch.full((1,), 5.0)},
+    }
+    store, folder = DirectoryStore(tmp_path), Folder(7, "5f0c1234", 1)
+    files = {name: save(tensors) for name, tensors in parts.items()}
+    for name, data in files.items():
+        store.put(f"{folder}/{name}", data)
+    marks = {name: Mark.of(data) for name, data in files.items()}
+    store.put(f"{folder}/COMMIT", Commit(7, 70, author(), marks).to_json())
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    source, difference = begin_with(InitSpec(str(tmp_path)), model)
+    assert (source.partition(" of ")[0], difference) == ("4 tensors", None)
+    assert model[1].bias.item() == 5.0
+    assert all(torch.equal(weights[name], model.state_dict()[name]) for name in ("0.weight", "0.bias", "1.weight"))
 
 
 @pytest.mark.parametrize(

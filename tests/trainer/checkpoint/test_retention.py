@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.runs import author, commit
+from tests.trainer.checkpoint.runs import author, commit, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore, counting
-from tpu_trainer.checkpoint.catalogue import Entry, Target, prepare, surplus
-from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Folder
+from tpu_trainer.checkpoint.best import Best, best_in, best_of
+from tpu_trainer.checkpoint.catalogue import Entry, Target, prepare, surplus, write
+from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder
 from tpu_trainer.checkpoint.store import Store
+from tpu_trainer.spec import BestSpec, Mode
 
 
 def folders(store: Store) -> set[str]:
@@ -108,15 +113,50 @@ wholes = st.lists(
 
 
 @given(keys=wholes, keep=st.integers(1, 4), data=st.data())
-def test_the_newest_usable_ones_the_newest_clean_one_and_the_one_just_written_are_kept(
+def test_the_newest_usable_ones_the_newest_clean_one_the_best_and_the_one_just_written_are_kept(
     keys: list[tuple[int, int, str, bool]], keep: int, data: st.DataObject
 ) -> None:
     whole = [entry(*key) for key in keys]
     commit_written, written = data.draw(st.sampled_from(whole))
     own: Author = commit_written.author
-    gone = {deleted.folder for deleted in surplus(whole, own, keep, written.folder)}
+    best = data.draw(st.none() | st.sampled_from([folder.folder for _, folder in whole]))
+    gone = {deleted.folder for deleted in surplus(whole, own, keep, written.folder, best)}
     mine = {folder.folder: c for c, folder in whole if c.author.fingerprint == own.fingerprint}
     by_age = sorted(mine, key=lambda folder: (mine[folder].examples, folder.attempt))
     clean = [folder for folder in by_age if mine[folder].clean]
-    assert mine.keys() - gone == {*by_age[-keep:], *clean[-1:], written.folder}
+    assert mine.keys() - gone == {*by_age[-keep:], *clean[-1:], written.folder, *({best} & mine.keys())}
     assert gone <= mine.keys()
+
+
+@given(values=st.lists(st.none() | st.floats() | st.integers(0, 3), max_size=8), mode=st.sampled_from(Mode))
+def test_the_best_has_the_best_finite_value_and_of_equal_ones_is_the_first(
+    values: list[float | None], mode: Mode
+) -> None:
+    evaluations = [
+        {"error": value} if step % 3 else {"error": value, "other": 0.0} for step, value in enumerate(values)
+    ]
+    whole = [
+        (Commit(step, step, author(), {}, evaluation=evaluation), Entry(Folder(step, "5f0c1234", 1), {}))
+        for step, evaluation in enumerate(evaluations)
+    ]
+    unevaluated = (Commit(99, 99, author(), {}), Entry(Folder(99, "5f0c1234", 1), {}))
+    found = best_of([unevaluated, *reversed(whole)], BestSpec("error", mode))
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        assert found is None
+    else:
+        best = max(finite) if mode is Mode.MAX else min(finite)
+        assert found == Best(Folder(values.index(best), "5f0c1234", 1), "error", best)
+
+
+@pytest.mark.parametrize("evaluation", [None, {}, {"error": 0.5, "f1": None}])
+def test_a_commit_keeps_its_evaluation(evaluation: Evaluation | None) -> None:
+    commit = Commit(7, 70, author(), {}, evaluation=evaluation)
+    assert Commit.parse(commit.to_json()) == commit
+
+
+def test_a_checkpoint_of_another_model_or_job_is_not_the_best(store: Store) -> None:
+    by = BestSpec("error", Mode.MIN)
+    for step, writer, error in [(10, author(), 0.5), (20, author(fingerprint="g"), 0.1), (30, author(uid="x"), 0.2)]:
+        write(Target(store, writer, 9, by), snapshot(step), {"error": error})
+    assert best_in(Target(store, author(attempt=2), 9, by)) == Best(Folder(10, "5f0c1234", 1), "error", 0.5)

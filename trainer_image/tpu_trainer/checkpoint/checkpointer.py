@@ -132,7 +132,7 @@ class Partner(Checkpoints):
 class Checkpointer(Checkpoints):
     """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
     new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
-    continues from. others: the hosts that write parts of a snapshot."""
+    continues from. others: the hosts that write parts of a snapshot. best: the best checkpoint that is known."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Checkpointer(Checkpoints):
         self.last_step = self._newest = resumed
         self._since = now()
         self._found_best = found_best
-        self._best: Best | None = None
+        self.best: Best | None = None
         self._taken: int | None = None
         self._evaluation: tuple[int, Evaluation] | None = None
 
@@ -239,8 +239,8 @@ class Checkpointer(Checkpoints):
         return result
 
     def _tell_best(self, best: Best | None) -> None:
-        if best is not None and best != self._best:
-            self._best = best
+        if best is not None and best != self.best:
+            self.best = best
             self._found_best(best)
 
 

@@ -24,6 +24,7 @@ from tpu_trainer.spec import InitSpec
 
 _SETTING = "checkpoint.initFrom"
 _FILE = ".safetensors"
+# A large file may be in parts, which are named as Hugging Face's libraries do it.
 _MOST_NAMES = 8
 
 
@@ -123,7 +124,7 @@ def _of_checkpoint(uri: str) -> Weights:
         except SkippedError as reason:
             lines.append(f"checkpoint {entry.folder} is passed over: {reason}")
             continue
-        averaged = ", averaged" if average else ""
+        averaged = " (averaged)" if average else ""
         return Weights(f"checkpoint {entry.folder} of job {commit.author}{averaged}", {**model, **average})
     why = f" ({'; '.join(lines)})" if lines else ""
     raise UserCodeError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, Schedule, ScheduleName, StopEarly
+from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, ScheduleName
 from tpu_training_operator.domain.recipe.ledger import Note
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.words import count
@@ -63,24 +63,20 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
     for name, before, now, field in optional:
         if now is not None:
             yield _row(name, before, now, rules.get(field, "as in the recipe"))
-    followed = {"rate on a plateau": _plateau(recipe.schedule), "stop early": _early_end(recipe.stop_early)}
-    for name, words in followed.items():
-        if words is not None:
-            yield _row(name, words, words, "evaluations are scaled, their number is not")
+    yield from _followed(recipe)
 
 
-def _plateau(schedule: Schedule) -> str | None:
-    if schedule.name is not ScheduleName.PLATEAU:
-        return None
-    factor = PLATEAU_FACTOR if schedule.factor is None else schedule.factor
-    return f"x {factor} after {count(schedule.patience or 0, 'evaluation')} without a better {schedule.metric}"
-
-
-def _early_end(stop: StopEarly | None) -> str | None:
-    if stop is None:
-        return None
-    better = f"{stop.metric} better by {stop.min_delta}" if stop.min_delta is not None else f"a better {stop.metric}"
-    return f"after {count(stop.patience, 'evaluation')} without {better}"
+def _followed(recipe: Recipe) -> Iterator[Row]:
+    """What evaluations decide. Their distance is scaled, so their number is not."""
+    schedule, stop = recipe.schedule, recipe.stop_early
+    if schedule.name is ScheduleName.PLATEAU:
+        factor = f"x {PLATEAU_FACTOR if schedule.factor is None else schedule.factor}"
+        rule = f"after {count(schedule.patience or 0, 'evaluation')} without a better {schedule.metric}"
+        yield _row("rate on a plateau", factor, factor, rule)
+    if stop is not None:
+        after = count(stop.patience, "evaluation")
+        by = f" by more than {stop.min_delta}" if stop.min_delta is not None else ""
+        yield _row("stop early", after, after, f"without a better {stop.metric}{by}")
 
 
 def _row(name: str, before: object, now: object, rule: str = "") -> Row:

@@ -39,6 +39,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
         yield from _unused_optimizer_settings(spec.recipe.optimizer)
         yield from _unused_scaling(spec.recipe)
         yield from _unused_schedule(spec.recipe, recipe)
+        yield from _unused_patience(spec.recipe, recipe)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
 
@@ -111,6 +112,17 @@ def _unused_scaling(recipe: Recipe) -> Iterator[str]:
         yield "recipe.scaling.weightDecay has no effect: recipe.optimizer.weightDecay is not set"
     if scaling.ema and recipe.ema_decay is None:
         yield "recipe.scaling.ema has no effect: recipe.emaDecay is not set"
+
+
+def _unused_patience(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
+    every, stop = scaled.evaluate_every_steps or 0, recipe.stop_early
+    given = {"recipe.schedule": recipe.schedule.patience, "recipe.stopEarly": stop.patience if stop else None}
+    for field, patience in given.items():
+        if patience is not None and patience * every >= scaled.train_steps:
+            yield (
+                f"{field} has no effect: {count(patience, 'evaluation')} without improvement take"
+                f" {count(patience * every, 'step')}, and the training ends after {scaled.train_steps}"
+            )
 
 
 def _unused_schedule(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
