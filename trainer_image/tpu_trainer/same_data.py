@@ -49,9 +49,8 @@ _MOST_NAMED = 4
 WHOLE = "every process must see the whole dataset; the trainer shards it"
 
 STREAM = (
-    "every process must read the same stream, and the trainer takes the process's part of it. Do not split it by rank "
-    "or host (split_by_node, split_dataset_by_node); for a process to read only its own part, give the stream "
-    "num_shards and shard(index, count) (docs/tasks.md)"
+    "every process must read the same stream. Do not split it by rank or host (split_by_node, split_dataset_by_node): "
+    "give it num_shards and shard(index, count), and each process reads its own shards (docs/data.md)"
 )
 
 SHARD = (
@@ -163,15 +162,21 @@ class FirstBatch:
         self._dataset, self._order, self._number = dataset, order, first_batch
         self._resumes = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._before = order.start.dataset if order.start.offset else self._state()
-        self._read: Sequence[Any] = ()
+        self._first: Sequence[Any] | None = None
+        self._given = False
+
+    @property
+    def known(self) -> bool:
+        return self._first is not None
 
     def __call__(self, examples: Sequence[Any]) -> None:
-        self._read = examples[:COMPARED]
+        if self._first is None:
+            self._first = examples[:COMPARED]
 
     def read(self) -> Sequence[Any]:
-        if first := self._read:
-            self._read = ()
-            return first
+        if self._first is not None and not self._given:
+            self._given = True
+            return self._first
         now = self._state()
         if self._resumes:
             self._dataset.load_state_dict(self._before)
