@@ -178,7 +178,7 @@ class FirstBatch:
             self._given = True
             return self._first
         now = self._state()
-        if self._resumes:
+        if self._resumes and self._before is not None:
             self._dataset.load_state_dict(self._before)
         # As `stream_batches` reads them.
         with kept_generators():

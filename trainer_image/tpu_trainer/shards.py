@@ -21,6 +21,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count, islice
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -125,12 +126,12 @@ def shards_of(stream: Any) -> int:
     if given is None:
         # Its name in older versions of Hugging Face's datasets.
         given = getattr(stream, "n_shards", None)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
         raise UserCodeError(
             "the task's train dataset has shard(), so it must have num_shards too, the number of its shards (files): a "
             f"whole number above 0, not {given!r}"
         )
-    return given
+    return int(given)
 
 
 def open_shard(stream: Any, index: int, epoch: int) -> Iterable[Any]:
