@@ -343,6 +343,11 @@ def evaluation_size(task: Task) -> int:
     return sum(length_of(dataset, called(name)) for name, dataset in held_out(task).items())
 
 
+def evaluation_workers(task: Task) -> int:
+    """Processes that read held-out data ahead."""
+    return task.workers if task.evaluation_workers is None else task.evaluation_workers
+
+
 def held_out(task: Task) -> dict[str, Dataset[Any]]:
     """The task's held-out datasets by name; "" is the name of the only one."""
     if task.evaluation is None:

@@ -11,9 +11,12 @@ trainer does not seed, and the difference says nothing about the data: a warning
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import (
@@ -21,6 +24,7 @@ from tpu_trainer.data import (
     Order,
     called,
     epoch_order,
+    evaluation_workers,
     has_length,
     held_out,
     is_sharded,
@@ -32,7 +36,7 @@ from tpu_trainer.data import (
 from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.fingerprint import KINDS, WIDTH, alike, fingerprint, present
-from tpu_trainer.shards import open_shard
+from tpu_trainer.shards import forget_worker, open_shard
 from tpu_trainer.task import Task
 
 COMPARED = 4
@@ -60,6 +64,9 @@ SHARD = (
 
 Read = Callable[[], Sequence[Any]]
 """Reads the examples that are compared: the same ones each time, with the same random numbers."""
+
+Prints = Sequence[Sequence[Sequence[float]]]
+"""For each process, or reading, the fingerprints of the compared examples."""
 
 
 def check_lengths(task: Task, backend: Backend, host: int) -> None:
@@ -134,22 +141,23 @@ def check_examples(task: Task, seed: int, backend: Backend, host: int) -> list[s
     """
     if backend.world == 1:
         return []
-    said = []
+    said, workers = [], evaluation_workers(task)
     if has_length(task.train):
-        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host))
+        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, task.workers))
     elif is_sharded(task.train):
-        said.append(compare("examples in training shard 0", _of_shard(task.train, seed), SHARD, backend, host))
+        read = _of_shard(task.train, seed)
+        said.append(compare("examples in training shard 0", read, SHARD, backend, host, task.workers))
     for name, dataset in held_out(task).items():
-        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host))
+        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host, workers))
     return [text for text in said if text is not None]
 
 
 def check_stream(stream: FirstBatch, backend: Backend, host: int) -> str | None:
     """`check_examples` for a stream without shards. Reads it once more if its examples differ; a stream with a state
     is afterwards where it was."""
-    return (
-        None if backend.world == 1 else compare("examples in the training stream", stream.read, STREAM, backend, host)
-    )
+    if backend.world == 1:
+        return None
+    return compare("examples in the training stream", stream.read, STREAM, backend, host)
 
 
 class FirstBatch:
@@ -181,13 +189,12 @@ class FirstBatch:
         if self._resumes and self._before is not None:
             self._dataset.load_state_dict(self._before)
         # As `stream_batches` reads them.
-        with kept_generators():
-            with self._order.drawing(self._number, alike=True):
-                if hasattr(self._dataset, "set_epoch"):
-                    self._dataset.set_epoch(self._order.start.epoch)
-                examples = iter(self._dataset)
-            with self._order.drawing(self._number, alike=True):
-                read = list(islice(examples, COMPARED))
+        with self._order.drawing(self._number, alike=True):
+            if hasattr(self._dataset, "set_epoch"):
+                self._dataset.set_epoch(self._order.start.epoch)
+            examples = iter(self._dataset)
+        with self._order.drawing(self._number, alike=True):
+            read = list(islice(examples, COMPARED))
         if self._resumes:
             self._dataset.load_state_dict(now)
         return read
@@ -203,47 +210,65 @@ def _spread(dataset: Any, seed: int) -> Read:
     def read() -> Sequence[Any]:
         size = len(dataset)
         places = sorted({place * (size - 1) // (COMPARED - 1) for place in range(COMPARED)}) if size else []
-        with GENERATORS, kept_generators():
-            seed_generators(seed)
-            return [dataset[place] for place in places]
+        seed_generators(seed)
+        return [dataset[place] for place in places]
 
     return read
 
 
 def _of_shard(stream: Any, seed: int) -> Read:
     def read() -> Sequence[Any]:
-        with GENERATORS, kept_generators():
-            seed_generators(seed)
-            return list(islice(open_shard(stream, 0, 0), COMPARED))
+        seed_generators(seed)
+        return list(islice(open_shard(stream, 0, 0), COMPARED))
 
     return read
 
 
-def compare(kind: str, read: Read, rule: str, backend: Backend, host: int) -> str | None:
+def readings(read: Read, times: int, workers: int) -> Prints:
+    """The fingerprints of the examples, `times` times. With `workers` a worker reads: a file that a dataset opens at
+    its first reading must not be open in this process, or the training's workers would share the place in it."""
+    if not workers:
+        with GENERATORS, kept_generators():
+            return [[fingerprint(example) for example in read()] for _ in range(times)]
+    loader: DataLoader[Any] = DataLoader(
+        _Readings(read, times), batch_size=None, collate_fn=list, num_workers=1, generator=torch.Generator()
+    )
+    found: Prints = next(iter(loader))
+    return found
+
+
+class _Readings(IterableDataset[Any]):
+    """All readings, as its one example."""
+
+    def __init__(self, read: Read, times: int) -> None:
+        self._read, self._times = read, times
+
+    def __iter__(self) -> Iterator[Any]:
+        forget_worker()
+        yield [[fingerprint(example) for example in self._read()] for _ in range(self._times)]
+
+
+def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: int = 0) -> str | None:
     """Whether `read` gives equal examples in all processes: None, or what to warn of. A collective.
 
-    kind: what the examples are. rule: what would be right.
+    kind: what the examples are. rule: what would be right. workers: that the task has for them.
 
     Raises:
         UserCodeError: in every process, when they differ for another reason than random numbers; or `read` raised.
     """
     with user_code(f"reading {kind}"):
-        own = [fingerprint(example) for example in read()]
+        (own,) = readings(read, 1, workers)
     missing = [[-2.0] * WIDTH] * (COMPARED - len(own))
-    rows = backend.gather([host, *(number for one in own + missing for number in one)])
+    rows = backend.gather([host, *(number for one in [*own, *missing] for number in one)])
     hosts = [int(row[0]) for row in rows]
     prints = [[row[at : at + WIDTH] for at in range(1, len(row), WIDTH)] for row in rows]
     if not any(_differing(prints)):
         return None
     with user_code(f"reading {kind} again"):
-        readings = [[fingerprint(example) for example in read()] for _ in range(_READ_AGAIN)]
-    steady = [not differs for differs in _differing([own, *readings])]
+        again = readings(read, _READ_AGAIN, workers)
+    steady = [not differs for differs in _differing([own, *again])]
     steady = [all(votes) for votes in zip(*backend.gather([float(vote) for vote in steady]), strict=True)]
     return judged(kind, rule, hosts, prints, steady)
-
-
-Prints = Sequence[Sequence[Sequence[float]]]
-"""For each process (or reading) the fingerprints of the compared examples."""
 
 
 def judged(kind: str, rule: str, hosts: Sequence[int], prints: Prints, steady: Sequence[bool]) -> str | None:

@@ -306,6 +306,11 @@ def _read_ahead(stream: Any, plan: Plan, workers: int) -> Iterator[Pass]:
         yield [next(parts[reader[number % plan.lanes]]) for number in own], moved
 
 
+def forget_worker() -> None:
+    """Datasets that find themselves in a worker take a part of what they have, and a shard is such a part already."""
+    torch_worker._worker_info = None
+
+
 class _Reader(IterableDataset[Tensor]):
     """A worker's part of every pass, packed, or the text of an error that the user can mend."""
 
@@ -315,8 +320,7 @@ class _Reader(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         info = get_worker_info()
         assert info is not None
-        # Datasets that find themselves in a worker take a part of what they have, and a shard is such a part already.
-        torch_worker._worker_info = None
+        forget_worker()
         plan = self._plan
         lanes = {lane: Lane(self._stream, plan, lane) for lane in plan.own_lanes[info.id :: self._workers]}
         numbers = plan.numbers()
