@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tpu_trainer import Task
 from tpu_trainer.backends.feed import feed_ahead
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import Share
-from tpu_trainer.evaluate import evaluate, try_evaluation
+from tpu_trainer.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +47,8 @@ def made(**options: Any) -> Task:
     return Task(model=tasks.Network(), train=tasks.examples(), loss=tasks.loss, metrics=metrics, **options)
 
 
-def evaluated(task: Task, world: int, how: Any = evaluate) -> list[Any]:
-    return in_threads(world, lambda backend: how(task, 2, Share(backend.rank, world), backend))
+def evaluated(task: Task, world: int) -> list[Any]:
+    return in_threads(world, lambda backend: evaluate(task, 2, Share(backend.rank, world), backend))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +68,33 @@ def test_workers_read_held_out_data_and_every_example_counts_once(
     assert evaluated(task, world) == [{"by_worker": by_worker, "number": 6.0}] * world
 
 
-def test_the_rehearsal_of_one_batch_starts_no_worker() -> None:
-    class Forbidden(WhereRead):
-        def __getitem__(self, index: int) -> Any:
-            assert get_worker_info() is None
-            return super().__getitem__(index)
+class Opening(Dataset[Any]):
+    """Opens a file at the first reading, as datasets of archives do; so only workers may read it."""
 
-    evaluated(made(evaluation=Forbidden(), workers=2), 1, try_evaluation)
+    def __init__(self) -> None:
+        self.trainer = os.getpid()
+
+    def __len__(self) -> int:
+        return tasks.EXAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        assert os.getpid() != self.trainer
+        return tasks.examples()[index]
+
+
+def test_where_there_are_workers_the_trainer_itself_reads_nothing() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        return Task(
+            model=tasks.Network(),
+            train=Opening(),
+            loss=tasks.loss,
+            evaluation=Opening(),
+            metrics=lambda model, batch: {"label": batch[1].float()},
+            workers=1,
+        )
+
+    ran = run(task, 2, trainSteps=2)
+    assert ran.outcome.code is ExitCode.Succeeded, ran.outcome.message
 
 
 def test_held_out_batches_are_moved_ahead_as_training_batches_are() -> None:

@@ -190,14 +190,17 @@ def test_a_task_that_shards_its_data_ends_before_the_first_step(held_out: bool) 
 
 
 class Stream(IterableDataset[Any]):
-    """The examples of `rank`, or all of them; with a state if `kept`."""
+    """The examples of `rank`, or all of them, but no more than `most`."""
+
+    most = tasks.EXAMPLES
 
     def __init__(self, rank: int | None = None, noise: bool = False) -> None:
         self.rank, self.noise, self.begun = rank, noise, 0
 
     def __iter__(self) -> Iterator[Any]:
         self.begun += 1
-        for features, label in examples()[0 if self.rank is None else self.rank :: 1 if self.rank is None else 2]:
+        own = examples() if self.rank is None else examples()[self.rank :: 2]
+        for features, label in own[: self.most]:
             yield features + (torch.rand(8, generator=FRESH) if self.noise else 0.0), label
 
 
@@ -233,9 +236,31 @@ def test_a_stream_that_splits_itself_ends_before_the_first_step(kind: type[Strea
     assert ran.losses == []
 
 
+def test_a_part_of_a_stream_that_is_too_short_for_a_batch_is_a_part_all_the_same() -> None:
+    def part(hp: Any, rank: int) -> Task:
+        stream = Stream(rank)
+        stream.most = 0 if rank else 72
+        return data(train=stream)
+
+    ran = run(part, 2)
+    assert {outcome.message.partition(":")[0] for outcome in ran.outcomes} == {
+        "host 0 and host 1 have different examples in the training stream"
+    }
+
+
+def test_a_stream_that_is_too_short_everywhere_is_called_so() -> None:
+    def short(hp: Any, rank: int) -> Task:
+        stream = Stream()
+        stream.most = 9
+        return data(train=stream)
+
+    for outcome in run(short, 2).outcomes:
+        assert outcome.message.startswith("epoch 0 of the task's train dataset has 9 examples, fewer than one global")
+
+
 READ_TWICE = (
     "the train dataset is one stream; each of the 2 processes reads all of it and uses 1/2: it is read 2 times. With "
-    "num_shards and shard(index, count) each process reads its own shards, with workers (docs/tasks.md)"
+    "num_shards and shard(index, count) each process reads its own shards, with workers (docs/data.md)"
 )
 
 

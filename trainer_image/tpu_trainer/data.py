@@ -224,7 +224,7 @@ def stream_batches(
     Every process reads the whole stream and collates only its own rows, so a stream should yield cheap records and
     decode them in `collate`. It is iterated again for every epoch, after `set_epoch(epoch)` if it has that. With
     `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again, and `say` is
-    told. `seen` is given the examples of the first global batch.
+    told. `seen` is given the examples of the first global batch, also if they do not fill it.
 
     Raises:
         UserCodeError: an epoch does not fill a batch, or the dataset raised.
@@ -242,10 +242,10 @@ def stream_batches(
         while True:
             with order.drawing(batch, alike=True), user_code("the next examples of the task's dataset"):
                 whole = list(islice(examples, order.global_batch))
-            if len(whole) < order.global_batch:
-                break
             if seen is not None and batch == first_batch:
                 seen(whole)
+            if len(whole) < order.global_batch:
+                break
             with user_code("state_dict() of the task's dataset"):
                 position = Position(epoch, offset := offset + order.global_batch, state_of(task.train))
             for own in order.in_passes(whole[order.own_rows]):
@@ -341,6 +341,11 @@ def length_of(dataset: Any, name: str) -> int:
 def evaluation_size(task: Task) -> int:
     """Examples to evaluate on, over all of the task's held-out datasets; 0 for a task without evaluation."""
     return sum(length_of(dataset, called(name)) for name, dataset in held_out(task).items())
+
+
+def evaluation_workers(task: Task) -> int:
+    """Processes that read held-out data ahead."""
+    return task.workers if task.evaluation_workers is None else task.evaluation_workers
 
 
 def held_out(task: Task) -> dict[str, Dataset[Any]]:

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import GENERATORS, Share, called, evaluation_size, held_out, kept_generators, length_of, load
+from tpu_trainer.data import (
+    GENERATORS,
+    Share,
+    called,
+    evaluation_size,
+    evaluation_workers,
+    held_out,
+    kept_generators,
+    length_of,
+    load,
+)
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Evaluator, Metrics, Task
 
@@ -23,7 +33,7 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
     """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
     Leaves the model's modules in the modes they were in. The task's workers read ahead. `batches`: at most so many per
-    process, for which no worker is started.
+    process.
 
     Raises:
         UserCodeError: the metrics raised, or returned something they must not.
@@ -38,10 +48,10 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
             if (size := length_of(dataset, called(name))) == 0:
                 continue
             if task.evaluator is not None:
-                read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches], ahead=batches is None)
+                read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches])
                 return _by_evaluator(task.evaluator, read, share, backend)
             assert task.metrics is not None
-            read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches], ahead=batches is None)
+            read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches])
             values = _by_example(task, task.metrics, read, backend)
             found |= {f"{name}/{metric}" if name else metric: value for metric, value in values.items()}
         return found
@@ -118,18 +128,18 @@ def unfilled_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
 
 @dataclass(frozen=True)
 class _Read:
-    """What an evaluation reads of one dataset. ahead: by the task's workers."""
+    """What an evaluation reads of one dataset, by the task's workers if it has any. Also for a single batch: a file
+    that the dataset opens at its first reading would otherwise be open here, and workers would share the place in it.
+    """
 
     task: Task
     dataset: Dataset[Any]
     plan: Sequence[EvaluationBatch]
-    ahead: bool
 
     def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
         """The plan's batches, collated, on the CPU, each with what its rows count, and its place in the plan."""
         task = self.task
-        workers = task.workers if task.evaluation_workers is None else task.evaluation_workers
-        workers = min(workers, len(self.plan)) if self.ahead else 0
+        workers = min(evaluation_workers(task), len(self.plan))
         indices = [batch.indices for batch in self.plan]
         read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
         for planned in self.plan:

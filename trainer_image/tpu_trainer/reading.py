@@ -22,7 +22,7 @@ _WEBDATASET = (
     "a WebDataset reads its files for one process alone, or splits them by rank, and the trainer would take a part of "
     "that part. Give the task an object with num_shards = len(urls) and shard(index, count) that returns "
     "WebDataset(urls[index::count], nodesplitter=None, workersplitter=None, shardshuffle=False) with its decoding "
-    "(docs/tasks.md)"
+    "(docs/data.md)"
 )
 
 
@@ -85,10 +85,20 @@ def open_reading(
     if not passes or world == 1:
         return Reading(batches)
     # Read here, by the training's own thread: comparing is a collective.
-    begun = next(batches)
+    begun: list[tuple[Batch, Position]] = []
+    short: UserCodeError | None = None
+    try:
+        begun.append(next(batches))
+    except UserCodeError as error:
+        # A part of the stream may be too short for a batch, where the whole is not.
+        if not examples.known:
+            raise
+        short = error
     if (text := check_stream(examples, backend, host)) is not None:
         tell(Finding("Data", 0, text))
-    return Reading(chain([begun], batches))
+    if short is not None:
+        raise short
+    return Reading(chain(begun, batches))
 
 
 def _read_by_several(plan: Plan, world: int) -> str | None:
@@ -111,7 +121,7 @@ def _read_by_all(task: Task, world: int) -> str | None:
         return None
     return (
         f"the train dataset is one stream; {', and '.join(said)}. With num_shards and shard(index, count) each process "
-        "reads its own shards, with workers (docs/tasks.md)"
+        "reads its own shards, with workers (docs/data.md)"
     )
 
 

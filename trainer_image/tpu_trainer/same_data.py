@@ -11,9 +11,12 @@ trainer does not seed, and the difference says nothing about the data: a warning
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import (
@@ -21,6 +24,7 @@ from tpu_trainer.data import (
     Order,
     called,
     epoch_order,
+    evaluation_workers,
     has_length,
     held_out,
     is_sharded,
@@ -32,7 +36,7 @@ from tpu_trainer.data import (
 from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.fingerprint import KINDS, WIDTH, alike, fingerprint, present
-from tpu_trainer.shards import open_shard
+from tpu_trainer.shards import forget_worker, open_shard
 from tpu_trainer.task import Task
 
 COMPARED = 4
@@ -49,9 +53,8 @@ _MOST_NAMED = 4
 WHOLE = "every process must see the whole dataset; the trainer shards it"
 
 STREAM = (
-    "every process must read the same stream, and the trainer takes the process's part of it. Do not split it by rank "
-    "or host (split_by_node, split_dataset_by_node); for a process to read only its own part, give the stream "
-    "num_shards and shard(index, count) (docs/tasks.md)"
+    "every process must read the same stream. Do not split it by rank or host (split_by_node, split_dataset_by_node): "
+    "give it num_shards and shard(index, count), and each process reads its own shards (docs/data.md)"
 )
 
 SHARD = (
@@ -61,6 +64,9 @@ SHARD = (
 
 Read = Callable[[], Sequence[Any]]
 """Reads the examples that are compared: the same ones each time, with the same random numbers."""
+
+Prints = Sequence[Sequence[Sequence[float]]]
+"""For each process, or reading, the fingerprints of the compared examples."""
 
 
 def check_lengths(task: Task, backend: Backend, host: int) -> None:
@@ -135,22 +141,23 @@ def check_examples(task: Task, seed: int, backend: Backend, host: int) -> list[s
     """
     if backend.world == 1:
         return []
-    said = []
+    said, workers = [], evaluation_workers(task)
     if has_length(task.train):
-        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host))
+        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, task.workers))
     elif is_sharded(task.train):
-        said.append(compare("examples in training shard 0", _of_shard(task.train, seed), SHARD, backend, host))
+        read = _of_shard(task.train, seed)
+        said.append(compare("examples in training shard 0", read, SHARD, backend, host, task.workers))
     for name, dataset in held_out(task).items():
-        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host))
+        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host, workers))
     return [text for text in said if text is not None]
 
 
 def check_stream(stream: FirstBatch, backend: Backend, host: int) -> str | None:
     """`check_examples` for a stream without shards. Reads it once more if its examples differ; a stream with a state
     is afterwards where it was."""
-    return (
-        None if backend.world == 1 else compare("examples in the training stream", stream.read, STREAM, backend, host)
-    )
+    if backend.world == 1:
+        return None
+    return compare("examples in the training stream", stream.read, STREAM, backend, host)
 
 
 class FirstBatch:
@@ -163,26 +170,31 @@ class FirstBatch:
         self._dataset, self._order, self._number = dataset, order, first_batch
         self._resumes = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._before = order.start.dataset if order.start.offset else self._state()
-        self._read: Sequence[Any] = ()
+        self._first: Sequence[Any] | None = None
+        self._given = False
+
+    @property
+    def known(self) -> bool:
+        return self._first is not None
 
     def __call__(self, examples: Sequence[Any]) -> None:
-        self._read = examples[:COMPARED]
+        if self._first is None:
+            self._first = examples[:COMPARED]
 
     def read(self) -> Sequence[Any]:
-        if first := self._read:
-            self._read = ()
-            return first
+        if self._first is not None and not self._given:
+            self._given = True
+            return self._first
         now = self._state()
-        if self._resumes:
+        if self._resumes and self._before is not None:
             self._dataset.load_state_dict(self._before)
         # As `stream_batches` reads them.
-        with kept_generators():
-            with self._order.drawing(self._number, alike=True):
-                if hasattr(self._dataset, "set_epoch"):
-                    self._dataset.set_epoch(self._order.start.epoch)
-                examples = iter(self._dataset)
-            with self._order.drawing(self._number, alike=True):
-                read = list(islice(examples, COMPARED))
+        with self._order.drawing(self._number, alike=True):
+            if hasattr(self._dataset, "set_epoch"):
+                self._dataset.set_epoch(self._order.start.epoch)
+            examples = iter(self._dataset)
+        with self._order.drawing(self._number, alike=True):
+            read = list(islice(examples, COMPARED))
         if self._resumes:
             self._dataset.load_state_dict(now)
         return read
@@ -198,47 +210,65 @@ def _spread(dataset: Any, seed: int) -> Read:
     def read() -> Sequence[Any]:
         size = len(dataset)
         places = sorted({place * (size - 1) // (COMPARED - 1) for place in range(COMPARED)}) if size else []
-        with GENERATORS, kept_generators():
-            seed_generators(seed)
-            return [dataset[place] for place in places]
+        seed_generators(seed)
+        return [dataset[place] for place in places]
 
     return read
 
 
 def _of_shard(stream: Any, seed: int) -> Read:
     def read() -> Sequence[Any]:
-        with GENERATORS, kept_generators():
-            seed_generators(seed)
-            return list(islice(open_shard(stream, 0, 0), COMPARED))
+        seed_generators(seed)
+        return list(islice(open_shard(stream, 0, 0), COMPARED))
 
     return read
 
 
-def compare(kind: str, read: Read, rule: str, backend: Backend, host: int) -> str | None:
+def readings(read: Read, times: int, workers: int) -> Prints:
+    """The fingerprints of the examples, `times` times. With `workers` a worker reads: a file that a dataset opens at
+    its first reading must not be open in this process, or the training's workers would share the place in it."""
+    if not workers:
+        with GENERATORS, kept_generators():
+            return [[fingerprint(example) for example in read()] for _ in range(times)]
+    loader: DataLoader[Any] = DataLoader(
+        _Readings(read, times), batch_size=None, collate_fn=list, num_workers=1, generator=torch.Generator()
+    )
+    found: Prints = next(iter(loader))
+    return found
+
+
+class _Readings(IterableDataset[Any]):
+    """All readings, as its one example."""
+
+    def __init__(self, read: Read, times: int) -> None:
+        self._read, self._times = read, times
+
+    def __iter__(self) -> Iterator[Any]:
+        forget_worker()
+        yield [[fingerprint(example) for example in self._read()] for _ in range(self._times)]
+
+
+def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: int = 0) -> str | None:
     """Whether `read` gives equal examples in all processes: None, or what to warn of. A collective.
 
-    kind: what the examples are. rule: what would be right.
+    kind: what the examples are. rule: what would be right. workers: that the task has for them.
 
     Raises:
         UserCodeError: in every process, when they differ for another reason than random numbers; or `read` raised.
     """
     with user_code(f"reading {kind}"):
-        own = [fingerprint(example) for example in read()]
+        (own,) = readings(read, 1, workers)
     missing = [[-2.0] * WIDTH] * (COMPARED - len(own))
-    rows = backend.gather([host, *(number for one in own + missing for number in one)])
+    rows = backend.gather([host, *(number for one in [*own, *missing] for number in one)])
     hosts = [int(row[0]) for row in rows]
     prints = [[row[at : at + WIDTH] for at in range(1, len(row), WIDTH)] for row in rows]
     if not any(_differing(prints)):
         return None
     with user_code(f"reading {kind} again"):
-        readings = [[fingerprint(example) for example in read()] for _ in range(_READ_AGAIN)]
-    steady = [not differs for differs in _differing([own, *readings])]
+        again = readings(read, _READ_AGAIN, workers)
+    steady = [not differs for differs in _differing([own, *again])]
     steady = [all(votes) for votes in zip(*backend.gather([float(vote) for vote in steady]), strict=True)]
     return judged(kind, rule, hosts, prints, steady)
-
-
-Prints = Sequence[Sequence[Sequence[float]]]
-"""For each process (or reading) the fingerprints of the compared examples."""
 
 
 def judged(kind: str, rule: str, hosts: Sequence[int], prints: Prints, steady: Sequence[bool]) -> str | None:

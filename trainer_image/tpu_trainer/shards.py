@@ -21,6 +21,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count, islice
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -125,12 +126,12 @@ def shards_of(stream: Any) -> int:
     if given is None:
         # Its name in older versions of Hugging Face's datasets.
         given = getattr(stream, "n_shards", None)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
         raise UserCodeError(
             "the task's train dataset has shard(), so it must have num_shards too, the number of its shards (files): a "
             f"whole number above 0, not {given!r}"
         )
-    return given
+    return int(given)
 
 
 def open_shard(stream: Any, index: int, epoch: int) -> Iterable[Any]:
@@ -305,6 +306,11 @@ def _read_ahead(stream: Any, plan: Plan, workers: int) -> Iterator[Pass]:
         yield [next(parts[reader[number % plan.lanes]]) for number in own], moved
 
 
+def forget_worker() -> None:
+    """Datasets that find themselves in a worker take a part of what they have, and a shard is such a part already."""
+    torch_worker._worker_info = None
+
+
 class _Reader(IterableDataset[Tensor]):
     """A worker's part of every pass, packed, or the text of an error that the user can mend."""
 
@@ -314,8 +320,7 @@ class _Reader(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         info = get_worker_info()
         assert info is not None
-        # Datasets that find themselves in a worker take a part of what they have, and a shard is such a part already.
-        torch_worker._worker_info = None
+        forget_worker()
         plan = self._plan
         lanes = {lane: Lane(self._stream, plan, lane) for lane in plan.own_lanes[info.id :: self._workers]}
         numbers = plan.numbers()
