@@ -204,7 +204,7 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
         (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "frequency must be an integer of at least 1"),
         (lambda o: ([o], [{"scheduler": constant(o), "every": 2}]), "lr_scheduler has every"),
         (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to another optimizer than the one returned"),
-        (lambda o: ([o], [0.1]), "is a float; it must have step"),
+        (lambda o: ([o], [0.1]), "a float is not a scheduler: it must have step"),
     ],
 )
 def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint: str) -> None:

@@ -12,13 +12,14 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning import adopt, is_lightning
+from tpu_trainer.schedulers import SchedulingHooks
 from tpu_trainer.task import Hyperparameters, Task
 
 ALONE = Share(rank=0, world=1)
@@ -56,7 +57,7 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
     with user_code(f"calling {entrypoint}"):
         made = factory(*positional, **keywords)
     if isinstance(made, Task):
-        return Loaded(made, Hooks())
+        return with_hooks(made)
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     if is_lightning(module):
         return Loaded(*adopt(module, data, hyperparameters, share))
@@ -67,6 +68,14 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
         f"entrypoint {entrypoint}: returned {kind}; it must return a tpu_trainer.Task, a LightningModule, "
         "or a pair (LightningModule, LightningDataModule)"
     )
+
+
+def with_hooks(task: Task) -> Loaded:
+    """The task, and the hooks that it brings."""
+    if task.scheduler is None:
+        return Loaded(task, task.hooks or Hooks())
+    scheduling = SchedulingHooks(task)
+    return Loaded(replace(task, optimizer=scheduling.configure), scheduling)
 
 
 def _find(entrypoint: str) -> Any:

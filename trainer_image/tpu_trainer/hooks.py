@@ -1,4 +1,4 @@
-"""What a task may do around the loop's own work: nothing for a plain Task, its hooks for a LightningModule."""
+"""What a task may do around the loop's own work: a Task's hooks, or those of a LightningModule."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from tpu_trainer.task import Batch
 
 
+OFFERED = (
+    *("train_begins", "epoch_begins", "step_begins", "before_update", "after_step"),
+    *("evaluation_ends", "epoch_ends", "train_ends", "state", "load"),
+)
+"""The methods that a Task's hooks may override; the others serve LightningModules."""
+
+
 class Hooks:
-    """Every replica calls every method at the same steps. What one raises is an error of the user's code."""
+    """Base of a Task's hooks, which override some of OFFERED.
+
+    Every replica calls every method at the same steps, but `state`, which is called where checkpoints are written. What
+    one raises is an error of the user's code.
+    """
 
     own_schedule = False
     """The task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and schedule."""
@@ -49,6 +60,9 @@ class Hooks:
 
     def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
         """The update has been traced and the gradients are gone; the device may still be working on it."""
+
+    def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
+        """After `step` steps; the metrics are over all replicas. The last evaluation comes after `train_ends`."""
 
     def epoch_ends(self, epoch: int) -> None: ...
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from tpu_trainer.backends import open_backend
-from tpu_trainer.backends.base import Backend
+from tpu_trainer.backends.base import Backend, move_model
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
@@ -37,7 +37,7 @@ from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.hang import Pace, watchdog
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, user_code
+from tpu_trainer.errors import PeerLostError, PreemptedError, StorageError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
@@ -265,6 +265,7 @@ class _Run:
                 self.telling.finding(Finding("Evaluation", trained.step, text))
         with self.clock.during(Phase.CHECKPOINT):
             _keep_last(trained, instruments)
+            self._finish(work)
         if (cost := checkpoints.cost).commits:
             progress.say(
                 f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for "
@@ -286,7 +287,34 @@ class _Run:
         with closed(), nullcontext() if work.average is None else work.average.in_model():
             metrics = evaluate(work.task, _evaluation_rows(work, share), share, self.backend)
         self.telling.evaluated(step, metrics)
+        if metrics:
+            with user_code("the end of an evaluation"):
+                work.hooks.evaluation_ends(step, metrics)
+            self.backend.sync()
         return metrics
+
+    def _finish(self, work: Work) -> None:
+        """Calls the task's `finish` in the reporting replica; the others wait.
+
+        Raises:
+            UserCodeError: in every replica, if it failed.
+        """
+        if work.task.finish is None:
+            return
+        failure: UserCodeError | None = None
+        if self.telling.aloud:
+            try:
+                with nullcontext() if work.average is None else work.average.in_model():
+                    move_model(work.task.model, torch.device("cpu"))
+                    with user_code("the task's finish"):
+                        work.task.finish(work.task.model.eval())
+            except UserCodeError as error:
+                failure = error
+        failed = [rank for rank, (bad,) in enumerate(self.backend.gather([float(failure is not None)])) if bad]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise UserCodeError("the task's finish failed on worker 0, whose log says why")
 
 
 def _evaluation_rows(work: Work, share: Share) -> int:

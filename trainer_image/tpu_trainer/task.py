@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
+from tpu_trainer.hooks import OFFERED, Hooks
 from tpu_trainer.spec import RunSpec, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ Batch = Any
 """What `collate` returns: tensors, or nested lists, tuples and dicts of them. Every tensor goes to the device."""
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+
+Scheduler = Callable[["Optimizer", "Hyperparameters"], Any]
+
+_INTERVALS = ("step", "epoch")
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,11 @@ class Task:
     collate: a list of examples -> a batch; left out, torch's default_collate.
     evaluation_collate: the same for `evaluation`; left out, `collate`.
     workers: processes per trainer process that read map-style training data ahead; 0 is none.
+    hooks: what to do around steps, epochs and evaluations.
+    scheduler: (optimizer, hyperparameters) -> a torch scheduler, stepped after every step; or a pair of that and
+        "epoch". The recipe's warm-up and schedule are not used then.
+    finish: called once the last checkpoint is written, in one process of worker 0, with the evaluated model on the CPU
+        and in evaluation mode.
     """
 
     model: nn.Module
@@ -140,11 +150,27 @@ class Task:
     workers: int = 0
     evaluator: Evaluator | None = None
     evaluation_collate: Callable[[list[Any]], Batch] | None = None
+    hooks: Hooks | None = None
+    scheduler: Scheduler | tuple[Scheduler, str] | None = None
+    finish: Callable[[nn.Module], object] | None = None
 
     def __post_init__(self) -> None:
         if self.metrics is not None and self.evaluator is not None:
             raise ValueError("a Task has `metrics` or an `evaluator`, not both")
         if (self.evaluation is None) != (self.metrics is None and self.evaluator is None):
             raise ValueError("a Task has both `evaluation` and `metrics`, or neither")
+        if isinstance(self.scheduler, tuple) and (len(self.scheduler) != 2 or self.scheduler[1] not in _INTERVALS):
+            raise ValueError('a Task\'s `scheduler` is a callable, or the pair of one and "step" or "epoch"')
+        if self.hooks is not None:
+            _check_hooks(self.hooks)
         if self.workers < 0:
             raise ValueError(f"a Task's `workers` must be 0 or more, got {self.workers}")
+
+
+def _check_hooks(hooks: Hooks) -> None:
+    """Raises ValueError if they are not hooks, or override what the trainer itself needs."""
+    if not isinstance(hooks, Hooks):
+        raise ValueError(f"a Task's `hooks` must be an object of a class derived from tpu_trainer.Hooks, got {hooks!r}")
+    mine = {name for kind in type(hooks).__mro__ if kind not in (Hooks, object) for name in vars(kind)}
+    if taken := sorted(name for name in mine & set(vars(Hooks)) if not name.startswith("__") and name not in OFFERED):
+        raise ValueError(f"a Task's hooks must not override {', '.join(taken)}; they may override {', '.join(OFFERED)}")

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import wide
 from tpu_trainer.hooks import Hooks
-from tpu_trainer.lightning.optimizers import Schedules, configured
+from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
 from tpu_trainer.optimizers import closure_late, closure_repeated, takes_closure
+from tpu_trainer.schedulers import Schedules
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class LightningHooks(Hooks):
         with user_code("configure_optimizers"):
             given = session.module.configure_optimizers()  # type: ignore[operator]
         found = configured(given)
-        self._schedules = Schedules(found, self._advance)
+        self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         # Modules that set rates by hand do so in optimizer_step; the recipe must not overwrite them before every step.
         self.own_schedule = bool(found.schedulers) or session.has("optimizer_step")
         self._view.optimizers = [found.optimizer]

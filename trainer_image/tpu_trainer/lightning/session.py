@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.lightning.optimizers import Scheduled
 from tpu_trainer.logbook import Style, note
+from tpu_trainer.schedulers import Scheduled
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
