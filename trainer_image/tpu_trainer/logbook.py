@@ -145,7 +145,7 @@ class Logbook:
             self._inside = False
 
     def add(self, name: Any, value: Any, weight: Any, style: Style) -> None:
-        name = _plain(name)
+        name = plain_name(name)
         if not self._inside and style.epoch:
             style = Style(style.kind, True, False, style.shown)
         entry = self._entries.setdefault(name, _Entry(style))
@@ -349,8 +349,12 @@ def _mean(total: float, weight: float) -> float:
     return total / weight if weight else math.nan
 
 
-def _plain(name: Any) -> str:
-    """The name, with what could do harm on a terminal or in a file replaced."""
+def plain_name(name: Any) -> str:
+    """The name, with what could do harm on a terminal or in a file replaced.
+
+    Raises:
+        UserCodeError: it is no name.
+    """
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH:
         given = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"
         raise UserCodeError(f"log: a name must be text of 1 to {NAME_LENGTH} characters, got {given}")

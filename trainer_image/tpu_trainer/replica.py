@@ -14,6 +14,7 @@ import torch
 
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend, move_model
+from tpu_trainer.board import open_board
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
@@ -89,7 +90,8 @@ def run_replica(
                 stop.install()
             reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
             telling = replace(telling, reporter=reporter)
-            outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
+            with open_board(telling, pace):
+                outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
             # Wait for all: the first to leave would cut the connection of those still in the last collective, or
             # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
