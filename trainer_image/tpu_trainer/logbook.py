@@ -82,6 +82,9 @@ class _Entry:
 
 @dataclass
 class _Epoch:
+    """The sums of a name since its epoch began."""
+
+    style: Style
     total: float = 0.0
     weight: float = 0.0
 
@@ -125,7 +128,7 @@ class Logbook:
         self._sent: tuple[list[float], Tensor] | None = None
         self._numbers: dict[float, Tensor] = {}
         self._patterns: set[tuple[str, ...]] = set()
-        self._points: dict[str, list[tuple[int, float]]] = {}
+        self._points: dict[tuple[str, bool], list[tuple[int, float]]] = {}
         self._epochs: dict[str, _Epoch] = {}
         self._boundaries: list[int] = []
 
@@ -257,33 +260,38 @@ class Logbook:
 
     def take(self) -> list[Curve]:
         """What has been read since the last call."""
-        assert self._table is not None
         taken, self._points = self._points, {}
-        shown = {
-            reported: style.shown for name, style in self._table.items() for reported in _reported(name, style).values()
-        }
-        return [Curve(name, tuple(points), shown.get(name, False)) for name, points in taken.items()]
+        return [Curve(name, tuple(points), shown) for (name, shown), points in taken.items()]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON: the sums of the epoch under way, over all steps that have been read."""
+        return {name: asdict(epoch) for name, epoch in self._epochs.items()}
+
+    def load(self, kept: Mapping[str, Any] | None) -> None:
+        """None: an older checkpoint, which does not keep this."""
+        for name, epoch in (kept or {}).items():
+            self._epochs[name] = _Epoch(**{**epoch, "style": Style(**epoch["style"])})
 
     def _note(self, step: int, name: str, total: float, weight: float) -> None:
         assert self._table is not None
         style = self._table[name]
         if style.epoch:
-            epoch = self._epochs.setdefault(name, _Epoch())
+            epoch = self._epochs.setdefault(name, _Epoch(style))
             epoch.total += total
             epoch.weight += weight
         if style.step:
-            self._point(step, _reported(name, style)["step"], total if style.kind == "sum" else _mean(total, weight))
+            self._point(step, name, style, "step", total, weight)
 
     def _end_epoch(self, step: int) -> None:
-        assert self._table is not None
         for name, epoch in self._epochs.items():
-            style = self._table[name]
-            value = epoch.total if style.kind == "sum" else _mean(epoch.total, epoch.weight)
-            self._point(step, _reported(name, style)["epoch"], value)
+            self._point(step, name, epoch.style, "epoch", epoch.total, epoch.weight)
         self._epochs = {}
 
-    def _point(self, step: int, name: str, value: float) -> None:
-        self._points.setdefault(name, []).append((step, value))
+    def _point(self, step: int, name: str, style: Style, per: str, total: float, weight: float) -> None:
+        value = total if style.kind == "sum" else total / weight if weight else math.nan
+        # As Lightning names them, if there are both.
+        reported = f"{name}_{per}" if style.step and style.epoch else name
+        self._points.setdefault((reported, style.shown), []).append((step, value))
 
     def _data(self, number: float) -> Tensor:
         """The number on the device, as `Backend.numbers`. As a constant, each would be a program of its own."""
@@ -336,17 +344,6 @@ def _listening(book: Logbook | None) -> Iterator[None]:
         yield
     finally:
         _OPEN.book = before
-
-
-def _reported(name: str, style: Style) -> Mapping[str, str]:
-    """The names under which the values of steps and of epochs are reported: Lightning's, if there are both."""
-    if style.step and style.epoch:
-        return {"step": f"{name}_step", "epoch": f"{name}_epoch"}
-    return {"step" if style.step else "epoch": name}
-
-
-def _mean(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan
 
 
 def plain_name(name: Any) -> str:

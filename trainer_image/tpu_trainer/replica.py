@@ -174,13 +174,14 @@ class _Run:
             refuse_closure(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
-        growth = Growth(task.model, optimizer)
+        growth, logbook = Growth(task.model, optimizer), Logbook(self.backend, tell)
         # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
         for text in unused(task, hooks, optimizer, hp):
             tell(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
+            logbook.load(found.snapshot.document.get("logged"))
             restore_optimizer(found.snapshot, optimizer)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
@@ -199,7 +200,7 @@ class _Run:
         if noise_scale and self.backend.terms == 1:
             say("no gradient noise scale: it compares the gradients of several processes, and this run has one")
             noise_scale = False
-        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, average)
+        return Work(task, hooks, hp, optimizer, rates, growth, start, noise_scale, skips, logbook, average)
 
     def _instruments(self, work: Work, checkpoints: Checkpoints) -> Instruments:
         backend, batch = self.backend, work.hp.global_batch_size
@@ -222,7 +223,7 @@ class _Run:
             utilisation=Utilisation(self.spec, backend.terms),
             noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
             telling=self.telling,
-            logbook=Logbook(backend, self.telling.finding),
+            logbook=work.logbook,
             first=work.start.step,
         )
 

@@ -91,7 +91,7 @@ class Storage:
 
         def take(step: int, position: Position, health: Health) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
-            kept |= {"rates": work.rates.state(), "growth": work.growth.state()}
+            kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "logged": work.logbook.state()}
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
             average = None if work.average is None else work.average.tensors

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.logbook import Logbook
 from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.task import Hyperparameters, Task
@@ -44,6 +45,7 @@ class Work:
     start: Start
     noise_scale: bool
     skips: bool
+    logbook: Logbook
     average: Average | None = None
 
 
