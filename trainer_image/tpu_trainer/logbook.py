@@ -1,9 +1,9 @@
 """What a task logs while it trains: means over all replicas, without a collective or a wait of their own.
 
 The values of a step ride behind the signals of its one exchange, two numbers a name: the weighted sum and the sum of
-the weights. All buckets must have the same places, so the replicas agree on a table of names: in the first step, and
-once more whenever one of them brings a new name, which it asks for in the exchange itself. A name that is not logged in
-a step, or not on this replica, has a weight of 0 there. Each name has its own two places, so a NaN stays its own.
+the weights. All buckets must have the same places, so the replicas agree on a table of names: in the first two steps,
+and once more whenever one of them brings a new name, which it asks for in the exchange itself. A name that is not
+logged in a step, or not on this replica, has a weight of 0 there. Each name has places of its own: so has a NaN.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def log(name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
 
     Call it in `loss` or in a hook, in all processes alike. What is reported is the mean over all replicas and
     accumulation passes. `value`: a number or a tensor with one element; a tensor stays on its device and delays
-    nothing. `weight`: for a mean over unequal parts, such as the number of tokens. Values that are logged between two
-    steps belong to the next one. Outside of a training, and in an evaluation, the call does nothing.
+    nothing. `weight`: for a mean over unequal parts, such as the number of tokens. What is logged after the backward
+    pass counts for the next step. Outside of a training, and in an evaluation, the call does nothing.
 
     Raises:
         UserCodeError: the name or the value cannot be logged.
@@ -120,7 +120,8 @@ class Logbook:
 
     def __init__(self, backend: Backend, tell: Callable[[Finding], None] = lambda finding: None) -> None:
         self._backend, self._tell = backend, tell
-        self._table: dict[str, Style] | None = None
+        self._table: dict[str, Style] = {}
+        self._rows = 0
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[str, _Entry] = {}
         self._inside = False
@@ -176,15 +177,16 @@ class Logbook:
         return [each for entry in self._entries.values() for each in (entry.totals, entry.weights) if each is not None]
 
     def row(self) -> Row:
-        """What this replica brings to the exchange of a step; nothing is left behind. A collective in the first step.
+        """What this replica brings to the exchange of a step. A collective in the first two steps.
 
         Raises:
             UserCodeError: the other replicas do not log what this one does, which on a chip would block them all.
         """
-        if self._table is None:
+        # Twice: the hooks of the first step come after its exchange, and the second step is compiled anyway.
+        if self._rows < 2:
             self.agree()
+        self._rows += 1
         table = self._table
-        assert table is not None
         known = {name: entry for name, entry in {**self._waiting, **self._entries}.items() if name in table}
         self._waiting = {name: entry for name, entry in {**self._waiting, **self._entries}.items() if name not in table}
         self._entries = {}
@@ -217,7 +219,7 @@ class Logbook:
     def agree(self) -> bool:
         """Takes the new names of all replicas into the table; returns whether one of them has values that were not
         exchanged yet. A collective."""
-        table, values = dict(self._table or {}), {**self._waiting, **self._entries}
+        table, values = dict(self._table), {**self._waiting, **self._entries}
         new = [[name, asdict(entry.style)] for name, entry in values.items() if name not in table]
         text = json.dumps(new[:MOST_NAMES]).encode()
         # 24 bits, all that float32 holds exactly.
@@ -273,7 +275,6 @@ class Logbook:
             self._epochs[name] = _Epoch(**{**epoch, "style": Style(**epoch["style"])})
 
     def _note(self, step: int, name: str, total: float, weight: float) -> None:
-        assert self._table is not None
         style = self._table[name]
         if style.epoch:
             epoch = self._epochs.setdefault(name, _Epoch(style))
