@@ -166,7 +166,7 @@ def _progress(view: JobView) -> list[Section]:
 
 
 def _metrics(progress: Progress) -> list[str]:
-    """As of the last evaluation."""
+    """Of the last evaluation, and what the task logs."""
     return [f"{name} {value}" for name, value in progress.metrics.items()]
 
 
