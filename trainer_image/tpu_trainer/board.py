@@ -10,19 +10,16 @@ from __future__ import annotations
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor
 
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.logbook import Curve, plain_name
-
-if TYPE_CHECKING:
-    from tpu_trainer.doctor.hang import Pace
-    from tpu_trainer.telling import Telling
 
 _OPEN = threading.local()
 """The board of the replica that this thread runs, as `board`."""
@@ -31,41 +28,43 @@ _CHANNELS = {1: 0, 3: 2, 4: 6}
 """PNG's colour types by the number of channels."""
 
 
+@dataclass
 class Board:
-    """Where one replica's writers write."""
+    """Where one replica's writers write. writes: this is the reporting replica. last_step: the last step made.
 
-    def __init__(self, telling: Telling, pace: Pace) -> None:
-        self._telling, self._pace = telling, pace
-        self._said = False
+    logged: takes numbers, for all that shows what `log` is given. summary: takes a Summary of TensorBoard's and its
+    step, and returns whether there was room. missing: why there is no event file, if so. say: takes lines for the log.
+    """
 
-    def step(self, given: int | None) -> int:
-        return (self._pace.last or 0) if given is None else int(given)
+    writes: bool
+    last_step: Callable[[], int]
+    logged: Callable[[Sequence[Curve]], None]
+    summary: Callable[[int, Any], bool]
+    missing: str | None
+    say: Callable[[str], None]
+    said: bool = False
 
     def numbers(self, values: Mapping[str, Any], step: int | None) -> None:
-        """To all that shows what `log` is given."""
-        if not self._telling.aloud:
-            return
-        at = self.step(step)
-        curves = [Curve(plain_name(name), ((at, _number(name, each)),), shown=False) for name, each in values.items()]
-        self._telling.logged(curves)
+        if self.writes:
+            at = self.last_step() if step is None else int(step)
+            self.logged([Curve(plain_name(name), ((at, _number(name, each)),), False) for name, each in values.items()])
 
-    def summary(self, step: int | None, make: Callable[[], Any]) -> None:
-        """To the event file. `make` is called only if there is one, since it may read from the device."""
-        if not self._telling.aloud:
+    def add(self, step: int | None, make: Callable[[], Any]) -> None:
+        """`make` is called only if there is an event file, since it may read from the device."""
+        if not self.writes:
             return
-        reporter = self._telling.reporter
-        missing = reporter.without_events
-        if missing is None and not reporter.summary(self.step(step), make()):
+        missing = self.missing
+        if missing is None and not self.summary(self.last_step() if step is None else int(step), make()):
             missing = "the event file is full: what a task writes there itself may have 64 MB"
-        if missing is not None and not self._said:
-            self._said = True
-            self._telling.progress.say(f"what the task writes for TensorBoard is not kept: {missing}")
+        if missing is not None and not self.said:
+            self.said = True
+            self.say(f"what the task writes for TensorBoard is not kept: {missing}")
 
 
 @contextmanager
-def open_board(telling: Telling, pace: Pace) -> Iterator[None]:
+def open_board(board: Board) -> Iterator[None]:
     """Writers write there while the block runs in this thread."""
-    _OPEN.board = Board(telling, pace)
+    _OPEN.board = board
     try:
         yield
     finally:
@@ -131,7 +130,7 @@ class SummaryWriter:
 
     def _add(self, step: int | None, make: Callable[[Any], Any]) -> None:
         if (board := getattr(_OPEN, "board", None)) is not None:
-            board.summary(step, lambda: make(_summaries()))
+            board.add(step, lambda: make(_summaries()))
 
 
 class ReportLogger:

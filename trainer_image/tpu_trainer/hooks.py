@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from tpu_trainer.task import Batch
-
 
 OFFERED = (
     *("train_begins", "epoch_begins", "step_begins", "before_update", "after_step"),
@@ -45,7 +43,7 @@ class Hooks:
 
     def epoch_begins(self, epoch: int) -> None: ...
 
-    def step_begins(self, batch: Batch, step: int) -> None:
+    def step_begins(self, batch: Any, step: int) -> None:
         """`step` is the step about to be done, counted from 1; once per batch where a step has several."""
 
     def before_backward(self, loss: Tensor) -> None: ...
@@ -58,7 +56,7 @@ class Hooks:
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()
 
-    def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
+    def after_step(self, batch: Any, loss: Tensor, step: int) -> None:
         """The update has been traced and the gradients are gone; the device may still be working on it."""
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import UserCodeError
 
 if TYPE_CHECKING:
@@ -116,10 +115,10 @@ def note(name: str, value: Any, weight: Any, style: Style) -> None:
 
 
 class Logbook:
-    """One replica's. `tell`: takes what users should know."""
+    """One replica's. `warn`: takes what users should know."""
 
-    def __init__(self, backend: Backend, tell: Callable[[Finding], None] = lambda finding: None) -> None:
-        self._backend, self._tell = backend, tell
+    def __init__(self, backend: Backend, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._backend, self._warn = backend, warn
         self._table: dict[str, Style] = {}
         self._rows = 0
         self._entries: dict[str, _Entry] = {}
@@ -323,11 +322,10 @@ class Logbook:
     def _say_full(self, name: str) -> None:
         if not self._full:
             self._full = True
-            text = (
+            self._warn(
                 f'a run can log {MOST_NAMES} names, and "{name}" and others are too many: their values are dropped. A '
                 "name must not depend on the step or the data"
             )
-            self._tell(Finding("Logging", 0, text))
 
 
 @contextmanager

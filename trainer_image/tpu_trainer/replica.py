@@ -14,7 +14,7 @@ import torch
 
 from tpu_trainer.backends import open_backend
 from tpu_trainer.backends.base import Backend, move_model
-from tpu_trainer.board import open_board
+from tpu_trainer.board import Board, open_board
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
 from tpu_trainer.checkpoint.snapshot import hooks_state, restore_model, restore_optimizer
@@ -90,7 +90,7 @@ def run_replica(
                 stop.install()
             reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
             telling = replace(telling, reporter=reporter)
-            with open_board(telling, pace):
+            with open_board(_board(telling, pace)):
                 outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
             # Wait for all: the first to leave would cut the connection of those still in the last collective, or
             # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
@@ -174,7 +174,11 @@ class _Run:
             refuse_closure(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
-        growth, logbook = Growth(task.model, optimizer), Logbook(self.backend, tell)
+
+        def warn(text: str) -> None:
+            tell(Finding("Logging", self.pace.last or 0, text))
+
+        growth, logbook = Growth(task.model, optimizer), Logbook(self.backend, warn)
         # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
         for text in unused(task, hooks, optimizer, hp):
@@ -337,6 +341,18 @@ def _keep_last(trained: Trained, instruments: Instruments) -> None:
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(
         f"all {trained.step} steps are trained, but their checkpoint could not be written, {newest}; the log says why"
+    )
+
+
+def _board(telling: Telling, pace: Pace) -> Board:
+    """Where the task's writers write."""
+    return Board(
+        writes=telling.aloud,
+        last_step=lambda: pace.last or 0,
+        logged=telling.logged,
+        summary=telling.reporter.summary,
+        missing=telling.reporter.without_events,
+        say=telling.progress.say,
     )
 
 
