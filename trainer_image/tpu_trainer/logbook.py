@@ -354,7 +354,7 @@ def plain_name(name: Any) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH:
         given = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"
         raise UserCodeError(f"log: a name must be text of 1 to {NAME_LENGTH} characters, got {given}")
-    return "".join(each if each.isprintable() else "?" for each in name)
+    return name if name.isprintable() else "".join(each if each.isprintable() else "?" for each in name)
 
 
 def _number(name: str, value: Any, what: str = "value") -> tuple[float, Tensor | None]:
