@@ -168,7 +168,7 @@ class Logbook:
         else:
             there = self._data(here).mean() if there is None else there
             factors = self._data(factor).mean() if factors is None else factors
-            total = torch.where(factors > 0, there * factors, 0.0)
+            total = torch.where(factors != 0, there * factors, 0.0)
         entry.totals = total if entry.totals is None else entry.totals + total
 
     def pending(self) -> list[Tensor]:
