@@ -209,7 +209,8 @@ class Logbook:
         tensors += [None] * (room - len(tensors))
         if self._sent is None or self._sent[0] != numbers:
             self._sent = numbers, self._backend.numbers(numbers)
-        values = self._sent[1].mean(dim=0)
+        rows = self._sent[1]
+        values = rows[0] if len(rows) == 1 else rows.mean(dim=0)
         if all(each is None for each in tensors):
             return values
         zero = torch.zeros((), device=values.device)
