@@ -25,11 +25,11 @@ from torch.utils.data import (
 )
 
 from tests.trainer.test_task import hyperparameters
+from tpu_trainer.board import ReportLogger
 from tpu_trainer.data import Share, epoch_order
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.lightning import adopt, is_lightning
 from tpu_trainer.lightning.optimizers import configured
-from tpu_trainer.outcome import outcome_of
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
 
@@ -268,7 +268,7 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
         (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "frequency must be an integer of at least 1"),
         (lambda o: ([o], [{"scheduler": constant(o), "every": 2}]), "lr_scheduler has every"),
         (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to another optimizer than the one returned"),
-        (lambda o: ([o], [0.1]), "is a float; it must have step"),
+        (lambda o: ([o], [0.1]), "a float is not a scheduler: it must have step"),
     ],
 )
 def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint: str) -> None:
@@ -291,7 +291,9 @@ def test_a_module_sees_the_trainers_known_values_and_an_error_for_others() -> No
     # 40 examples make 2 steps of 16, each of 2 batches; 24 steps are 12 epochs of that.
     known = (trainer.estimated_stepping_batches, trainer.num_training_batches, trainer.max_epochs, trainer.world_size)
     assert known == (24, 4, 12, 2)
-    assert (task.model.current_epoch, task.model.global_step, task.model.logger) == (0, 0, None)
+    assert (task.model.current_epoch, task.model.global_step) == (0, 0)
+    assert isinstance(task.model.logger, ReportLogger)
+    assert task.model.loggers == [task.model.logger]
     with pytest.raises(AttributeError, match=r"trainer\.strategy is not provided by tpu_trainer; it provides accum"):
         _ = trainer.strategy
     assert task.model.local_rank == 0
@@ -316,14 +318,3 @@ def test_a_module_is_known_by_its_methods_not_by_its_class() -> None:
     task, hooks = adopted(NoLightning)
     assert isinstance(hooks.configure([], hyperparameters()), SGD)
     assert task.evaluator is None
-
-
-def test_a_module_that_needs_a_logger_learns_that_there_is_none() -> None:
-    def drawing(self: Plain, batch: Any) -> Any:
-        self.logger.experiment.add_image("batch", batch)
-
-    task, hooks = adopted(type("Drawing", (Plain,), {"training_step": drawing}))
-    hooks.step_begins([torch.ones(2, 1)], 1)
-    with pytest.raises(UserCodeError) as refusal:
-        task.loss(task.model, [torch.ones(2, 1)])
-    assert "self.logger is None: tpu_trainer has no loggers" in outcome_of(refusal.value).message

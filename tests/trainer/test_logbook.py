@@ -182,8 +182,8 @@ def test_a_value_per_epoch_is_the_mean_or_the_sum_of_its_steps() -> None:
 
 
 def test_a_new_name_is_agreed_upon_without_losing_its_first_value() -> None:
-    found = curves(2, 4, lambda rank, step: note("x", step, 1.0, Style()) if rank and step == 2 else None)
-    assert [[(curve.name, curve.points) for curve in each] for each in found] == [[("x", ((3, 2.0),))]] * 2
+    found = curves(2, 5, lambda rank, step: note("x", step, 1.0, Style()) if rank and step == 3 else None)
+    assert [[(curve.name, curve.points) for curve in each] for each in found] == [[("x", ((4, 3.0),))]] * 2
 
 
 class Chip(ThreadBackend):
@@ -201,8 +201,9 @@ def test_on_a_chip_a_value_that_one_replica_alone_logs_is_refused(monkeypatch: p
         backend.__class__, backend.store = Chip, store
         book = Logbook(backend)
         with book.open():
-            note("x", 1.0, 1.0, Style())
-            book.row()
+            for _ in range(2):
+                note("x", 1.0, 1.0, Style())
+                book.row()
             if backend.rank:
                 note("x", torch.ones((), device="meta"), 1.0, Style())
                 book.row()

@@ -207,7 +207,12 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_leaving(
 
 
 def events(content: bytes) -> list[tuple[int, str, float]]:
-    """(step, tag, value) of every scalar of an event file, its checksums checked."""
+    """(step, tag, value) of every scalar of an event file."""
+    return [(step, value.tag, value.simple_value) for step, value in summaries(content)]
+
+
+def summaries(content: bytes) -> list[tuple[int, Any]]:
+    """The values of an event file with their steps, its checksums checked."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -218,7 +223,7 @@ def events(content: bytes) -> list[tuple[int, str, float]]:
         sums = struct.unpack("<II", content[8:12] + content[12 + length : 16 + length])
         assert sums == (masked_crc32c(content[:8]), masked_crc32c(data))
         event = Event.FromString(data)
-        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        found += [(event.step, value) for value in event.summary.value]
         content = content[16 + length :]
     return found
 

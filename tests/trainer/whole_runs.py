@@ -21,9 +21,8 @@ from torch import nn
 from tests.trainer.gang import run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tpu_trainer import replica
-from tpu_trainer.entrypoint import Loaded
+from tpu_trainer.entrypoint import Loaded, with_hooks
 from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.hooks import Hooks
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.spec import parse_run_spec
@@ -93,7 +92,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
     def one(backend: ThreadBackend) -> Outcome:
         def load(entrypoint: str, hp: Hyperparameters, share: Any) -> Loaded:
             given = made(hp, backend.rank)
-            loaded = given if isinstance(given, Loaded) else Loaded(given, Hooks())
+            loaded = given if isinstance(given, Loaded) else with_hooks(given)
             models[backend.rank] = loaded.task.model
             return loaded
 

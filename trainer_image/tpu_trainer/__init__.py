@@ -1,21 +1,30 @@
 """The worker image's trainer: data-parallel PyTorch from one run spec, on TPU chips or on CPU hosts.
 
-Users import `Task`, `Hyperparameters`, `LightningRun` and `log` from here to write an entrypoint; the operator and the
-local runner start `python -m tpu_trainer`. The names are loaded on first use because importing torch takes seconds,
-and a process that only has to say "bad run spec" should not pay for it.
+Users import what an entrypoint needs from here (`__all__`); the operator and the local runner start
+`python -m tpu_trainer`. The names are loaded on first use because importing torch takes seconds, and a process that
+only has to say "bad run spec" should not pay for it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpu_trainer.board import SummaryWriter
+    from tpu_trainer.hooks import Hooks
     from tpu_trainer.lightning.needs import LightningRun
     from tpu_trainer.logbook import log
     from tpu_trainer.task import Hyperparameters, Task
 
-__all__ = ["Hyperparameters", "LightningRun", "Task", "log"]
+__all__ = ["Hooks", "Hyperparameters", "LightningRun", "SummaryWriter", "Task", "log"]
 
-_FROM = {"Hyperparameters": "task", "LightningRun": "lightning.needs", "Task": "task", "log": "logbook"}
+_FROM = {
+    "Hooks": "hooks",
+    "Hyperparameters": "task",
+    "LightningRun": "lightning.needs",
+    "SummaryWriter": "board",
+    "Task": "task",
+    "log": "logbook",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,13 +12,14 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning import LightningRun, NeedsTrainerError, adopt, is_lightning, release
+from tpu_trainer.schedulers import SchedulingHooks
 from tpu_trainer.task import Hyperparameters, Task
 
 ALONE = Share(rank=0, world=1)
@@ -54,7 +55,7 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
     """
     made = _made(entrypoint, hyperparameters)
     if isinstance(made, Task):
-        return Loaded(made, Hooks())
+        return with_hooks(made)
     if isinstance(made, LightningRun):
         raise NeedsTrainerError(None)
     return Loaded(*adopt(made.module, made.data, hyperparameters, share))
@@ -98,6 +99,14 @@ def _made(entrypoint: str, hyperparameters: Hyperparameters) -> Task | Lightning
         f"entrypoint {entrypoint}: returned {kind}; it must return a tpu_trainer.Task, a LightningModule, "
         "a pair (LightningModule, LightningDataModule), or a tpu_trainer.LightningRun"
     )
+
+
+def with_hooks(task: Task) -> Loaded:
+    """The task, and the hooks that it brings."""
+    if task.scheduler is None:
+        return Loaded(task, task.hooks or Hooks())
+    scheduling = SchedulingHooks(task)
+    return Loaded(replace(task, optimizer=scheduling.configure), scheduling)
 
 
 def _find(entrypoint: str) -> Any:

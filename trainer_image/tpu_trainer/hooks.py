@@ -1,4 +1,4 @@
-"""What a task may do around the loop's own work: nothing for a plain Task, its hooks for a LightningModule."""
+"""What a task may do around the loop's own work: a Task's hooks, or those of a LightningModule."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from tpu_trainer.task import Batch
+
+OFFERED = (
+    *("train_begins", "epoch_begins", "step_begins", "before_update", "after_step"),
+    *("evaluation_ends", "epoch_ends", "train_ends", "state", "load"),
+)
+"""The methods that a Task's hooks may override; the others serve LightningModules."""
 
 
 class Hooks:
-    """Every replica calls every method at the same steps. What one raises is an error of the user's code."""
+    """Base of a Task's hooks, which override some of OFFERED.
+
+    Every replica calls every method at the same steps, but `state`, which is called where checkpoints are written. What
+    one raises is an error of the user's code.
+    """
 
     own_schedule = False
     """The task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and schedule."""
@@ -40,7 +49,7 @@ class Hooks:
 
     def epoch_begins(self, epoch: int) -> None: ...
 
-    def step_begins(self, batch: Batch, step: int) -> None:
+    def step_begins(self, batch: Any, step: int) -> None:
         """`step` is the step about to be done, counted from 1; once per batch where a step has several."""
 
     def before_backward(self, loss: Tensor) -> None: ...
@@ -53,11 +62,11 @@ class Hooks:
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()
 
-    def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
+    def after_step(self, batch: Any, loss: Tensor, step: int) -> None:
         """The update has been traced and the gradients are gone; the device may still be working on it."""
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """An evaluation during the training has ended: rank 0's values of the metrics that the run follows."""
+    def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
+        """After `step` steps; the metrics are over all replicas. The last evaluation comes after `train_ends`."""
 
     def epoch_ends(self, epoch: int) -> None: ...
 

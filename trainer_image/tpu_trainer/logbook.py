@@ -1,9 +1,9 @@
 """What a task logs while it trains: means over all replicas, without a collective or a wait of their own.
 
 The values of a step ride behind the signals of its one exchange, two numbers a name: the weighted sum and the sum of
-the weights. All buckets must have the same places, so the replicas agree on a table of names: in the first step, and
-once more whenever one of them brings a new name, which it asks for in the exchange itself. A name that is not logged in
-a step, or not on this replica, has a weight of 0 there. Each name has its own two places, so a NaN stays its own.
+the weights. All buckets must have the same places, so the replicas agree on a table of names: in the first two steps,
+and once more whenever one of them brings a new name, which it asks for in the exchange itself. A name that is not
+logged in a step, or not on this replica, has a weight of 0 there. Each name has places of its own: so has a NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import UserCodeError
 
 if TYPE_CHECKING:
@@ -82,6 +81,9 @@ class _Entry:
 
 @dataclass
 class _Epoch:
+    """The sums of a name since its epoch began."""
+
+    style: Style
     total: float = 0.0
     weight: float = 0.0
 
@@ -95,8 +97,8 @@ def log(name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
 
     Call it in `loss` or in a hook, in all processes alike. What is reported is the mean over all replicas and
     accumulation passes. `value`: a number or a tensor with one element; a tensor stays on its device and delays
-    nothing. `weight`: for a mean over unequal parts, such as the number of tokens. Values that are logged between two
-    steps belong to the next one. Outside of a training, and in an evaluation, the call does nothing.
+    nothing. `weight`: for a mean over unequal parts, such as the number of tokens. What is logged after the backward
+    pass counts for the next step. Outside of a training, and in an evaluation, the call does nothing.
 
     Raises:
         UserCodeError: the name or the value cannot be logged.
@@ -113,11 +115,12 @@ def note(name: str, value: Any, weight: Any, style: Style) -> None:
 
 
 class Logbook:
-    """One replica's. `tell`: takes what users should know."""
+    """One replica's. `warn`: takes what users should know."""
 
-    def __init__(self, backend: Backend, tell: Callable[[Finding], None] = lambda finding: None) -> None:
-        self._backend, self._tell = backend, tell
-        self._table: dict[str, Style] | None = None
+    def __init__(self, backend: Backend, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._backend, self._warn = backend, warn
+        self._table: dict[str, Style] = {}
+        self._rows = 0
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[str, _Entry] = {}
         self._inside = False
@@ -125,7 +128,7 @@ class Logbook:
         self._sent: tuple[list[float], Tensor] | None = None
         self._numbers: dict[float, Tensor] = {}
         self._patterns: set[tuple[str, ...]] = set()
-        self._points: dict[str, list[tuple[int, float]]] = {}
+        self._points: dict[tuple[str, bool], list[tuple[int, float]]] = {}
         self._epochs: dict[str, _Epoch] = {}
         self._boundaries: list[int] = []
 
@@ -145,7 +148,7 @@ class Logbook:
             self._inside = False
 
     def add(self, name: Any, value: Any, weight: Any, style: Style) -> None:
-        name = _plain(name)
+        name = plain_name(name)
         if not self._inside and style.epoch:
             style = Style(style.kind, True, False, style.shown)
         entry = self._entries.setdefault(name, _Entry(style))
@@ -165,7 +168,7 @@ class Logbook:
         else:
             there = self._data(here).mean() if there is None else there
             factors = self._data(factor).mean() if factors is None else factors
-            total = torch.where(factors > 0, there * factors, 0.0)
+            total = torch.where(factors != 0, there * factors, 0.0)
         entry.totals = total if entry.totals is None else entry.totals + total
 
     def pending(self) -> list[Tensor]:
@@ -173,15 +176,16 @@ class Logbook:
         return [each for entry in self._entries.values() for each in (entry.totals, entry.weights) if each is not None]
 
     def row(self) -> Row:
-        """What this replica brings to the exchange of a step; nothing is left behind. A collective in the first step.
+        """What this replica brings to the exchange of a step. A collective in the first two steps.
 
         Raises:
             UserCodeError: the other replicas do not log what this one does, which on a chip would block them all.
         """
-        if self._table is None:
+        # Twice: the hooks of the first step come after its exchange, and the second step is compiled anyway.
+        if self._rows < 2:
             self.agree()
+        self._rows += 1
         table = self._table
-        assert table is not None
         known = {name: entry for name, entry in {**self._waiting, **self._entries}.items() if name in table}
         self._waiting = {name: entry for name, entry in {**self._waiting, **self._entries}.items() if name not in table}
         self._entries = {}
@@ -205,7 +209,8 @@ class Logbook:
         tensors += [None] * (room - len(tensors))
         if self._sent is None or self._sent[0] != numbers:
             self._sent = numbers, self._backend.numbers(numbers)
-        values = self._sent[1].mean(dim=0)
+        rows = self._sent[1]
+        values = rows[0] if len(rows) == 1 else rows.mean(dim=0)
         if all(each is None for each in tensors):
             return values
         zero = torch.zeros((), device=values.device)
@@ -214,7 +219,7 @@ class Logbook:
     def agree(self) -> bool:
         """Takes the new names of all replicas into the table; returns whether one of them has values that were not
         exchanged yet. A collective."""
-        table, values = dict(self._table or {}), {**self._waiting, **self._entries}
+        table, values = dict(self._table), {**self._waiting, **self._entries}
         new = [[name, asdict(entry.style)] for name, entry in values.items() if name not in table]
         text = json.dumps(new[:MOST_NAMES]).encode()
         # 24 bits, all that float32 holds exactly.
@@ -257,33 +262,37 @@ class Logbook:
 
     def take(self) -> list[Curve]:
         """What has been read since the last call."""
-        assert self._table is not None
         taken, self._points = self._points, {}
-        shown = {
-            reported: style.shown for name, style in self._table.items() for reported in _reported(name, style).values()
-        }
-        return [Curve(name, tuple(points), shown.get(name, False)) for name, points in taken.items()]
+        return [Curve(name, tuple(points), shown) for (name, shown), points in taken.items()]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON: the sums of the epoch under way, over all steps that have been read."""
+        return {name: asdict(epoch) for name, epoch in self._epochs.items()}
+
+    def load(self, kept: Mapping[str, Any] | None) -> None:
+        """None: an older checkpoint, which does not keep this."""
+        for name, epoch in (kept or {}).items():
+            self._epochs[name] = _Epoch(**{**epoch, "style": Style(**epoch["style"])})
 
     def _note(self, step: int, name: str, total: float, weight: float) -> None:
-        assert self._table is not None
         style = self._table[name]
         if style.epoch:
-            epoch = self._epochs.setdefault(name, _Epoch())
+            epoch = self._epochs.setdefault(name, _Epoch(style))
             epoch.total += total
             epoch.weight += weight
         if style.step:
-            self._point(step, _reported(name, style)["step"], total if style.kind == "sum" else _mean(total, weight))
+            self._point(step, name, style, "step", total, weight)
 
     def _end_epoch(self, step: int) -> None:
-        assert self._table is not None
         for name, epoch in self._epochs.items():
-            style = self._table[name]
-            value = epoch.total if style.kind == "sum" else _mean(epoch.total, epoch.weight)
-            self._point(step, _reported(name, style)["epoch"], value)
+            self._point(step, name, epoch.style, "epoch", epoch.total, epoch.weight)
         self._epochs = {}
 
-    def _point(self, step: int, name: str, value: float) -> None:
-        self._points.setdefault(name, []).append((step, value))
+    def _point(self, step: int, name: str, style: Style, per: str, total: float, weight: float) -> None:
+        value = total if style.kind == "sum" else total / weight if weight else math.nan
+        # As Lightning names them, if there are both.
+        reported = f"{name}_{per}" if style.step and style.epoch else name
+        self._points.setdefault((reported, style.shown), []).append((step, value))
 
     def _data(self, number: float) -> Tensor:
         """The number on the device, as `Backend.numbers`. As a constant, each would be a program of its own."""
@@ -314,11 +323,10 @@ class Logbook:
     def _say_full(self, name: str) -> None:
         if not self._full:
             self._full = True
-            text = (
+            self._warn(
                 f'a run can log {MOST_NAMES} names, and "{name}" and others are too many: their values are dropped. A '
                 "name must not depend on the step or the data"
             )
-            self._tell(Finding("Logging", 0, text))
 
 
 @contextmanager
@@ -338,23 +346,16 @@ def _listening(book: Logbook | None) -> Iterator[None]:
         _OPEN.book = before
 
 
-def _reported(name: str, style: Style) -> Mapping[str, str]:
-    """The names under which the values of steps and of epochs are reported: Lightning's, if there are both."""
-    if style.step and style.epoch:
-        return {"step": f"{name}_step", "epoch": f"{name}_epoch"}
-    return {"step" if style.step else "epoch": name}
+def plain_name(name: Any) -> str:
+    """The name, with what could do harm on a terminal or in a file replaced.
 
-
-def _mean(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan
-
-
-def _plain(name: Any) -> str:
-    """The name, with what could do harm on a terminal or in a file replaced."""
+    Raises:
+        UserCodeError: it is no name.
+    """
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH:
         given = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"
         raise UserCodeError(f"log: a name must be text of 1 to {NAME_LENGTH} characters, got {given}")
-    return "".join(each if each.isprintable() else "?" for each in name)
+    return name if name.isprintable() else "".join(each if each.isprintable() else "?" for each in name)
 
 
 def _number(name: str, value: Any, what: str = "value") -> tuple[float, Tensor | None]:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from tpu_trainer.backends import open_backend
-from tpu_trainer.backends.base import Backend
+from tpu_trainer.backends.base import Backend, move_model
+from tpu_trainer.board import Board, open_board
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
@@ -82,7 +83,8 @@ def run_replica(
                 stop.install()
             reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
             telling = replace(telling, reporter=reporter)
-            outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
+            with open_board(_board(telling, pace)):
+                outcome = _Run(spec, environment, stop, backend, clock, pace, telling).whole()
             # Wait for all: the first to leave would cut the connection of those still in the last collective, or
             # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
@@ -193,7 +195,11 @@ class _Run:
             refuse_closure(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
-        growth = Growth(task.model, optimizer)
+
+        def warn(text: str) -> None:
+            tell(Finding("Logging", self.pace.last or 0, text))
+
+        growth, logbook = Growth(task.model, optimizer), Logbook(self.backend, warn)
         # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
         rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
         steering = Steering(self.spec, start, rates, hooks.monitors)
@@ -203,6 +209,7 @@ class _Run:
             tell(Finding("Recipe", start.step, text))
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
+            logbook.load(found.snapshot.document.get("logged"))
             give_optimizer(found, optimizer, self.backend)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
@@ -233,6 +240,7 @@ class _Run:
             growth,
             start,
             steering,
+            logbook=logbook,
             noise_scale=noise_scale,
             skips=skips,
             average=average,
@@ -273,7 +281,7 @@ class _Run:
             utilisation=Utilisation(self.spec, backend.terms),
             noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
             telling=self.telling,
-            logbook=Logbook(backend, self.telling.finding),
+            logbook=work.logbook,
             first=work.start.step,
         )
 
@@ -287,10 +295,7 @@ class _Run:
 
         def evaluate_now(step: int) -> bool:
             with self.clock.during(Phase.EVALUATE), instruments.doctor.set_aside():
-                metrics = self._evaluate(work, step, share)
-                values = work.steering.agreed(metrics, self.backend)
-                with user_code("the hook after an evaluation"):
-                    work.hooks.evaluated(values)
+                metrics, values = self._evaluate(work, step, share)
                 return self._judge(work, step, values, metrics, checkpoints)
 
         try:
@@ -328,8 +333,7 @@ class _Run:
         if work.steering.evaluated != trained.step:
             progress.evaluating(evaluation_size(work.task))
             with self.clock.during(Phase.EVALUATE):
-                evaluated = self._evaluate(work, trained.step, share)
-                values = work.steering.agreed(evaluated, self.backend)
+                evaluated, values = self._evaluate(work, trained.step, share)
                 is_best = self._judge(work, trained.step, values, evaluated, checkpoints)
             # Otherwise the checkpoint that this run wrote after its last step has the evaluation by now.
             if is_best and trained.loss is None:
@@ -338,6 +342,7 @@ class _Run:
         with self.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
             self._leave_weights(work)
+            self._finish(work)
         tell_cost(checkpoints, progress)
         progress.done(checkpoints.last_step)
         ending = trained.early or done or f"trained {trained.step} steps"
@@ -380,16 +385,57 @@ class _Run:
         checkpoints.evaluated(step, {name: finite(value) for name, value in {**metrics, **values}.items()})
         return is_best
 
-    def _evaluate(self, work: Work, step: int, share: Share) -> dict[str, float]:
+    def _evaluate(self, work: Work, step: int, share: Share) -> tuple[dict[str, float], dict[str, float]]:
+        """The metrics, and rank 0's values of those that the run follows."""
         with closed(), nullcontext() if work.average is None else work.average.in_model():
             metrics = evaluate(work.task, _evaluation_rows(work, share), share, self.backend)
         self.telling.evaluated(step, metrics)
-        return metrics
+        values = work.steering.agreed(metrics, self.backend)
+        if metrics:
+            with user_code("the end of an evaluation"):
+                work.hooks.evaluation_ends(step, {**metrics, **values})
+            self.backend.sync()
+        return metrics, values
+
+    def _finish(self, work: Work) -> None:
+        """Calls the task's `finish` in the reporting replica; the others wait.
+
+        Raises:
+            UserCodeError: in every replica, if it failed.
+        """
+        if work.task.finish is None:
+            return
+        failure: UserCodeError | None = None
+        if self.telling.aloud:
+            try:
+                with nullcontext() if work.average is None else work.average.in_model():
+                    move_model(work.task.model, torch.device("cpu"))
+                    with user_code("the task's finish"):
+                        work.task.finish(work.task.model.eval())
+            except UserCodeError as error:
+                failure = error
+        failed = [rank for rank, (bad,) in enumerate(self.backend.gather([float(failure is not None)])) if bad]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise UserCodeError("the task's finish failed on worker 0, whose log says why")
 
 
 def _evaluation_rows(work: Work, share: Share) -> int:
     """As many rows at once as a training pass has: what fits into memory there fits here."""
     return work.hp.global_batch_size // share.world // work.hp.accumulation_steps
+
+
+def _board(telling: Telling, pace: Pace) -> Board:
+    """Where the task's writers write."""
+    return Board(
+        writes=telling.aloud,
+        last_step=lambda: pace.last or 0,
+        logged=telling.logged,
+        summary=telling.reporter.summary,
+        missing=telling.reporter.without_events,
+        say=telling.progress.say,
+    )
 
 
 def _tell_hooks(hooks: Hooks, error: BaseException) -> None:

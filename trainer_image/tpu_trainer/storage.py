@@ -109,6 +109,7 @@ class Storage:
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
+            kept["logged"] = work.logbook.state()
             if work.begun_with is not None:
                 kept["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
+from tpu_trainer.hooks import OFFERED, Hooks
 from tpu_trainer.spec import RunSpec, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ Collate = Callable[[list[Any]], Batch]
 
 Orders = Callable[[int, int, int], Sequence[int]]
 """(epoch, seed, size of the dataset) -> the indices of the epoch's examples, in order; a list, an array or a tensor."""
+
+Scheduler = Callable[["Optimizer", "Hyperparameters"], Any]
+
+_INTERVALS = ("step", "epoch")
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,11 @@ class Task:
     evaluation_workers: the same for `evaluation`, while it lasts; left out, `workers`.
     order: (epoch, seed, size) -> the indices of an epoch's examples, in order and the same in every process: weighted,
         by length, with repetitions. Left out, a permutation. For map-style data.
+    hooks: what to do around steps, epochs and evaluations.
+    scheduler: (optimizer, hyperparameters) -> a torch scheduler, stepped after every step; or a pair of that and
+        "epoch". The recipe's warm-up and schedule are not used then.
+    finish: called once the last checkpoint is written, in one process of worker 0, with the evaluated model on the CPU
+        and in evaluation mode.
     """
 
     model: nn.Module
@@ -174,6 +184,9 @@ class Task:
     evaluation_collate: Collate | None = None
     evaluation_workers: int | None = None
     order: Orders | None = None
+    hooks: Hooks | None = None
+    scheduler: Scheduler | tuple[Scheduler, str] | None = None
+    finish: Callable[[nn.Module], object] | None = None
 
     def __post_init__(self) -> None:
         if self.metrics is not None and self.evaluator is not None:
@@ -185,3 +198,16 @@ class Task:
         for name, count in (("workers", self.workers), ("evaluation_workers", self.evaluation_workers or 0)):
             if count < 0:
                 raise ValueError(f"a Task's `{name}` must be 0 or more, got {count}")
+        if isinstance(self.scheduler, tuple) and (len(self.scheduler) != 2 or self.scheduler[1] not in _INTERVALS):
+            raise ValueError('a Task\'s `scheduler` is a callable, or the pair of one and "step" or "epoch"')
+        if self.hooks is not None:
+            _check_hooks(self.hooks)
+
+
+def _check_hooks(hooks: Hooks) -> None:
+    """Raises ValueError if they are not hooks, or override what the trainer itself needs."""
+    if not isinstance(hooks, Hooks):
+        raise ValueError(f"a Task's `hooks` must be an object of a class derived from tpu_trainer.Hooks, got {hooks!r}")
+    mine = {name for kind in type(hooks).__mro__ if kind not in (Hooks, object) for name in vars(kind)}
+    if taken := sorted(name for name in mine & set(vars(Hooks)) if not name.startswith("__") and name not in OFFERED):
+        raise ValueError(f"a Task's hooks must not override {', '.join(taken)}; they may override {', '.join(OFFERED)}")

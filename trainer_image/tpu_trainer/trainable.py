@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.logbook import Logbook
 from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.steering import Steering
@@ -49,6 +50,7 @@ class Work:
     steering: Steering
     noise_scale: bool
     skips: bool
+    logbook: Logbook
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None

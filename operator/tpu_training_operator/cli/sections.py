@@ -173,7 +173,7 @@ def best_checkpoint(progress: Progress) -> str:
 
 
 def _metrics(progress: Progress) -> list[str]:
-    """As of the last evaluation."""
+    """Of the last evaluation, and what the task logs."""
     return [f"{name} {value}" for name, value in progress.metrics.items()]
 
 

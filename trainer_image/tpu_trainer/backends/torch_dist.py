@@ -73,7 +73,7 @@ class TorchDistributed:
         return torch.tensor([float(up)], device=self.device)
 
     def numbers(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor([values], device=self.device)
+        return torch.tensor([values], dtype=torch.float32, device=self.device)
 
     def compilations(self) -> int:
         return 0

@@ -143,7 +143,7 @@ class XlaSpmd(_XlaHosts):
 
     def numbers(self, values: Sequence[float]) -> Tensor:
         """One row per device, so that each host brings its own."""
-        return self.send(torch.tensor([values] * self._local_devices))
+        return self.send(torch.tensor([values] * self._local_devices, dtype=torch.float32))
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         """What comes in covers the global batch already."""

@@ -47,7 +47,7 @@ class XlaDevice:
         return self.send(torch.tensor([float(up)]))
 
     def numbers(self, values: Sequence[float]) -> Tensor:
-        return self.send(torch.tensor([values]))
+        return self.send(torch.tensor([values], dtype=torch.float32))
 
     def send(self, tensor: Tensor) -> Tensor:
         """A copy of a host tensor on the device, there at once.

@@ -13,10 +13,11 @@ from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import wide
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning.needs import NeedsTrainerError
-from tpu_trainer.lightning.optimizers import Schedules, configured
+from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
 from tpu_trainer.optimizers import closure_late, closure_repeated, needs_closure, takes_closure
+from tpu_trainer.schedulers import Schedules
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class LightningHooks(Hooks):
         found = configured(given)
         if needs_closure(found.optimizer):
             raise NeedsTrainerError(f"{type(found.optimizer).__name__} evaluates its closure itself")
-        self._schedules = Schedules(found, self._advance)
+        self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
             raise UserCodeError(
@@ -184,8 +185,9 @@ class LightningHooks(Hooks):
         self._pass = 0
         self._batch_ends()
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        if self._schedules is not None:
+    def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
+        # The last evaluation has ended the session, and there is no step whose rate it could change.
+        if self._schedules is not None and not self._session.trained:
             self._schedules.evaluated(metrics)
 
     def epoch_ends(self, epoch: int) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from tpu_trainer.board import ReportLogger
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
-from tpu_trainer.lightning.optimizers import Scheduled
 from tpu_trainer.logbook import Style, note
+from tpu_trainer.schedulers import Scheduled
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ class TrainerView:
     optimizers: list[Any] = field(default_factory=list)
     lr_scheduler_configs: list[Scheduled] = field(default_factory=list)
     callback_metrics: dict[str, Any] = field(default_factory=dict)
-    logger: None = None
-    loggers: tuple[()] = ()
+    logger: ReportLogger = field(default_factory=ReportLogger)
     callbacks: tuple[()] = ()
     progress_bar_callback: None = None
     gradient_clip_val: None = None
@@ -175,6 +174,10 @@ class TrainerView:
     @property
     def is_global_zero(self) -> bool:
         return self.global_rank == 0
+
+    @property
+    def loggers(self) -> list[ReportLogger]:
+        return [self.logger]
 
     @property
     def num_devices(self) -> int:
@@ -278,39 +281,13 @@ class Session:
         method = getattr(self.module, name)
         if name not in self._indexed:
             self._indexed[name] = takes_index(method)
-        with _lightning_code(name):
+        with user_code(name):
             return method(batch, index) if self._indexed[name] else method(batch)
 
     def finish(self) -> None:
         """Nothing more will be trained or evaluated."""
         self.call("on_fit_end")
         self.call_both("teardown", "fit")
-
-
-_OF_LOGGERS = (
-    "experiment",
-    "log_hyperparams",
-    "log_image",
-    "log_metrics",
-    "log_table",
-    "log_text",
-    "save_dir",
-    "watch",
-)
-
-
-class _lightning_code(user_code):  # noqa: N801 - reads as a statement, as user_code does
-    """Explains that there is no logger: an AttributeError of None does not say whose fault it is."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
-        if isinstance(error, AttributeError) and error.obj is None and error.name in _OF_LOGGERS:
-            error.add_note(
-                "self.logger is None: tpu_trainer has no loggers. What self.log is given in an evaluation goes to the "
-                f"report and to TensorBoard (spec.report). Lightning's Trainer has one: {ADVICE}"
-            )
-        super().__exit__(kind, error, frames)
 
 
 def takes_index(step: Callable[..., Any]) -> bool:
@@ -331,5 +308,5 @@ def takes_index(step: Callable[..., Any]) -> bool:
 
 
 def _call(target: object, name: str, *arguments: Any, **named: Any) -> Any:
-    with _lightning_code(name):
+    with user_code(name):
         return getattr(target, name)(*arguments, **named)

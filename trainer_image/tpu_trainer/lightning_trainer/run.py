@@ -277,7 +277,7 @@ class OwnTrainer:
             pace=self.pace,
             health=start.health,
         )
-        logbook = Logbook(self.backend, self.telling.finding)
+        logbook = Logbook(self.backend, lambda text: self.telling.finding(Finding("Logging", 0, text)))
         # What the module logs goes to Lightning's loggers: there are no names to agree on later.
         logbook.agree()
         return Instruments(

@@ -91,6 +91,17 @@ class Reporter:
         if self._events:
             self._events.logged(curves)
 
+    @property
+    def without_events(self) -> str | None:
+        """Why there is no event file; None if there is one."""
+        if not self._store:
+            return "no place for the report is named (spec.report.uri)"
+        return None if self._events else "spec.report.tensorBoard is not true"
+
+    def summary(self, step: int, summary: Any) -> bool:
+        """Adds a Summary of TensorBoard's to the event file; returns whether it had room for it."""
+        return self._events is not None and self._events.summary(step, summary)
+
     def finding(self, finding: Finding) -> None:
         self._history.finding(finding)
 

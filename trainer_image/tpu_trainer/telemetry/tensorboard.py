@@ -7,12 +7,16 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import c_float
+from typing import Any
 
 import google_crc32c
 
 from tpu_trainer.clock import Phase
 from tpu_trainer.logbook import Curve
 from tpu_trainer.telemetry.history import Sample
+
+OWN_BYTES = 64_000_000
+"""Of images, texts and histograms of the task's own: they stay in memory, and each version of the file has them all."""
 
 
 class Events:
@@ -26,6 +30,7 @@ class Events:
         # TensorBoard sorts the files of a directory by the time in their names, and takes only names like this.
         self.name = f"events.out.tfevents.{int(time.time())}.attempt-{attempt}"
         self._bytes = io.BytesIO()
+        self._room = OWN_BYTES
         self._event(0, {}, file_version="brain.Event:2")
 
     def sample(self, sample: Sample) -> None:
@@ -53,19 +58,30 @@ class Events:
             for step, value in curve.points:
                 self._event(step, {f"training/{curve.name}": value})
 
+    def summary(self, step: int, summary: Any) -> bool:
+        """Adds what a task has made itself, while there is room."""
+        size = summary.ByteSize()
+        if self._room < size:
+            return False
+        self._room -= size
+        self._write(step, summary)
+        return True
+
     def content(self) -> bytes:
         return self._bytes.getvalue()
 
     def _event(self, step: int, values: Mapping[str, float], **more: str) -> None:
         # Imported here: tensorboardX takes seconds, and most runs write no event files.
-        from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped, unused-ignore]
         from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped, unused-ignore]
 
-        event = Event(wall_time=time.time(), step=step, **more)
-        if values:
-            # As a C float, which the message holds: a number that is too large becomes infinite, not an error.
-            tagged = [Summary.Value(tag=name, simple_value=c_float(value).value) for name, value in values.items()]
-            event.summary.CopyFrom(Summary(value=tagged))
+        # As a C float, which the message holds: a number that is too large becomes infinite, not an error.
+        tagged = [Summary.Value(tag=name, simple_value=c_float(value).value) for name, value in values.items()]
+        self._write(step, Summary(value=tagged) if values else None, **more)
+
+    def _write(self, step: int, summary: Any, **more: str) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped, unused-ignore]
+
+        event = Event(wall_time=time.time(), step=step, summary=summary, **more)
         self._bytes.write(_record(event.SerializeToString()))
 
 
