@@ -142,12 +142,20 @@ class Launcher:
         self._directory = directory
         self._hosts: list[Host] = []
 
-    def start(self, spec: dict[str, Any], module: str = "tpu_trainer", *, real: bool = False, **env: str) -> Gang:
+    def start(
+        self,
+        spec: dict[str, Any],
+        module: str = "tpu_trainer",
+        *,
+        real: bool = False,
+        packages: tuple[str, ...] | None = None,
+        **env: str,
+    ) -> Gang:
         """One process per host of `spec`, with the environment the operator would give it, `env` on top.
 
-        `real`: started by the real command, not forked.
+        `real`: started by the real command, not forked. `packages`: imported before the fork, if not the backend's.
         """
-        packages = fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH
+        packages = packages or (fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH)
         directory = self._directory / f"gang-{len(self._hosts)}"
         directory.mkdir()
         (directory / "run.json").write_text(json.dumps(spec))

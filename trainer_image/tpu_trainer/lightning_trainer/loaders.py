@@ -42,22 +42,18 @@ Unit = Any
 
 
 def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
-    """Process `rank`'s part of `size` examples, as batches of at most `rows`; every process has as many batches.
+    """Process `rank`'s part of `size` examples, as equal batches of at most `rows`; every process has as many.
 
     Every example is in one process's part, unless there are too few to give each batch one: then the last is repeated.
     """
     if size == 0:
         return []
-    first = rank * size // world
-    last = (rank + 1) * size // world
-    most = -(-size // world)
-    count = -(-most // rows)
-    own = range(first, last)
+    own = range(rank * size // world, (rank + 1) * size // world)
+    # What the largest part needs.
+    count = -(-(-(-size // world)) // rows)
     if len(own) < count:
         return [*(range(at, at + 1) for at in own), *[range(size - 1, size)] * (count - len(own))]
-    # All batches are full but the last. If nothing is left for that, the one before it gives one up.
-    full = min(rows, (len(own) - 1) // (count - 1)) if count > 1 and len(own) <= (count - 1) * rows else rows
-    return [own[at * full : (at + 1) * full] if at < count - 1 else own[at * full :] for at in range(count)]
+    return [own[len(own) * at // count : len(own) * (at + 1) // count] for at in range(count)]
 
 
 @dataclass(frozen=True)
