@@ -249,9 +249,7 @@ def test_a_module_sees_the_trainers_known_values_and_an_error_for_others() -> No
     with pytest.raises(AttributeError, match=r"trainer\.strategy is not provided by tpu_trainer; it provides accum"):
         _ = trainer.strategy
     assert task.model.local_rank == 0
-    with pytest.raises(
-        AttributeError, match=r"trainer\.should_stop cannot be set: .*LightningRun"
-    ):
+    with pytest.raises(AttributeError, match=r"trainer\.should_stop cannot be set: .*LightningRun"):
         trainer.should_stop = True
 
 

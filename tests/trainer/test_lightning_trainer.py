@@ -185,9 +185,7 @@ def test_what_lightnings_trainer_cannot_do_here_is_refused(
 
 
 def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer() -> None:
-    with pytest.raises(
-        UserCodeError, match=r"it needs that\. Only .* does that, and Linear is not"
-    ):
+    with pytest.raises(UserCodeError, match=r"it needs that\. Only .* does that, and Linear is not"):
         package_of(nn.Linear(1, 1), "it needs that")
 
 

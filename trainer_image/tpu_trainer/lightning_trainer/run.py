@@ -153,7 +153,13 @@ class OwnTrainer:
         )
         rows = hp.global_batch_size // backend.world // hp.accumulation_steps
         division = Division(
-            order, rows, place, backend, self.clock, lambda text: telling.finding(Finding("Lightning", 0, text))
+            order,
+            rows,
+            place,
+            backend,
+            self.clock,
+            warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
+            note=telling.progress.say,
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
             backend, order.share, gradients, division, hp, rates, lambda: watch.step
@@ -269,6 +275,7 @@ class OwnTrainer:
             host=self.environment.host_index,
             pace=self.pace,
             health=start.health,
+            known_steps=False,
         )
         return Instruments(
             clock=self.clock,
