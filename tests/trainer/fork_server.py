@@ -47,6 +47,9 @@ READ_LATER = (
 TORCH = ("torch", "torch._dynamo")
 """What a trainer imports on the torch backend: an optimizer's first step imports the second."""
 
+LIGHTNING = (*TORCH, "pytorch_lightning")
+"""What it imports besides for a LightningModule."""
+
 XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics")
 """What it imports on the other backends."""
 

@@ -5,7 +5,8 @@ All learn the same: a sum of eight numbers.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
 from typing import Any
 
 import pytorch_lightning as lightning
@@ -256,5 +257,47 @@ def clipped(lr: float) -> LightningRun:
     return LightningRun(Plain(lr), gradient_clip_val=1e-3)
 
 
-def below(directory: Path, name: str) -> list[Path]:
-    return sorted(directory.rglob(name))
+def decided(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), max_steps=3)
+
+
+def unknown(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), gradient_clip=1.0)
+
+
+class Essentials(Gan):
+    """What a gang must get right: two optimizers, a parameter that is unfrozen later, gathered rows, and a metric that
+    keeps all values. Host 1 is told to stop after as many steps as TEST_STOP says."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.auroc = BinaryAUROC()
+        self.later = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.later.requires_grad_(True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        features, target = batch
+        generator, _ = self.optimizers()
+        generator.zero_grad()
+        found = self.all_gather(self.layer(features) + self.later, sync_grads=True)
+        self.manual_backward(nn.functional.mse_loss(found, self.all_gather(target)))
+        generator.step()
+
+    def configure_optimizers(self) -> Any:
+        first, judge = super().configure_optimizers()[0]
+        first.add_param_group({"params": [self.later]})
+        return [first, judge], []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        super().validation_step(batch, batch_idx)
+        features, target = batch
+        self.auroc.update(self.layer(features), (target > 0.5).int())
+        self.log("auroc", self.auroc)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.global_rank == 1 and self.global_step == 3 * int(os.environ.get("TEST_STOP", "0")):
+            os.kill(os.getpid(), signal.SIGTERM)

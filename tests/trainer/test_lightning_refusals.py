@@ -1,4 +1,4 @@
-"""What a LightningModule must not want, each refused by name, and what it is told of its trainer."""
+"""What a LightningModule must not want of the trainer's own loop, each named, and what it is told of its trainer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.trainer.test_task import hyperparameters
 from tpu_trainer.board import ReportLogger
 from tpu_trainer.data import Share, epoch_order
 from tpu_trainer.errors import UserCodeError
-from tpu_trainer.lightning import adopt, is_lightning
+from tpu_trainer.lightning import NeedsTrainerError, adopt, is_lightning
 from tpu_trainer.lightning.optimizers import configured
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
@@ -97,18 +97,29 @@ class IterableValidation(Plain):
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
-        (Manual, "Manual: automatic_optimization is False; this trainer makes the backward pass"),
-        (OwnBackward, "OwnBackward overrides backward"),
-        (Callbacks, "callbacks are not supported"),
         (NoData, r"neither the LightningModule nor a LightningDataModule has a train_dataloader"),
         (NoStep, r"NoStep has no training_step\(\)"),
-        (TwoLoaders, "train_dataloader: it returns a list of 2; it must return one torch.utils.data.DataLoader"),
-        (SeveralInputs, r"training_step: it takes \(batch, batch_idx, dataloader_idx\), it must take \(batch\)"),
-        (IterableValidation, "val_dataloader: its dataset is iterable"),
     ],
 )
 def test_a_module_that_cannot_be_trained_is_refused_at_once(kind: type[nn.Module], complaint: str) -> None:
-    with pytest.raises(UserCodeError, match=complaint):
+    with pytest.raises(UserCodeError, match=complaint) as refusal:
+        adopted(kind)
+    assert not isinstance(refusal.value, NeedsTrainerError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Manual, "Manual: automatic_optimization is False"),
+        (OwnBackward, r"OwnBackward overrides backward\(\)"),
+        (Callbacks, r"Callbacks overrides configure_callbacks\(\)"),
+        (TwoLoaders, "train_dataloader: it returns a list of 2, not one torch.utils.data.DataLoader"),
+        (SeveralInputs, r"training_step takes \(batch, batch_idx, dataloader_idx\), and not \(batch\)"),
+        (IterableValidation, "val_dataloader: its dataset is iterable"),
+    ],
+)
+def test_a_module_that_needs_lightnings_trainer_is_known_at_once(kind: type[nn.Module], reason: str) -> None:
+    with pytest.raises(NeedsTrainerError, match=reason):
         adopted(kind)
 
 
@@ -200,15 +211,15 @@ def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None
     [
         (
             DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)),
-            "batch_sampler Buckets is not",
+            "train_dataloader: batch_sampler Buckets",
         ),
-        (DataLoader(DATA, sampler=Endlessly()), "sampler Endlessly has no __len__"),
-        (DataLoader(DATA, batch_size=None), "batch_size is None; the dataset must return examples"),
+        (DataLoader(DATA, sampler=Endlessly()), "sampler Endlessly without __len__"),
+        (DataLoader(DATA, batch_size=None), "batch_size is None, so the dataset makes the batches"),
     ],
 )
-def test_what_makes_batches_is_refused_by_name(loader: Any, complaint: str) -> None:
+def test_what_makes_batches_needs_lightnings_trainer(loader: Any, complaint: str) -> None:
     kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
-    with pytest.raises(UserCodeError, match=complaint):
+    with pytest.raises(NeedsTrainerError, match=complaint):
         adopted(kind)
 
 
@@ -246,7 +257,7 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
     ("form", "complaint"),
     [
         (lambda o: None, "it returns a NoneType; it must return an optimizer"),
-        (lambda o: [o, optimizer()], "it returns 2 optimizers, this trainer supports exactly one"),
+        (lambda o: [o, optimizer()], "it returns 2 optimizers; with automatic optimization there is one"),
         (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
         (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
         (lambda o: {"optimiser": o}, 'a dict without "optimizer", it has optimiser'),
@@ -276,11 +287,18 @@ def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint
         configured(form(optimizer()))
 
 
-@pytest.mark.parametrize(("given", "what"), [(None, "None"), ({"los": 1}, "None"), (0.5, "a float")])
-def test_a_training_step_without_a_loss_is_refused(given: Any, what: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (None, "training_step returns None, which skips the batch"),
+        ({"los": 1}, "training_step returns None, which skips the batch"),
+        (0.5, "training_step: the loss is a float; it must return a tensor"),
+    ],
+)
+def test_a_training_step_without_a_loss_is_refused(given: Any, complaint: str) -> None:
     task, hooks = adopted(type("Kind", (Plain,), {"training_step": lambda self, batch: given}))
     hooks.step_begins([torch.ones(2, 1)], 1)
-    with pytest.raises(UserCodeError, match=f"training_step: the loss is {what}; it must return a tensor"):
+    with pytest.raises(UserCodeError, match=complaint):
         task.loss(task.model, [torch.ones(2, 1)])
 
 
@@ -297,7 +315,7 @@ def test_a_module_sees_the_trainers_known_values_and_an_error_for_others() -> No
     with pytest.raises(AttributeError, match=r"trainer\.strategy is not provided by tpu_trainer; it provides accum"):
         _ = trainer.strategy
     assert task.model.local_rank == 0
-    with pytest.raises(AttributeError, match=r"trainer\.should_stop cannot be set: .* ends after the recipe's trainS"):
+    with pytest.raises(AttributeError, match=r"trainer\.should_stop cannot be set: .*LightningRun"):
         trainer.should_stop = True
 
 

@@ -47,7 +47,7 @@ def exits(hp): raise SystemExit(3)
         ("absent_module:task", "there is no module absent_module; its directory must be the working directory or"),
         ("usertask:missing", "has no missing; it defines exits, nothing, raises, three"),
         ("usertask:number", "number is a int; it must be a function or a class"),
-        ("usertask:nothing", "returned a NoneType; it must return a tpu_trainer.Task, a LightningModule, or a pair"),
+        ("usertask:nothing", "returned a NoneType; it must return a tpu_trainer.Task, a LightningModule, a pair"),
         ("usertask:three", "returned a tuple of int, int, int; it must return a tpu_trainer.Task, a LightningModule"),
         ("usertask:raises", "calling usertask:raises: KeyError: 'labels.csv'"),
         ("usertask:exits", "calling usertask:exits: SystemExit: 3"),

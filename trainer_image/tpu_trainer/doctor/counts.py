@@ -30,9 +30,10 @@ Shapes = Mapping[str, str]
 
 
 class StepCounts:
-    """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step."""
+    """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step,
+    infinite if that is not known."""
 
-    def __init__(self, backend: Backend, voice: Voice, executions: int) -> None:
+    def __init__(self, backend: Backend, voice: Voice, executions: float) -> None:
         self.compilations = 0
         self.steps = 0
         self._backend = backend

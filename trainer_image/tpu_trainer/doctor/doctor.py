@@ -10,6 +10,7 @@ loop spends exchange and sync in Phase.DEVICE, so that a slow host can be told f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
@@ -46,7 +47,7 @@ _NO_DIGEST = (0, 0)
 class Doctor:
     """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `health`: what
     the checkpoint that the run continues from says of it; `average`: the averaged weights by name, kept up to date by
-    their owner.
+    their owner; `known_steps`: the trainer makes the steps, and so knows how many programs one is.
 
     `seconds`: what each check has cost so far, with waiting for the other replicas.
     """
@@ -63,6 +64,7 @@ class Doctor:
         pace: Pace,
         health: Health,
         average: Mapping[str, Tensor] | None = None,
+        known_steps: bool = True,
     ) -> None:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
@@ -75,7 +77,7 @@ class Doctor:
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and if the exchange is in host memory, the device is done with
         # the gradients before the update is traced.
-        executions = spec.batch.accumulation + (1 if backend.reads_free else 0)
+        executions = spec.batch.accumulation + (1 if backend.reads_free else 0) if known_steps else math.inf
         self._counts = StepCounts(backend, self._voice, executions)
         self._waiting = Waiting(self._voice)
         self._since = clock.seconds()

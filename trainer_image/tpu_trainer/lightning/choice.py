@@ -10,6 +10,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from tpu_trainer.lightning.session import LIGHTNING, offered
@@ -27,6 +28,9 @@ _CALLS = {
 """Methods of a LightningModule that call its Trainer's strategy."""
 
 _LOGGERS = ("logger", "loggers")
+
+# Replicas may be threads, and Python's parser counts its depth for all of them together.
+_PARSER = Lock()
 
 
 def reason_in_code(module: nn.Module) -> str | None:
@@ -58,7 +62,8 @@ def _methods(module: nn.Module) -> Iterator[tuple[str, ast.AST]]:
 
 def _tree(function: Callable[..., object]) -> ast.AST | None:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+        with _PARSER:
+            return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         # Defined in a shell, or by a decorator that hides its source.
         return None

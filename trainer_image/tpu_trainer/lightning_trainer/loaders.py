@@ -42,22 +42,19 @@ Unit = Any
 
 
 def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
-    """Process `rank`'s part of `size` examples, as batches of at most `rows`; every process has as many batches.
+    """Process `rank`'s part of `size` examples, as equal batches of at most `rows`; every process has as many.
 
-    Every example is in one process's part, unless there are too few to give each batch one: then the last is repeated.
+    Every example is in one process's part. If there are too few to give each batch one, the last is repeated.
     """
     if size == 0:
         return []
-    first = rank * size // world
-    last = (rank + 1) * size // world
-    most = -(-size // world)
-    count = -(-most // rows)
-    own = range(first, last)
+    own = range(rank * size // world, (rank + 1) * size // world)
+    largest = -(-size // world)
+    count = -(-largest // rows)
     if len(own) < count:
-        return [*(range(at, at + 1) for at in own), *[range(size - 1, size)] * (count - len(own))]
-    # All batches are full but the last. If nothing is left for that, the one before it gives one up.
-    full = min(rows, (len(own) - 1) // (count - 1)) if count > 1 and len(own) <= (count - 1) * rows else rows
-    return [own[at * full : (at + 1) * full] if at < count - 1 else own[at * full :] for at in range(count)]
+        alone = [range(at, at + 1) for at in own]
+        return [*alone, *[range(size - 1, size)] * (count - len(own))]
+    return [own[len(own) * at // count : len(own) * (at + 1) // count] for at in range(count)]
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,15 @@ class Place:
 class Division:
     """Makes this process's loader of one of the user's. `start`: where the run continues.
 
-    `warn` takes what a user should know of a loader whose order is not the trainer's own.
+    `warn` takes what a user should know of a loader whose order is not the trainer's own, `note` what is usual.
     """
 
-    def __init__(self, order: Order, rows: int, start: Place, backend: Backend, clock: Clock, warn: Say) -> None:
+    def __init__(
+        self, order: Order, rows: int, start: Place, backend: Backend, clock: Clock, warn: Say, note: Say
+    ) -> None:
         """`order`: its passes are the step's; `rows`: examples of a pass in this process."""
         self._order, self._rows, self._start = order, rows, start
-        self._backend, self._clock, self._warn = backend, clock, warn
+        self._backend, self._clock, self._warn, self._note = backend, clock, warn, note
         self._said: set[str] = set()
         self._first: int | None = None
 
@@ -134,8 +133,8 @@ class Division:
             self._first = batch_size
         if batch_size == self._first:
             if batch_size != self._rows:
-                self._tell(
-                    f"{name}: batch_size {batch_size} is not used; by the recipe a step has "
+                self._note(
+                    f"note: {name}: batch_size {batch_size} is not used; by the recipe a step has "
                     f"{self._order.global_batch} examples, {self._rows} per process and pass"
                 )
             return self._rows

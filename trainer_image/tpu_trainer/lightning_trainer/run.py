@@ -156,7 +156,13 @@ class OwnTrainer:
         )
         rows = hp.global_batch_size // backend.world // hp.accumulation_steps
         division = Division(
-            order, rows, place, backend, self.clock, lambda text: telling.finding(Finding("Lightning", 0, text))
+            order,
+            rows,
+            place,
+            backend,
+            self.clock,
+            warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
+            note=telling.progress.say,
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
             backend, order.share, gradients, division, hp, rates, lambda: watch.step
@@ -276,6 +282,7 @@ class OwnTrainer:
             host=self.environment.host_index,
             pace=self.pace,
             health=start.health,
+            known_steps=False,
         )
         logbook = Logbook(self.backend, lambda text: self.telling.finding(Finding("Logging", 0, text)))
         # What the module logs goes to Lightning's loggers: there are no names to agree on later.

@@ -92,6 +92,10 @@ class GangStrategy:
         # What has been agreed on after a step must not be changed by a callback that runs later.
         trainer = self.lightning_module.trainer
         trainer.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
+        for callback in trainer.checkpoint_callbacks:
+            # Otherwise they would lie beside the logger's files, which belong to an attempt.
+            if getattr(callback, "dirpath", "none") is None:
+                callback.dirpath = f"{trainer.default_root_dir}/checkpoints"
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]

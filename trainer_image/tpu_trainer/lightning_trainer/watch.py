@@ -97,6 +97,8 @@ class Watch:
         self._seen = trainer.global_step
         if self._before:
             self._restore(trainer, module)
+        # Lightning would ask in every step whether rank 0 was told to stop, with a collective of its own.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._instruments.settle(self.step)
         self._instruments.clock.enter(Phase.HOST)
 
@@ -219,13 +221,16 @@ class Watch:
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         self._backend.sync()
-        self._evaluation.close()
-        if not trainer.sanity_checking:
+        if trainer.sanity_checking:
+            self._evaluation.close()
+        else:
             self.metrics = {
                 name: float(value)
                 for name, value in trainer.callback_metrics.items()
                 if name.partition("/dataloader_idx_")[0] in self.logged
             }
+            # After the metrics have been read off the device.
+            self._evaluation.close()
             self._instruments.telling.evaluated(self.step, self.metrics)
             if self._postponed and not trainer.is_last_batch:
                 self._save(trainer)
