@@ -24,7 +24,7 @@ from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.errors import NotFiniteError
+from tpu_trainer.errors import BadSpecError, NotFiniteError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.reporting import heartbeat
 
@@ -295,6 +295,17 @@ def test_of_a_hosts_processes_the_one_that_says_most_has_the_last_word(
     for place, code in enumerate(outcomes):
         leave_words(Outcome(code, f"process {place}"), str(tmp_path / "words"))
     assert words(tmp_path)["message"] == f"process {kept}"
+
+
+def test_what_is_no_loss_is_refused_with_its_step() -> None:
+    with pytest.raises(ValueError, match="step 3: the loss must be a number or a tensor with one element, got 2"):
+        Losses().add(3, torch.ones(2))
+
+
+def test_a_task_of_the_trainers_does_not_open_a_session(job: Path) -> None:
+    (job / "run.json").write_text(json.dumps(run_spec()))
+    with pytest.raises(BadSpecError, match="is for trainer"):
+        session().begin()
 
 
 def test_a_loss_on_a_device_is_read_when_the_next_one_is_there() -> None:

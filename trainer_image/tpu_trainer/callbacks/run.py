@@ -20,12 +20,12 @@ from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.errors import NotFiniteError
+from tpu_trainer.errors import BadSpecError, NotFiniteError
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
-from tpu_trainer.spec import OnNotFinite, read_run_spec
+from tpu_trainer.spec import NO_ENTRYPOINT, OnNotFinite, read_run_spec
 from tpu_trainer.telemetry.history import Sample
 from tpu_trainer.telemetry.rates import Throughput
 from tpu_trainer.telemetry.reporter import open_reporter
@@ -46,6 +46,8 @@ class Run:
         environment = read_environment(os.environ)
         spec = read_run_spec(environment.run_spec, own_loop=True)
         check_agreement(environment, spec)
+        if spec.entrypoint != NO_ENTRYPOINT:
+            raise BadSpecError("tpu_trainer.callbacks is for trainer.command; with an entrypoint the trainer reports")
         # Callbacks for Kubeflow would report the same steps, without the checkpoints and phases.
         os.environ.pop(ENV_KUBEFLOW_URL, None)
         batch = replace(spec.batch, total=global_batch_size or spec.batch.total)
@@ -220,6 +222,9 @@ class Losses:
         self._waiting: list[tuple[int, Any]] = []
 
     def add(self, step: int, loss: Any) -> None:
+        """Raises ValueError for a tensor with more elements than one."""
+        if hasattr(loss, "numel") and loss.numel() != 1:
+            raise ValueError(f"step {step}: the loss must be a number or a tensor with one element, got {loss.numel()}")
         self._waiting.append((step, loss.detach() if hasattr(loss, "detach") else loss))
 
     def read_earlier(self) -> list[tuple[int, float]]:
