@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAUROC
 
 from tests.trainer import tasks
-from tests.trainer.gang import run_spec
+from tests.trainer.gang import DEADLINE, run_spec
 from tests.trainer.in_process import Run, run
+from tests.trainer.in_threads import ThreadBackend, in_threads
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.data import Share
+from tpu_trainer.evaluate import try_evaluation
 
 CALLS: list[str] = []
 DRAWN: list[tuple[float, ...]] = []
@@ -183,3 +187,21 @@ def test_a_size_that_is_off_by_one_percent_is_reported_and_accepted(tmp_path: Pa
     assert ended.outcome.code is ExitCode.Succeeded
     (said,) = ended.warnings
     assert said.startswith("recipe.datasetSize is 100, and the task's train dataset has 101 examples")
+
+
+def test_a_replica_that_shares_the_generators_has_restored_them_before_another_goes_on() -> None:
+    first_waits = threading.Event()
+
+    def rehearse(backend: ThreadBackend) -> None:
+        if backend.rank == 0:
+            meet = backend.barrier
+            backend.barrier = lambda: (first_waits.set(), meet())
+        else:
+            backend.sync = lambda: first_waits.wait(DEADLINE)
+        try_evaluation(Task(model=nn.Linear(1, 1), train=[], loss=tasks.loss), 4, Share(backend.rank, 2), backend)
+        if backend.rank == 0:
+            torch.default_generator.manual_seed(5)
+            first_waits.set()
+
+    in_threads(2, rehearse)
+    assert torch.default_generator.get_state().equal(torch.Generator().manual_seed(5).get_state())

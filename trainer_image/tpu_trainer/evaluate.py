@@ -73,6 +73,8 @@ def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dic
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
         backend.sync()
+    # On v2 and v3 two replicas share a process's generators: none may begin to read while another restores them.
+    backend.barrier()
     return tried
 
 
