@@ -30,7 +30,7 @@ def in_precision(task: Task, precision: str, device: torch.device) -> Task:
     float32 tensors of a batch arrive in bfloat16. Other types stay what they are.
     """
     if precision == "BFloat16Mixed":
-        # No cache of cast weights: replicas that are threads share it, and each empties it at the end of its own forward
+        # No cache of cast weights: replicas that are threads share it, and each empties it at the end of its forward
         # pass. Then a weight that is used twice is cast once or twice by chance, and replicas trace different programs.
         cast = partial(torch.autocast, device.type, dtype=torch.bfloat16, cache_enabled=False)
         return replace(

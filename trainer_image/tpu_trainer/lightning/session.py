@@ -129,8 +129,8 @@ class TrainerView:
     loggers: tuple[()] = ()
     callbacks: tuple[()] = ()
     progress_bar_callback: None = None
-    gradient_clip_val: None = None
-    gradient_clip_algorithm: None = None
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
     num_nodes: int = 1
     testing: bool = False
     predicting: bool = False
