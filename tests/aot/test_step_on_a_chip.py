@@ -16,7 +16,7 @@ from tests.aot.compile_for_tpu import SLICE
 from tests.trainer.gang import ROOT, Launcher
 from tpu_trainer.backends.xla import BUCKET_BYTES
 
-CHIPS, LAYERS, WIDTH, BATCH = 4, 3, 4096, 4096
+CHIPS, LAYERS, WIDTH, BATCH = 4, 3, 4096, 8192
 """A layer's weights make one bucket, and its activations take as much memory."""
 
 PARAMETERS = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)

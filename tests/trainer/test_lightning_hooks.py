@@ -21,7 +21,8 @@ from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning import adopt
-from tpu_trainer.task import Task
+from tpu_trainer.optimizers import unused
+from tpu_trainer.task import Hyperparameters, Task
 
 EPOCH = 3
 """Steps in an epoch of 48 examples."""
@@ -101,8 +102,8 @@ def test_a_reduction_that_cannot_be_made_is_refused() -> None:
 class Run:
     """A task under the calls that the loop makes, one process, on the CPU."""
 
-    def __init__(self, module: lightning.LightningModule, steps: int = 24) -> None:
-        self.hp = hyperparameters(trainSteps=steps)
+    def __init__(self, module: lightning.LightningModule, steps: int = 24, **recipe: Any) -> None:
+        self.hp = hyperparameters(trainSteps=steps, **recipe)
         self.task: Task
         self.hooks: Hooks
         self.task, self.hooks = adopt(module, None, self.hp, Share(0, 1))
@@ -156,6 +157,32 @@ def test_a_module_clips_the_gradients_before_the_update(kind: type[Line]) -> Non
     Run(module).begin().steps(1)
     # The gradient is 3, clipped to 0.5, at a rate of 1.
     assert module.layer.weight.item() == pytest.approx(0.5, abs=1e-5)
+
+
+class ClippingAsAsked(Line):
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        assert self.trainer.gradient_clip_val == gradient_clip_val
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+
+def test_a_module_that_clips_gets_the_recipes_norm_and_the_trainer_says_so_and_leaves_the_clipping_to_it() -> None:
+    module = ClippingAsAsked()
+    made = Run(module, gradientClipNorm="0.25").begin().steps(1)
+    assert module.layer.weight.item() == pytest.approx(0.75, abs=1e-5)
+    assert made.hooks.clips
+    (said,) = (text for text in unused(made.task, made.hooks, made.optimizer, made.hp) if "clip" in text)
+    assert "recipe.gradientClipNorm 0.25 is what its configure_gradient_clipping gets" in said
+
+
+def test_a_module_that_does_not_clip_is_clipped_by_the_trainer() -> None:
+    def made(hp: Hyperparameters, rank: int) -> Loaded:
+        return Loaded(*adopt(Line(), None, hp, Share(rank, 2)))
+
+    ran = run(made, 2, trainSteps=1, gradientClipNorm="0.25", batch={"global": 16, "perReplica": 8})
+    assert ran.norms == [pytest.approx(3.0)]
+    assert ran.weights()[0].item() == pytest.approx(0.75, abs=1e-5)
 
 
 class OwnStep(Line):

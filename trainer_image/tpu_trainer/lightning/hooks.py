@@ -61,6 +61,8 @@ class LightningHooks(Hooks):
         self._evaluated = evaluated
         self._schedules: Schedules | None = None
         self.clips = session.has("configure_gradient_clipping")
+        if hp.gradient_clip_norm is not None:
+            self._view.gradient_clip_val, self._view.gradient_clip_algorithm = hp.gradient_clip_norm, "norm"
         # The epoch now, or at the checkpoint, and the examples of it that were used by then.
         self._begun = (0, 0)
         self._index = -1
@@ -165,8 +167,8 @@ class LightningHooks(Hooks):
     def before_update(self, optimizer: Optimizer) -> None:
         self._session.call("on_before_optimizer_step", optimizer)
         if self.clips:
-            norm = self._hp.gradient_clip_norm
-            given = {"gradient_clip_val": norm, "gradient_clip_algorithm": None if norm is None else "norm"}
+            view = self._view
+            given = {name: getattr(view, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
             self._session.call("configure_gradient_clipping", optimizer, **given)
 
     def update(self, optimizer: Optimizer) -> None:

@@ -161,8 +161,8 @@ class TrainerView:
     logger: ReportLogger = field(default_factory=ReportLogger)
     callbacks: tuple[()] = ()
     progress_bar_callback: None = None
-    gradient_clip_val: None = None
-    gradient_clip_algorithm: None = None
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
     num_nodes: int = 1
     testing: bool = False
     predicting: bool = False
