@@ -15,7 +15,15 @@ from pytorch_lightning.callbacks import BaseFinetuning, EarlyStopping, LearningR
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torchmetrics.classification import BinaryAUROC
 
 from tpu_trainer import LightningRun
@@ -214,6 +222,45 @@ class Weighted(Plain):
         return DataLoader(DATA, batch_size=16, sampler=WeightedRandomSampler([1.0] * len(DATA), 64))
 
 
+class Buckets(BatchSampler): ...
+
+
+class OwnBatches(Plain):
+    def train_dataloader(self) -> Any:
+        return DataLoader(DATA, batch_sampler=Buckets(RandomSampler(DATA), 8, drop_last=True))
+
+
+class Eights(Dataset[Any]):
+    """Its items are batches."""
+
+    def __len__(self) -> int:
+        return len(DATA) // 8
+
+    def __getitem__(self, index: int) -> Any:
+        return [tensor[8 * index : 8 * index + 8] for tensor in DATA.tensors]
+
+
+class NoBatchSize(Plain):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Eights(), batch_size=None, shuffle=True)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Any:
+        return (DATA[index] for index in range(self.size))
+
+
+class Streams(Plain):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Stream(64), batch_size=16)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Stream(11), batch_size=4)
+
+
 class DictOfLoaders(Plain):
     def train_dataloader(self) -> Any:
         return {"few": DataLoader(DATA, batch_size=16), "many": DataLoader(DATA, batch_size=32)}
@@ -273,6 +320,9 @@ class Essentials(Gan):
         super().__init__(lr)
         self.auroc = BinaryAUROC()
         self.later = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def prepare_data(self) -> None:
+        """Lightning has the other processes wait for it."""
 
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:

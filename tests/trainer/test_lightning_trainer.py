@@ -61,6 +61,9 @@ NEEDS = {
     "ShouldStop": "it sets trainer.should_stop",
     "Auroc": "the metric BinaryAUROC keeps a list of values in preds",
     "Weighted": "sampler WeightedRandomSampler",
+    "OwnBatches": "batch_sampler Buckets",
+    "NoBatchSize": "batch_size is None",
+    "Streams": "val_dataloader: its dataset is iterable",
     "DictOfLoaders": "train_dataloader: it returns a dict",
     "Lbfgs": "LBFGS evaluates its closure itself",
 }
