@@ -222,10 +222,9 @@ def _repeating(kind: Callable[..., Any], base: type[Line]) -> Line:
 
 
 @pytest.mark.parametrize("base", [Line, OwnStep], ids=["Lightning's own step", "optimizer_step of the module"])
-@pytest.mark.parametrize("kind", [Sharp, torch.optim.LBFGS])
-def test_an_optimizer_that_evaluates_its_closure_again_is_refused(kind: Callable[..., Any], base: type[Line]) -> None:
-    run = Run(_repeating(kind, base)).begin()
-    with pytest.raises(UserCodeError, match=r"^optimizer (Sharp|LBFGS) evaluates its closure more than once a step"):
+def test_an_optimizer_that_evaluates_its_closure_again_is_refused(base: type[Line]) -> None:
+    run = Run(_repeating(Sharp, base)).begin()
+    with pytest.raises(UserCodeError, match=r"^optimizer Sharp evaluates its closure more than once a step"):
         run.steps(1)
 
 
@@ -394,7 +393,7 @@ class Raising(Line):
 
 @pytest.mark.parametrize(
     ("kind", "complaint"),
-    [(Skipping, "on_train_batch_start: it returned -1"), (Raising, "on_train_epoch_start: KeyError: 'labels.csv'")],
+    [(Skipping, "on_train_batch_start returns -1"), (Raising, "on_train_epoch_start: KeyError: 'labels.csv'")],
 )
 def test_a_hook_that_fails_is_named(kind: type[Line], complaint: str) -> None:
     with pytest.raises(UserCodeError, match=complaint):

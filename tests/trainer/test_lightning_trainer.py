@@ -65,7 +65,7 @@ NEEDS = {
     "NoBatchSize": "batch_size is None",
     "Streams": "val_dataloader: its dataset is iterable",
     "DictOfLoaders": "train_dataloader: it returns a dict",
-    "Lbfgs": "LBFGS evaluates its closure itself",
+    "Lbfgs": "LBFGS evaluates its closure several times a step",
 }
 
 

@@ -54,14 +54,9 @@ def refuse_closure(optimizer: Optimizer) -> None:
     Raises:
         UserCodeError: the optimizer's step cannot be made without one.
     """
-    if needs_closure(optimizer):
-        raise closure_repeated(optimizer)
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether its step cannot be made without one."""
     closure = _closure(optimizer)
-    return closure is not None and closure.default is closure.empty
+    if closure is not None and closure.default is closure.empty:
+        raise closure_repeated(optimizer)
 
 
 def takes_closure(optimizer: Optimizer) -> bool:

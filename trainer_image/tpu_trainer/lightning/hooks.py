@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim import LBFGS
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import wide
@@ -16,7 +17,7 @@ from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
-from tpu_trainer.optimizers import closure_late, closure_repeated, needs_closure, takes_closure
+from tpu_trainer.optimizers import closure_late, closure_repeated, takes_closure
 from tpu_trainer.schedulers import Schedules
 from tpu_trainer.task import Batch, Hyperparameters
 
@@ -37,9 +38,9 @@ def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
 
     def closure() -> Tensor:
         if next(calls):
-            raise closure_repeated(optimizer)
+            raise NeedsTrainerError(str(closure_repeated(optimizer)))
         if _versions(optimizer) != before:
-            raise closure_late(optimizer)
+            raise NeedsTrainerError(str(closure_late(optimizer)))
         return loss
 
     return closure
@@ -76,8 +77,8 @@ class LightningHooks(Hooks):
         with user_code("configure_optimizers"):
             given = session.module.configure_optimizers()  # type: ignore[operator]
         found = configured(given)
-        if needs_closure(found.optimizer):
-            raise NeedsTrainerError(f"{type(found.optimizer).__name__} evaluates its closure itself")
+        if isinstance(found.optimizer, LBFGS) and found.optimizer.param_groups[0]["max_iter"] > 1:
+            raise NeedsTrainerError("LBFGS evaluates its closure several times a step")
         self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
