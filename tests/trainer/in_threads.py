@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import HashStore
 
 from tpu_trainer.backends.base import Counters
 from tpu_trainer.backends.feed import feed_in_turn
@@ -50,10 +51,9 @@ class ThreadBackend:
     local_rank = 0
     reads_free = True
     one_program = False
-    store = None
 
-    def __init__(self, rank: int, world: int, meeting: _Meeting) -> None:
-        self.rank, self.world, self.terms = rank, world, world
+    def __init__(self, rank: int, world: int, meeting: _Meeting, store: Any) -> None:
+        self.rank, self.world, self.terms, self.store = rank, world, world, store
         self.drawing_rank = rank
         self._meeting = meeting
 
@@ -112,10 +112,11 @@ class ThreadBackend:
 def in_threads(world: int, run: Callable[[ThreadBackend], Any], keep: type[Exception] | tuple[()] = ()) -> list[Any]:
     """What `run` gives in every replica, or its error of type `keep`; the first other error of a replica is raised."""
     meeting = _Meeting(world)
+    store = HashStore() if world > 1 else None
 
     def replica(rank: int) -> Any:
         try:
-            return run(ThreadBackend(rank, world, meeting))
+            return run(ThreadBackend(rank, world, meeting, store))
         except keep as error:
             meeting.leave()
             return error

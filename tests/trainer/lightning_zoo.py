@@ -137,6 +137,12 @@ class Logger(Plain):
         self.logger.experiment.add_scalar("mine", 1.0, self.current_epoch)
 
 
+class LogDirectory(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.logger.log_dir
+        return super().training_step(batch, batch_idx)
+
+
 class Plateau(Plain):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=self.lr)

@@ -111,7 +111,7 @@ def test_held_out_batches_are_moved_ahead_as_training_batches_are() -> None:
             return batch
 
     def one(backend: ThreadBackend) -> Any:
-        fed = Fed(0, 1, backend._meeting)
+        fed = Fed(0, 1, backend._meeting, None)
         return evaluate(made(evaluation=WhereRead()), 2, Share(0, 1), fed), fed.fed
 
     assert in_threads(1, one) == [({"by_worker": 0.0, "number": 6.0}, 7)]

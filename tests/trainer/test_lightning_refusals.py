@@ -170,10 +170,10 @@ def test_any_other_sampler_is_the_order_of_an_epoch_again_and_again(sampler: Any
     assert (first == second) == (type(sampler) is OwnOrder)
 
 
-def test_a_sampler_of_held_out_data_is_refused() -> None:
+def test_a_sampler_of_held_out_data_needs_lightnings_trainer() -> None:
     loader = DataLoader(DATA, sampler=weighted(60))
     kind = type("Kind", (Plain,), {"val_dataloader": lambda self: loader, "validation_step": lambda self, batch: None})
-    with pytest.raises(UserCodeError, match="val_dataloader: sampler WeightedRandomSampler is not supported"):
+    with pytest.raises(NeedsTrainerError, match="val_dataloader: sampler WeightedRandomSampler"):
         adopted(kind)
 
 

@@ -47,20 +47,19 @@ def run(name: str, directory: Path, **changes: Any) -> in_process.Run:
     return in_process.run(spec(name, **changes), directory)
 
 
-OWN_LOOP = ("Plain", "Clipping", "WithTestStep", "StrategyIfAny", "LocalRank")
+OWN_LOOP = ("Plain", "Clipping", "WithTestStep", "StrategyIfAny", "LocalRank", "Logger", "Weighted")
 
 NEEDS = {
     "Gan": "automatic_optimization is False",
     "Callbacks": "overrides configure_callbacks()",
-    "Logger": "it uses self.logger.experiment",
-    "Plateau": "ReduceLROnPlateau waits for a metric",
+    "LogDirectory": "it uses self.logger.log_dir",
+    "Plateau": "ReduceLROnPlateau follows evaluations, and recipe.evaluateEverySteps is not set",
     "TwoValidations": "validation_step takes (batch, batch_idx, dataloader_idx)",
     "Skips": "it may return None",
     "Gathers": "it calls self.all_gather()",
     "Unfreezes": "overrides configure_callbacks()",
     "ShouldStop": "it sets trainer.should_stop",
     "Auroc": "the metric BinaryAUROC keeps a list of values in preds",
-    "Weighted": "sampler WeightedRandomSampler",
     "OwnBatches": "batch_sampler Buckets",
     "NoBatchSize": "batch_size is None",
     "Streams": "val_dataloader: its dataset is iterable",

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.trainer.test_task import hyperparameters
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import Share
 from tpu_trainer.entrypoint import Loaded
-from tpu_trainer.lightning import adopt
+from tpu_trainer.lightning import NeedsTrainerError, adopt
 from tpu_trainer.spec import Mode
 from tpu_trainer.steering import Streak, Watch
 
@@ -266,9 +267,9 @@ def test_lightnings_scheduler_on_a_plateau_sets_the_rates_that_it_sets_by_itself
 
 
 def test_lightnings_scheduler_on_a_plateau_needs_evaluations_during_the_training() -> None:
-    ran = run(lambda hp, rank: Loaded(*adopt(Module([1.0]), None, hp, Share(rank, 1))))
-    assert ran.outcome.code is ExitCode.UserError
-    assert "set recipe.evaluateEverySteps" in ran.outcome.message
+    _, hooks = adopt(Module([1.0]), None, hyperparameters(), Share(0, 1))
+    with pytest.raises(NeedsTrainerError, match="evaluateEverySteps is not set"):
+        hooks.configure([], hyperparameters())
 
 
 values = st.floats(0, 9, width=16) | st.sampled_from([math.nan, math.inf, -math.inf])

@@ -66,8 +66,7 @@ class Ran:
     @property
     def outcome(self) -> Outcome:
         """The one that all replicas have."""
-        (code,) = {outcome.code for outcome in self.outcomes}
-        assert code == self.outcomes[0].code
+        assert len({outcome.code for outcome in self.outcomes}) == 1, self.outcomes
         return self.outcomes[0]
 
     def weights(self, rank: int = 0) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from tpu_trainer.board import ReportLogger, SummaryWriter
 from tpu_trainer.lightning.session import LIGHTNING, offered
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _CALLS = {
 """Methods of a LightningModule that call its Trainer's strategy."""
 
 _LOGGERS = ("logger", "loggers")
+_OF_LOGGER = {*dir(ReportLogger), "experiment"} - {"log_dir", "save_dir"}
+"""What the logger of the trainer's own loop can do. It has no directory."""
 
 # Replicas may be threads, and Python's parser counts its depth for all of them together.
 _PARSER = Lock()
@@ -76,7 +79,9 @@ def _of_attribute(node: ast.AST) -> str | None:
     if isinstance(holder, ast.Name) and holder.id == "self":
         return _CALLS.get(name)
     if isinstance(holder, ast.Attribute) and holder.attr in _LOGGERS:
-        return f"it uses self.{holder.attr}.{name}"
+        return None if name in _OF_LOGGER else f"it uses self.{holder.attr}.{name}"
+    if isinstance(holder, ast.Attribute) and holder.attr == "experiment":
+        return None if hasattr(SummaryWriter, name) else f"it uses {ast.unparse(node)}"
     if (isinstance(holder, ast.Attribute) and holder.attr == "trainer") or (
         isinstance(holder, ast.Name) and holder.id == "trainer"
     ):

@@ -82,10 +82,8 @@ class LightningHooks(Hooks):
         self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
-            raise UserCodeError(
-                "configure_optimizers: ReduceLROnPlateau follows the evaluations during the training; set "
-                "recipe.evaluateEverySteps"
-            )
+            # Lightning's Trainer evaluates at the end of every epoch.
+            raise NeedsTrainerError("ReduceLROnPlateau follows evaluations, and recipe.evaluateEverySteps is not set")
         # Modules that set rates by hand do so in optimizer_step; the recipe must not overwrite them before every step.
         self.own_schedule = bool(found.schedulers) or session.has("optimizer_step")
         self._view.optimizers = [found.optimizer]
