@@ -102,7 +102,7 @@ class Gang:
         return Snapshot(step, whole.examples, whole.document, whole.trees, own, Part(host, HOSTS))
 
     def lead(self, step: int) -> None:
-        write(self.target(0), self.mine(0, step), self.channel(step))
+        write(self.target(0), self.mine(0, step), others=self.channel(step))
         make_room(self.target(0), step)
 
     def help(self, host: int, step: int) -> None:
