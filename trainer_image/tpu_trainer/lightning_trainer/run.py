@@ -63,7 +63,7 @@ _DECIDED = {
 
 _DIFFERENT = (
     "Steps are slower than in the trainer's own loop, and a run that continues with another global batch begins its "
-    "epoch again; docs/tasks.md has the differences"
+    "epoch again; docs/lightning.md has the differences"
 )
 
 
