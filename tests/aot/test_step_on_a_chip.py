@@ -115,7 +115,8 @@ def test_the_gradients_are_in_memory_once(steps: dict[str, Step], record_propert
 
 def test_a_step_leaves_nothing_behind_but_weights_state_and_signals(steps: dict[str, Step]) -> None:
     assert steps["step"].kept == pytest.approx(3 * PARAMETERS, rel=1e-3)
-    assert steps["step"].other < 100
+    # Signals, and what the task logs.
+    assert steps["step"].other < 1000
 
 
 def test_the_first_gradients_are_summed_before_the_last_are_made(steps: dict[str, Step]) -> None:

@@ -85,7 +85,7 @@ class CreationContract:
     async def test_a_name_can_be_used_only_once(self, cluster: Cluster, namespace: str) -> None:
         first = await cluster.create(job_body(namespace=namespace))
         with pytest.raises(AlreadyExists, match="digits"):
-            await cluster.create(job_body({"slice.count": 2}, namespace=namespace))
+            await cluster.create(job_body({"recipe.seed": 2}, namespace=namespace))
         assert await cluster.get(JOBS, namespace, "digits") == first
 
     async def test_a_name_belongs_to_one_kind_and_one_namespace(self, cluster: Cluster, namespace: str) -> None:

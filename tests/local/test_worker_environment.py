@@ -123,7 +123,7 @@ tell("found", [path.name for path in scratch.iterdir()])
 (scratch / "mine").touch()
 """
     for _ in range(2):
-        run = runs.start(script, changes, hosts=2)
+        run = runs.start(script, changes, hosts=2, arguments=["--output-dir", "out", "--overwrite"])
         environs = environments(run, hosts=2)
         assert len(set(of_all(environs, "SCRATCH"))) == 2
         assert [run.told("found", host) for host in range(2)] == [[], []]

@@ -244,7 +244,7 @@ def test_a_slice_of_one_host_needs_no_dns() -> None:
 
 
 def test_single_hosts_of_a_rehearsal_meet_through_dns() -> None:
-    found = env(ONE_HOST | ON_CPU | MULTISLICE, slice_index=1, host=0)
+    found = env(ONE_HOST | ON_CPU | {"spec.slice.count": 2}, slice_index=1, host=0)
     assert (found["TPU_WORKER_HOSTNAMES"], found["MASTER_ADDR"]) == ("localhost", "3-0.digits")
 
 

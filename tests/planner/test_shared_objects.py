@@ -30,7 +30,7 @@ def test_nobody_but_the_operator_writes_the_addresses_behind_the_service() -> No
 
 
 def test_the_config_map_lists_the_hosts_of_every_slice_in_the_order_of_their_ids() -> None:
-    made = config_map(*resolved({"spec.slice.count": 2}), 3)
+    made = config_map(*resolved({"spec.slice.count": 2, "spec.trainer.backend": "XLASPMD"}), 3)
     assert made["data"]["hosts-1"] == ",".join(f"3-{host}.digits" for host in range(4, 8))
     assert sorted(made["data"]) == ["hosts-0", "hosts-1", "run.json"]
     assert (made["immutable"], made["metadata"]["ownerReferences"]) == (True, [OWNER])

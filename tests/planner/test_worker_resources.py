@@ -130,7 +130,7 @@ def test_the_images_user_applies_and_may_not_be_root_unless_the_job_says_so(
 
 
 def test_a_worker_on_the_nodes_own_network_keeps_its_ports_for_itself() -> None:
-    changes = {"spec.trainer.hostNetwork": True, "spec.slice.count": 2}
+    changes = {"spec.trainer.hostNetwork": True, "spec.trainer.backend": "XLASPMD", "spec.slice.count": 2}
     spec = pod(changes)["spec"]
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     ports = [(port["containerPort"], port["hostPort"]) for port in container(changes)["ports"]]
