@@ -245,6 +245,13 @@ def test_a_directory_that_holds_another_run_is_refused(runs: Runs) -> None:
     assert second.result() == before
 
 
+def test_a_directory_of_a_run_without_a_result_is_refused(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "out" / "pods").mkdir(parents=True)
+    run = runs.start_job(tmp_path, job_body({"trainer.entrypoint": "json:loads"}))
+    assert run.wait() == 2
+    assert "--output-dir out holds another run" in run.stderr
+
+
 def test_what_the_workers_print_is_shown_on_request(runs: Runs) -> None:
     script = r"print(f'hello from {HOST}\x1b[2J'); print('no newline', end='')"
     run = runs.start(script, hosts=2, arguments=["--output-dir", "out", "--verbose"])

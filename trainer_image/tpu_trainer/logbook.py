@@ -350,7 +350,7 @@ def plain_name(name: Any) -> str:
     """The name, with what could do harm on a terminal or in a file replaced.
 
     Raises:
-        UserCodeError: it is no name.
+        UserCodeError: it is not a name.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH:
         given = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"

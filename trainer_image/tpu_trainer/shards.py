@@ -113,8 +113,8 @@ def plan_of(stream: Any, order: Order) -> Plan:
     if start.get("shards") != shards:
         raise UserCodeError(
             f"the task's train dataset has {shards} shards; when the checkpoint was written it had "
-            f"{start.get('shards', 'none')}, so the run's place in the data is lost. Give it the same shards, or begin "
-            "anew under another checkpoint.uri"
+            f"{start.get('shards', 'none')}, so the run's place in the data is lost. Give it the same shards, or start "
+            "again under another checkpoint.uri"
         )
     places = {int(lane): Place(*place) for lane, place in start["places"].items()}
     return Plan(shards, order, int(start["taken"]), places)

@@ -13,6 +13,7 @@ import yaml
 from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.cli.errors import CommandError
+from tpu_training_operator.cli.job_file import Loader
 from tpu_training_operator.domain.recipe.resolve import Resolution
 
 Body = dict[str, Any]
@@ -53,7 +54,7 @@ def move(body: Body, accelerator_type: str) -> None:
 
 
 def set_values(body: Body, assignments: Sequence[str]) -> None:
-    """Sets fields of the spec. Raises CommandError for what is no assignment to a field of a mapping."""
+    """Sets fields of the spec. Raises CommandError for anything but an assignment to a field."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
@@ -100,7 +101,7 @@ def _value(assignment: str, path: Sequence[str], text: str) -> Any:
     if _wants_text(path):
         return text
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)  # noqa: S506 - a safe loader, the one of job files
     except (yaml.YAMLError, ValueError) as error:
         raise CommandError(f"--set {assignment}: not valid YAML: {' '.join(str(error).split())}") from None
 

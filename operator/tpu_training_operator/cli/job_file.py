@@ -25,7 +25,7 @@ _SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]
+class Loader(_SafeLoader):  # type: ignore[misc]
     """Accepts what kubectl accepts; like kubectl, refuses a key that is given twice."""
 
     def __init__(self, stream: str) -> None:
@@ -44,7 +44,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         super().flatten_mapping(node)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
 
 def _job_in(path: Path) -> dict[str, Any]:
     try:
-        documents = [document for document in yaml.load_all(_read(path), _Loader) if document is not None]
+        documents = [document for document in yaml.load_all(_read(path), Loader) if document is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -74,7 +74,8 @@ def run(
         raise BadInput(filename, [problem])
     # The process id keeps apart two runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    if (directory / RESULT).exists() and not overwrite:
+    # A run that was killed, or still runs, has no result yet.
+    if ((directory / RESULT).exists() or pods_below(directory).exists()) and not overwrite:
         raise click.UsageError(
             f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
         )

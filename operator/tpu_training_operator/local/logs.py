@@ -1,4 +1,4 @@
-"""The workers' logs as they grow, for a user who wants to see what the own code prints."""
+"""The workers' logs as they grow, for users who want to see what their code prints."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -202,7 +202,7 @@ class Execution:
         resource, name = resource_of(body), body["metadata"]["name"]
         existing = None
         if again:
-            # Who may not read it may perhaps not create it either, and says so then.
+            # An operator without the right to read it may still create it; if not, the creation says so.
             with suppress(Forbidden):
                 existing = await self._existing(resource, name)
         if existing is None:

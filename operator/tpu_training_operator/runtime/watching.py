@@ -143,7 +143,7 @@ class _Hints:
             self._hint(JobKey(change.name[0], job), None, haste)
 
     def _completes(self, change: Change[PodRecord]) -> bool:
-        """Whether the pod is the last of its attempt to get on from where it was, or the first to end."""
+        """Whether the pod is the last of its attempt to leave its stage, or the first to end."""
         before, after, pods, namespace = change.before, change.after, self._served.pods, change.name[0]
         if before is None or (after is not None and after.stage is before.stage):
             return False

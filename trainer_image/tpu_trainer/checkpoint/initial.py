@@ -1,6 +1,6 @@
 """Weights to begin with (checkpoint.initFrom): from another job's checkpoint, or from a .safetensors file.
 
-Only a run without a checkpoint takes them, and nothing else with them: its steps, optimizer and data begin anew.
+Only a run without a checkpoint takes them, and only them: its steps, optimizer and data start from the beginning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a module's logger writes: event files beside the report, or nowhere that lasts if there is no report."""
+"""Where a module's logger writes: event files beside the report, or a temporary directory without one."""
 
 from __future__ import annotations
 
