@@ -193,7 +193,8 @@ class _Watch:
         while not any(is_true(self.status.conditions, end) for end in _ENDS):
             # Without a change it is shown all the same, because clocks move on.
             with contextlib.suppress(TimeoutError):
-                self._see(await asyncio.wait_for(self._changes.get(), _TICK_SECONDS))
+                async with asyncio.timeout(_TICK_SECONDS):
+                    self._see(await self._changes.get())
                 await asyncio.sleep(_SETTLE_SECONDS)
             await self.catch_up()
 

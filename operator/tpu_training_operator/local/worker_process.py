@@ -46,7 +46,8 @@ class WorkerProcess:
         """Send SIGTERM, and SIGKILL if the process still runs after the grace period."""
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()

@@ -170,6 +170,9 @@ class _Hints:
 
 
 async def _run_after(second: Informer[Any], first: Informer[Any]) -> None:
+    # Not wait_for: Python 3.11's loses a cancellation that comes together with what it waits for, and the operator would
+    # never stop.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(first.has_tried.wait(), _PATIENCE_SECONDS)
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await first.has_tried.wait()
     await second.run()
