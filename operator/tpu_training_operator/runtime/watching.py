@@ -170,8 +170,8 @@ class _Hints:
 
 
 async def _run_after(second: Informer[Any], first: Informer[Any]) -> None:
-    # Not wait_for: Python 3.11's loses a cancellation that comes together with what it waits for, and the operator would
-    # never stop.
+    # Not wait_for: Python 3.11's loses a cancellation that comes together with what it waits for, and the operator
+    # would never stop.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await first.has_tried.wait()
