@@ -20,8 +20,8 @@ helm install tpu-training-operator charts/tpu-training-operator --namespace tpu-
 helm test tpu-training-operator --namespace tpu-system
 ```
 
-[Installing](../../docs/install.md) tells about images, upgrades, namespaces, metrics, [sizes](../../docs/install.md#size)
-and [versions](../../docs/install.md#versions), [SECURITY.md](../../SECURITY.md) about rights.
+[The guide](../../docs/install.md) tells about images, upgrades, namespaces, metrics, [size](../../docs/install.md#size)
+and [versions](../../docs/install.md#versions); [SECURITY.md](../../SECURITY.md) lists the operator's rights.
 
 ## Values
 
