@@ -49,6 +49,7 @@ crds: .setup
 	.venv/bin/tpujob crd > crds/tputrainingjobs.yaml
 	cp crds/tputrainingjobs.yaml charts/tpu-training-operator/files/
 	.venv/bin/python scripts/reference.py > docs/reference.md
+	.venv/bin/python scripts/python_reference.py > docs/python.md
 
 lock: .setup
 	scripts/lock
