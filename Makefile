@@ -50,6 +50,8 @@ crds: .setup
 	cp crds/tputrainingjobs.yaml charts/tpu-training-operator/files/
 	.venv/bin/python scripts/reference.py > docs/reference.md
 	.venv/bin/python scripts/chart_readme.py > charts/tpu-training-operator/README.md
+	.venv/bin/python scripts/python_reference.py > docs/python.md
+	.venv/bin/python scripts/cli_reference.py
 
 lock: .setup
 	scripts/lock

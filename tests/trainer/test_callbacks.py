@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import own_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -211,6 +212,34 @@ def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: P
         interrupted()
     assert (end.value.code, words(job)["outcome"], words(job)["step"]) == (75, "Preempted", 4)
     assert told(job)[-1]["checkpointStep"] == 4
+
+
+def test_the_loop_of_the_examples_continues_from_its_checkpoint(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+
+    def train(steps: int, folder: str) -> dict[str, Any]:
+        document = json.loads((job / "run.json").read_text()) | {"trainSteps": steps}
+        (job / "run.json").write_text(json.dumps(document))
+        monkeypatch.setenv("TPUJOB_CHECKPOINT_URI", str(job / folder))
+        own_loop.main()
+        assert (words(job)["outcome"], words(job)["step"]) == ("Succeeded", steps)
+        return torch.load(job / folder / "last.pt")
+
+    train(10, "in two parts")
+    twice, once = train(20, "in two parts"), train(20, "at once")
+    assert twice["step"] == once["step"] == 20
+    torch.testing.assert_close(twice["net"], once["net"], rtol=0, atol=0)
+    assert words(job)["metrics"]["accuracy"] > 0.3
+
+
+def test_the_loop_of_the_examples_trains_outside_of_a_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "TPUJOB_RUN_SPEC", "TPUJOB_CHECKPOINT_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(own_loop.LAPTOP, "trainSteps", 100)
+    own_loop.main()
+    assert float(capsys.readouterr().out.splitlines()[-1].partition("accuracy ")[2]) > 0.9
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_or_is_a_warning(job: Path) -> None:
