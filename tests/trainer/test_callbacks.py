@@ -195,6 +195,47 @@ def test_the_operator_hears_of_steps_phases_and_checkpoints(job: Path, monkeypat
     assert (last["step"], last["totalSteps"], last["checkpointStep"], last["loss"]) == (4, 7, 4, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "joined", "backend", "agree", "warns"),
+    [
+        (2, 1, "torch", None, True),
+        (4, 2, "torch", None, True),
+        (2, 4, "torch", None, False),
+        (1, 1, "torch", None, False),
+        (2, 1, "xla", None, False),
+        (2, 1, "torch", lambda told: told, False),
+    ],
+    ids=["alone", "half", "a process per chip", "one host", "joined by libtpu", "joined by the user"],
+)
+def test_hosts_that_train_apart_get_a_warning(
+    hosts: int, joined: int, backend: str, agree: Any, warns: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_spec(job, hosts=hosts, backend=backend)
+    for name, value in {"NUM_HOSTS": str(hosts), "HOST_INDEX": "0"}.items():
+        monkeypatch.setenv(f"TPUJOB_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    monkeypatch.setattr("tpu_trainer.callbacks.joined.world_size", lambda: joined)
+    with session(agree=agree) as run:
+        run.step(1, 0.5)
+    assert [text.partition(",")[0] for text in told(job)[-1]["warnings"]] == [
+        f"torch.distributed joins {'no' if joined == 1 else joined} processes"
+    ] * warns
+
+
+@pytest.mark.parametrize("resumed_at", [None, 7, 20])
+def test_a_session_without_a_step_succeeds_with_a_warning_unless_all_was_done_before(
+    resumed_at: int | None, job: Path
+) -> None:
+    with session() as run:
+        if resumed_at is not None:
+            run.checkpoint(resumed_at)
+    assert words(job)["outcome"] == "Succeeded"
+    assert [text.partition(":")[0] for text in told(job)[-1]["warnings"]] == (
+        ["the session ended without a step"] if resumed_at != 20 else []
+    )
+
+
 def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: Path) -> None:
     def interrupted() -> None:
         with session() as run:
