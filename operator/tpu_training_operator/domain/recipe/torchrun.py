@@ -5,7 +5,6 @@ command lines are copied from a machine with GPUs, where there was one host.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
 
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.trainer import Backend, TorchRuntime
@@ -52,7 +51,7 @@ def _waiting(option: str, hosts: int) -> str:
 
 def _options(words: Sequence[str]) -> dict[str, str] | None:
     """torchrun's own options, with _ in their names; None if the command is another program."""
-    names = [PurePosixPath(word).name for word in words]
+    names = [word.rpartition("/")[2] for word in words]
     start = next((place for place, name in enumerate(names) if name in ("torchrun", *_MODULES)), None)
     if start is None:
         return None
