@@ -134,7 +134,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(name, str(tmp_path / value))
     handler, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
     yield tmp_path
-    assert (signal.getsignal(signal.SIGTERM), sys.excepthook) == (handler, hook)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    # A session that went well listens for what fails after it.
+    assert sys.excepthook == hook or words(tmp_path)["outcome"] in ("Succeeded", "UserError")
+    sys.excepthook = hook
 
 
 def write_spec(directory: Path, **changes: Any) -> None:
@@ -292,6 +295,20 @@ def test_an_error_outside_of_the_block_is_heard_by_callbacks_too(job: Path, caps
         sys.excepthook(NotFiniteError, error, None)
     assert (end.value.code, words(job)["outcome"]) == (65, "NotFinite")
     assert "the loss of step 1 is nan" in capsys.readouterr().err
+
+
+def test_what_fails_after_the_training_is_heard_and_what_is_measured_there_is_in_the_result(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with session() as run:
+        run.step(20, 0.5)
+    run.evaluated(20, {"accuracy": 0.75})
+    assert words(job)["metrics"] == {"accuracy": 0.75, "loss": 0.5}
+    assert [told(job)[-1]["phase"], told(job)[-2]["evaluation"]] == ["done", {"accuracy": 0.75, "step": 20}]
+    sys.excepthook(OSError, OSError("no space left for model.safetensors"), None)
+    assert (words(job)["outcome"], words(job)["step"]) == ("UserError", 20)
+    assert words(job)["message"].endswith("no space left for model.safetensors")
+    assert "no space left" in capsys.readouterr().err
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"

@@ -124,6 +124,8 @@ class Run:
     def end(self, error: BaseException | None) -> None:
         """As `Session.end`."""
         outcome = self._close(error)
+        if outcome.code is ExitCode.Succeeded:
+            sys.excepthook = self._uncaught_after
         if outcome.code in _PYTHONS_OWN or isinstance(error, SystemExit):
             return
         if error is not None:
@@ -138,6 +140,18 @@ class Run:
         before(kind, error, frames)
         if outcome.code not in _PYTHONS_OWN:
             raise SystemExit(int(outcome.code))
+
+    def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
+        leave_words(outcome_of_own(error, self._progress.step))
+        self._uncaught_before(kind, error, frames)
+
+    def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics of an evaluation after the training, for the result."""
+        self._metrics = dict(_numbers(metrics))
+        leave_words(self._outcome(None))
+        self._progress.evaluated(step, self._metrics)
+        self._progress.done(self._progress.checkpoint_step)
 
     def _close(self, error: BaseException | None) -> Outcome:
         self._told.forget()
