@@ -322,7 +322,7 @@ class _Run:
         except NeedsTrainerError:
             raise
         except BaseException:
-            instruments.doctor.leave()
+            instruments.leave()
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:

@@ -60,6 +60,7 @@ class Run:
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
         self._learning_rate = math.nan
+        self._learning_rates: dict[int, float] = {}
         self._warned = False
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         aloud = environment.host_index == 0 and place_on_host(os.environ) == 0
@@ -84,6 +85,9 @@ class Run:
             self._losses.add(step, loss)
         if learning_rate is not None:
             self._learning_rate = learning_rate
+            # Without a loss there is no report that would take it.
+            if loss is not None:
+                self._learning_rates[step] = learning_rate
         if self._pace.steps % REPORT_EVERY == 0 or time.monotonic() - self._reported >= REPORT_SECONDS:
             self._report(self._losses.read_earlier())
         if metrics:
@@ -93,7 +97,7 @@ class Run:
     def record(self, step: int, loss: Any, learning_rate: float | None) -> None:
         self._losses.add(step, loss)
         if learning_rate is not None:
-            self._learning_rate = learning_rate
+            self._learning_rate = self._learning_rates[step] = learning_rate
         self._report(self._losses.read_earlier())
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -177,7 +181,9 @@ class Run:
                 seconds=now - self._reported,
                 split={phase: seconds[phase] - self._split[phase] for phase in Phase},
                 examples_per_second=self._throughput.rate,
+                learning_rates=dict(self._learning_rates),
             )
+            self._learning_rates.clear()
             self._telling.sample(sample, self._progress.checkpoint_step)
             self._reported, self._split = now, seconds
         self._judge(losses)
