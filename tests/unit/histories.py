@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_training_operator.report.ending import JobEnd
 from tpu_training_operator.report.history import History, parse_history
 from tpu_training_operator.report.page import render
 
@@ -50,8 +51,8 @@ def history(recorded: Mapping[str, Any] | None = None, **more: Any) -> History:
     return parse_history(document(recorded, **more))
 
 
-def page_of(recorded: Mapping[str, Any] | None = None, **more: Any) -> str:
-    return render(history(recorded, **more))
+def page_of(recorded: Mapping[str, Any] | None = None, end: JobEnd | None = None, **more: Any) -> str:
+    return render(history(recorded, **more), end)
 
 
 def attempt(number: int, first: int, last: int, outcome: str | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The report as a browser shows it, on a wide screen, on a phone, and on paper."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from tests.unit import chromium
 from tests.unit.histories import SUCCEEDED, attempt, losses_of, page_of, run_of, typical, warned
+from tpu_training_operator.report.ending import JobEnd, JobState, Log
 
 LONG = "a" * 200
 SCALING = [
@@ -16,8 +18,8 @@ SCALING = [
     {"name": "learning rate", "tunedOn": "0.1", "runsOn": "0.2828427125", "rule": "the square-root rule"},
     dict.fromkeys(("name", "tunedOn", "runsOn", "rule"), LONG),
 ]
-WORDY = run_of(30, broken=(7,)) | {
-    "evaluations": [{"step": 30, "metrics": {LONG: 0.5}}],
+WORDY = run_of(30, broken=(7, 30)) | {
+    "evaluations": [{"step": 30, "metrics": {LONG: math.nan}}],
     "warnings": [warned(LONG, LONG, 30)],
     "logged": [{"name": f"{LONG}/{LONG}", "stride": 1, "points": losses_of([0.5, 1e-9])}],
     "attempts": [attempt(1, 165_000, 200_000, LONG), attempt(2, 200_000, 230_000, "UserError")],
@@ -29,7 +31,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str, list[str]]] = 
         run_of(1),
         None,
         "one",
-        [*(name for name in CURVES if name != "evaluations"), "environment"],
+        ["numbers", "loss", "time", "warnings", "recipe", "environment"],
     ),
     "one without a step": (
         {},
@@ -64,7 +66,8 @@ def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     job = {"namespace": "vision", "name": name, "uid": "5f0c", "attempt": 1}
     spec = {"job": job, "entrypoint": f"{LONG}:{LONG}", "trainSteps": 5000, "scaling": SCALING}
     file = tmp_path / "report.html"
-    file.write_text(page_of(recorded, spec=spec, outcome=outcome), encoding="utf-8")
+    end = JobEnd(JobState.FAILED, "", LONG, LONG, f"a\n{LONG}", Log(LONG, [LONG])) if name == LONG else None
+    file.write_text(page_of(recorded, end, spec=spec, outcome=outcome), encoding="utf-8")
     return file
 
 
@@ -138,6 +141,19 @@ def test_it_is_printed_dark_on_white_whatever_the_screen(page: chromium.Page, re
     page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate(CONTRASTS) == []
+
+
+def test_all_that_scrolls_can_be_reached_by_keyboard_and_every_drawing_has_words(
+    page: chromium.Page, report: Path
+) -> None:
+    page.open(report, 390, dark=False)
+    unreachable = page.evaluate(
+        "[...document.querySelectorAll('body *')].filter(e => e.scrollHeight > e.clientHeight + 1 &&"
+        " ['auto', 'scroll'].includes(getComputedStyle(e).overflowY) && e.tabIndex < 0).map(e => e.className)"
+    )
+    assert unreachable == []
+    silent = "[...document.querySelectorAll('svg')].filter(e => e.getAttribute('aria-label').length < 20).length"
+    assert page.evaluate(silent) == 0
 
 
 def test_the_page_allows_itself_no_script_and_no_request(page: chromium.Page, report: Path) -> None:

@@ -56,12 +56,17 @@ def restarts(measured: Measured) -> list[int]:
     return [attempt.first for attempt in measured.attempts[1:]]
 
 
+def known(points: Sequence[Losses]) -> list[Losses]:
+    """Those with a value that can be drawn."""
+    return [point for point in points if drawable(point.low) and drawable(point.high)]
+
+
 def extent(points: Sequence[Losses]) -> str | None:
     """Least and greatest of the values that can be drawn, and where they are."""
-    known = [point for point in points if drawable(point.low) and drawable(point.high)]
-    if not known:
+    found = known(points)
+    if not found:
         return None
-    least, greatest = min(known, key=lambda each: each.low or 0.0), max(known, key=lambda each: each.high or 0.0)
+    least, greatest = min(found, key=lambda each: each.low or 0.0), max(found, key=lambda each: each.high or 0.0)
     low = f"{number(least.low or 0.0)} ({_steps_up_to(least.step, least.count)})"
     return f"Min {low}, max {number(greatest.high or 0.0)} ({_steps_up_to(greatest.step, greatest.count)})"
 
@@ -94,8 +99,11 @@ def evaluations_of(measured: Measured, name: str) -> list[Evaluation]:
     return [each for each in measured.evaluations if drawable(each.metrics.get(name))]
 
 
-def throughput_chart(measured: Measured, global_batch: int) -> Element:
-    """Examples per second; includes compilations and checkpoints, but not evaluations. There must be a stretch."""
+def throughput_chart(measured: Measured, global_batch: int) -> Element | None:
+    """Examples per second; includes compilations and checkpoints, but not evaluations. None without a curve: a single
+    stretch is mostly compilation."""
+    if len(measured.stretches) < 2:
+        return None
     points = []
     for stretch in _stretch_columns(measured):
         seconds = max(stretch.training_seconds, 1e-9)
@@ -108,28 +116,28 @@ def throughput_chart(measured: Measured, global_batch: int) -> Element:
 
 
 def rate_chart(measured: Measured) -> Element | None:
-    """The learning rate as it was set; None if it is not known, which a loop of the user's own need not tell."""
-    known = {each.step: each.learning_rate for each in measured.stretches if drawable(each.learning_rate)}
-    known |= {each.step: each.rate for each in measured.rates.points if drawable(each.rate)}
-    if not known:
+    """The learning rate as it was set; None if it is not known: a loop of the user's own need not tell it."""
+    rates = {each.step: each.learning_rate for each in measured.stretches if drawable(each.learning_rate)}
+    rates |= {each.step: each.rate for each in measured.rates.points if drawable(each.rate)}
+    if len(rates) < 2:
         return None
-    steps = sorted(known)
+    steps = sorted(rates)
     # The first and the last step whatever is left out between them.
     shown = [group[0] for group in _columns(steps[:-1], SMALL_COLUMNS)] + steps[-1:]
-    points = [_at(step, known[step], f"step {count(step)}: {number(known[step])}") for step in shown]
+    points = [_at(step, rates[step], f"step {count(step)}: {number(rates[step])}") for step in shown]
     y = axis_of([point.y for point in points], ticks=4, from_zero=True)
     curve = Curve("rate", "learning rate", [points])
     return draw(Plot("Learning rate over steps", _steps(measured), y, [curve]))
 
 
 def norm_chart(measured: Measured) -> Element | None:
-    """The norm of the gradients before clipping; None if it was not measured."""
+    """The norm of the gradients before clipping; None without a curve."""
     points = [
         _at(each.step, each.gradient_norm, f"{_steps_up_to(each.step, each.steps)}: {number(each.gradient_norm)}")
         for each in _stretch_columns(measured)
         if each.gradient_norm is not None and drawable(each.gradient_norm)
     ]
-    if not points:
+    if len(points) < 2:
         return None
     y = axis_of([point.y for point in points], ticks=4, from_zero=True)
     return draw(Plot("Gradient norm over steps", _steps(measured), y, [Curve("rate", "gradient norm", [points])]))

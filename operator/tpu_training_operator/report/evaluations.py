@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.report import charts
-from tpu_training_operator.report.blocks import aside, figure, key, section, table
+from tpu_training_operator.report.blocks import figure, key, section, table
 from tpu_training_operator.report.formatting import count, number, plural
 from tpu_training_operator.report.history import Evaluation, Measured, RunSpec, Watched
 from tpu_training_operator.report.markup import Content, tag
@@ -37,7 +37,13 @@ def evaluations(measured: Measured, spec: RunSpec) -> Element | None:
         "evaluations",
         "Evaluations",
         tag("div", figures, class_="small") if figures else None,
-        table(["Metric", "Last", "Min", "Max"], [_row(measured, name) for name in names], right=(1, 2, 3)),
+        table(
+            ["Metric", "Last", "Min", "at step", "Max", "at step"],
+            [_row(measured, name) for name in names],
+            right=(1, 2, 4),
+            wide=(3, 5),
+            class_="metrics",
+        ),
         *(tag("p", text, class_="note") for text in _decided(measured, spec)),
     )
 
@@ -84,14 +90,13 @@ def _figure(measured: Measured, spec: RunSpec, panel: Panel) -> Element:
 def _row(measured: Measured, name: str) -> Element:
     found = charts.evaluations_of(measured, name)
     given = [each for each in measured.evaluations if name in each.metrics]
-    last: Content = _value(given[-1].metrics[name])
-    least: list[Content] = ["–"]
-    greatest: list[Content] = ["–"]
-    if found:
-        low, high = (choose(found, key=lambda each: each.metrics[name]) for choose in (min, max))
-        least, greatest = ([number(each.metrics[name]), " ", aside(f"step {count(each.step)}")] for each in (low, high))
-    cells = (tag("td", content, class_="right") for content in ([last], least, greatest))
-    return tag("tr", tag("th", name, scope="row"), cells)
+    extremes: list[Element] = []
+    for choose in (min, max):
+        extreme = choose(found, key=lambda each: each.metrics[name], default=None)
+        extremes.append(tag("td", number(extreme.metrics[name]) if extreme else "–", class_="right"))
+        extremes.append(tag("td", count(extreme.step) if extreme else "–", class_="wide"))
+    last = tag("td", _value(given[-1].metrics[name]), class_="right")
+    return tag("tr", tag("th", name, scope="row"), last, extremes)
 
 
 def _value(value: float) -> Content:
@@ -109,5 +114,6 @@ def _decided(measured: Measured, spec: RunSpec) -> Iterator[str]:
 
 
 def _end(spec: RunSpec) -> str:
-    patience = 0 if spec.stop_early is None else spec.stop_early.patience
-    return f"the training ends after {plural(patience, 'evaluation')} in a row without a better one"
+    assert spec.stop_early is not None
+    by = f" by more than {number(spec.stop_early.min_delta)}" if spec.stop_early.min_delta else ""
+    return f"the training ends after {plural(spec.stop_early.patience, 'evaluation')} in a row that are not better{by}"

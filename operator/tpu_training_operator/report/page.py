@@ -11,12 +11,10 @@ from tpu_training_operator.report.ending import ENDINGS, JobEnd, said, verdict, 
 from tpu_training_operator.report.evaluations import evaluations
 from tpu_training_operator.report.formatting import count, duration, number, plural, share
 from tpu_training_operator.report.history import FirstLoss, History, Measured, RunSpec
+from tpu_training_operator.report.logged import logged_values
 from tpu_training_operator.report.markup import Content, html, tag
 from tpu_training_operator.report.numbers import key_numbers
 from tpu_training_operator.report.recipe import recipe_rows
-
-CHARTED_METRICS = 12
-"""Logged values with a chart of their own; the table has all of them."""
 
 PHASES = {
     "start": ("Start", "imports, meeting the other hosts, placing the model, reading a checkpoint"),
@@ -35,6 +33,9 @@ OWN_LOOP = {
 }
 """A loop of the user's own tells no other phases."""
 
+SHORTEST = 0.001
+"""Seconds from which a phase has a row: below, it was entered and left."""
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -47,7 +48,7 @@ def render(history: History, end: JobEnd | None = None) -> str:
         what_went_wrong(history, end),
         key_numbers(measured, spec, sum(split.values())),
         _loss(measured),
-        _logged(measured),
+        logged_values(measured),
         evaluations(measured, spec),
         _throughput(measured, spec),
         _time(split, measured, OWN_LOOP if spec.entrypoint is None else PHASES),
@@ -116,34 +117,9 @@ def _loss(measured: Measured) -> Element | None:
     return section("loss", "Loss", keys, charts.loss_chart(measured), tag("p", f"{extent}.{lost}", class_="note"))
 
 
-def _logged(measured: Measured) -> Element | None:
-    """What the task has logged in training."""
-    if not measured.logged:
-        return None
-    rows: list[Element] = []
-    figures: list[Element] = []
-    for logged in measured.logged:
-        finite = [point for point in logged.points if charts.drawable(point.low) and charts.drawable(point.high)]
-        values = [value for point in finite for value in (point.low, point.high) if value is not None]
-        least, greatest = (number(min(values)), number(max(values))) if values else ("–", "–")
-        last = logged.points[-1] if logged.points else None
-        newest = "–" if last is None else "not finite" if last.mean is None else number(last.mean)
-        broken = sum(point.broken for point in logged.points)
-        texts = (newest, least, greatest, count(broken) if broken else "–")
-        cells = (tag("td", text, class_="right") for text in texts)
-        rows.append(tag("tr", tag("th", logged.name, scope="row"), cells))
-        if len(finite) > 1 and len(figures) < CHARTED_METRICS:
-            figures.append(figure(logged.name, charts.logged_chart(measured, logged)))
-    return section(
-        "logged",
-        "Logged in training",
-        tag("div", figures, class_="small") if figures else None,
-        table(["Name", "Last", "Min", "Max", "Not finite"], rows, right=(1, 2, 3, 4)),
-    )
-
-
 def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
-    if not measured.stretches:
+    drawing = charts.throughput_chart(measured, spec.batch.total)
+    if drawing is None:
         return None
     rate = measured.examples_per_second
     keys = tag(
@@ -153,11 +129,11 @@ def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
         key("mark", "a new attempt") if charts.restarts(measured) else None,
         class_="keys",
     )
-    return section("throughput", "Throughput", keys, charts.throughput_chart(measured, spec.batch.total))
+    return section("throughput", "Throughput", keys, drawing)
 
 
 def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tuple[str, str]]) -> Element | None:
-    split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds > 0}
+    split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds >= SHORTEST}
     whole, attempts = sum(split.values()), len(measured.attempts)
     if not whole:
         return None

@@ -15,7 +15,7 @@ from typing import Any
 
 from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
@@ -55,7 +55,7 @@ class Run:
         self.stopping = False
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
-        self._clock, self._pace, self._losses = Clock(), Pace(), Losses()
+        self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), Pace(), Losses()
         self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
