@@ -158,7 +158,7 @@ def told(directory: Path) -> list[dict[str, Any]]:
 def test_a_whole_run_leaves_its_result_its_curve_and_its_history(job: Path) -> None:
     with session() as run:
         for step in range(1, 21):
-            run.step(step, torch.tensor(1 / step), learning_rate=0.1)
+            run.step(step, torch.tensor(1 / step), learning_rate=step / 100)
             if step % 10 == 0:
                 run.evaluated(step, {"accuracy": torch.tensor(step / 20), "confusion": torch.zeros(2, 2)})
                 run.checkpoint(step)
@@ -171,6 +171,8 @@ def test_a_whole_run_leaves_its_result_its_curve_and_its_history(job: Path) -> N
     history = json.loads((job / "history.json").read_text())
     assert history["outcome"]["code"] == "Succeeded"
     assert [stretch["steps"] for stretch in history["recorded"]["stretches"]] == [REPORT_EVERY] * 2
+    rates = history["recorded"]["rates"]["points"]
+    assert [(each["step"], each["rate"]) for each in rates] == [(step, step / 100) for step in range(1, 21)]
 
 
 def test_a_loss_that_is_told_every_few_steps_stands_for_all_of_them(job: Path) -> None:

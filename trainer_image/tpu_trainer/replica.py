@@ -19,7 +19,7 @@ from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.checkpoint.snapshot import is_lightnings, weights_of
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.data import GENERATORS, Order, Share, evaluation_size, seed_generators, size_difference
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
@@ -65,7 +65,7 @@ def run_replica(
 
     `die` ends the process with an outcome when the run hangs, so that this call cannot return.
     """
-    clock, pace = Clock(), Pace()
+    clock, pace = Clock(before=process_seconds() or 0.0), Pace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     aloud = environment.host_index == 0 and environment.local_rank == 0
     progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
@@ -345,7 +345,7 @@ class _Run:
         except NeedsTrainerError:
             raise
         except BaseException:
-            instruments.doctor.leave()
+            instruments.leave()
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:

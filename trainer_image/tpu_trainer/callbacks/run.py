@@ -16,7 +16,7 @@ from typing import Any
 from tpu_trainer.callbacks.joined import apart
 from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
@@ -60,11 +60,12 @@ class Run:
         self._agreement = Agreement(self._told, agree, torch_store)
         # Who brings another way to agree has another way to meet.
         self._meets_in_torch = spec.backend == "torch" and agree is None
-        self._clock, self._pace, self._losses = Clock(), Pace(), Losses()
+        self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), Pace(), Losses()
         self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
         self._learning_rate = math.nan
+        self._learning_rates: dict[int, float] = {}
         self._warned = False
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         aloud = environment.host_index == 0 and place_on_host(os.environ) == 0
@@ -89,6 +90,9 @@ class Run:
             self._losses.add(step, loss)
         if learning_rate is not None:
             self._learning_rate = learning_rate
+            # Without a loss there is no report that would take it.
+            if loss is not None:
+                self._learning_rates[step] = learning_rate
         if self._pace.steps % REPORT_EVERY == 0 or time.monotonic() - self._reported >= REPORT_SECONDS:
             self._report(self._losses.read_earlier())
         if metrics:
@@ -98,7 +102,7 @@ class Run:
     def record(self, step: int, loss: Any, learning_rate: float | None) -> None:
         self._losses.add(step, loss)
         if learning_rate is not None:
-            self._learning_rate = learning_rate
+            self._learning_rate = self._learning_rates[step] = learning_rate
         self._report(self._losses.read_earlier())
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -201,7 +205,9 @@ class Run:
                 seconds=now - self._reported,
                 split={phase: seconds[phase] - self._split[phase] for phase in Phase},
                 examples_per_second=self._throughput.rate,
+                learning_rates=dict(self._learning_rates),
             )
+            self._learning_rates.clear()
             self._telling.sample(sample, self._progress.checkpoint_step)
             self._reported, self._split = now, seconds
         self._judge(losses)

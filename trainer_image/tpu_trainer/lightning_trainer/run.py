@@ -190,7 +190,7 @@ class OwnTrainer:
             was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
             return self._end(watch, instruments, hp, done, was_stopped)
         except BaseException:
-            instruments.doctor.leave()
+            instruments.leave()
             raise
         finally:
             # However the run ends, a snapshot that was taken is worth writing.
