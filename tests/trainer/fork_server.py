@@ -49,8 +49,8 @@ READ_LATER = (
 TORCH = ("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch", "torch._dynamo")
 """What a trainer imports on the torch backend: an optimizer's first step imports the last."""
 
-LIGHTNING = (*TORCH, "pytorch_lightning")
-"""What it imports besides for a LightningModule."""
+LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")
+"""What it imports besides for a LightningModule. Lightning's Trainer looks at the last two when it is made."""
 
 XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics")
 """What it imports on the other backends."""

@@ -25,11 +25,10 @@ def warnings(gang: Gang) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    """One torch_xla process that does everything wrong, one thing after the other."""
+    """One torch_xla process that does everything wrong, one thing after the other; by the real command."""
     launcher = Launcher(tmp_path_factory.mktemp("ill"))
-    gang = launcher.start(
-        run_spec(backend="xla", entrypoint="tests.trainer.doctor_tasks:every_pitfall", trainSteps=doctor_tasks.STEPS)
-    )
+    spec = run_spec(backend="xla", entrypoint="tests.trainer.doctor_tasks:every_pitfall", trainSteps=doctor_tasks.STEPS)
+    gang = launcher.start(spec, real=True)
     try:
         assert gang.wait() == [ExitCode.Succeeded], gang.output()
         yield gang
