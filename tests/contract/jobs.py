@@ -129,6 +129,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "steps that are not finite are made": {"recipe.onNotFinite": "Warn"},
     "clipped gradients": {"recipe.gradientClipNorm": "0.5"},
     "mixed precision": {"recipe.precision": "BFloat16Mixed"},
+    "a divided optimizer": {"recipe.sharding": "Optimizer"},
     "a model in bfloat16": {"recipe.precision": "BFloat16"},
 }
 

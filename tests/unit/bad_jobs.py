@@ -72,6 +72,11 @@ _SPEC: list[Row] = [
         "leave them out: cloud.google.com/reservation-name",
     ),
     ({"recipie": {}}, "recipie", "unknown field; nearest: recipe"),
+    (
+        {"trainer.backend": "XLASPMD", "recipe.sharding": "Optimizer"},
+        "recipe.sharding",
+        "needs a process per replica, and backend XLASPMD runs one per host",
+    ),
     ({"slice.count": 2}, "trainer.backend", "several slices need backend XLASPMD"),
     (
         {"report": {}, "trainer.entrypoint": ABSENT, "trainer.command": ["python"]},
@@ -314,6 +319,7 @@ _RECIPE: list[Row] = [
     ({"gradientClipNorm": "0"}, "gradientClipNorm", "'0' is not a number above 0"),
     ({"gradientClipNorm": 1.0}, "gradientClipNorm", "write it as a string"),
     ({"precision": "bf16"}, "precision", "is not one of Float32, BFloat16Mixed, BFloat16"),
+    ({"sharding": "Full"}, "sharding", "is not one of None, Optimizer"),
     ({"gradientNoiseScale": "0"}, "gradientNoiseScale", "'0' is not a number above 0"),
     ({"parameters": {"hidden": 128}}, "parameters.hidden", '128 is a number; write it as a string: "128"'),
     ({"lr": "0.1"}, "lr", "unknown field"),

@@ -257,6 +257,7 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
         ({"emaDecay": "0.9999"}, "Average of weights", "0.9999", "decay per step"),
         ({"gradientClipNorm": "0.5"}, "Gradient clip norm", "0.5", "at most, over all parameters"),
         ({"precision": "BFloat16Mixed"}, "Precision", "BFloat16Mixed", ""),
+        ({"sharding": "Optimizer"}, "Sharding", "Optimizer", "each replica keeps its part of the optimizer's state"),
         ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
         ({"checkpoint": OFTEN}, "Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept"),
         ({"checkpoint": SELDOM | {"initFrom": {"uri": "gs://b/w", "strict": True}}}, "Initial weights", "gs://b/w", ""),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
@@ -42,6 +42,7 @@ from tpu_trainer.reading import Reading, check_data, open_reading
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
+from tpu_trainer.sharding import Sharding, refuse_whole_parameters
 from tpu_trainer.spec import InitSpec, OnNotFinite, RunSpec
 from tpu_trainer.steering import Steering
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
@@ -52,6 +53,9 @@ from tpu_trainer.telemetry.reporter import open_reporter
 from tpu_trainer.telling import Telling
 from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.update import Average, count_on_device
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 def run_replica(
@@ -193,6 +197,7 @@ class _Run:
         optimizer = build_optimizer(task, hp)
         if not hooks.gives_closure:
             refuse_closure(optimizer)
+        sharding = self._sharding(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
 
@@ -210,7 +215,7 @@ class _Run:
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
             logbook.load(found.snapshot.document.get("logged"))
-            give_optimizer(found, optimizer, self.backend)
+            give_optimizer(found, optimizer, self.backend, sharding)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
             state = hooks_of(found, self.backend)
@@ -246,7 +251,25 @@ class _Run:
             average=average,
             begun_with=begun_with,
             clip_norm=clip_norm,
+            sharding=sharding,
         )
+
+    def _sharding(self, optimizer: Optimizer) -> Sharding | None:
+        """How the optimizer's state is divided among the replicas; None if each has all of it.
+
+        Raises:
+            UserCodeError: it was asked for and cannot be.
+        """
+        if self.spec.sharding == "None":
+            return None
+        if self.spec.backend == "xla-spmd":
+            raise UserCodeError(
+                "recipe.sharding: Optimizer needs a process per replica, and backend XLASPMD runs one per host; use "
+                "backend XLA or Torch"
+            )
+        # Also on the smallest slice, where recipes are tried first.
+        refuse_whole_parameters(optimizer, self.backend)
+        return Sharding(optimizer, self.backend) if self.backend.world > 1 else None
 
     def _begin_with(self, spec: InitSpec, model: nn.Module) -> str | None:
         """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that

@@ -63,6 +63,11 @@ class Precision(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
+class Sharding(StrEnum):
+    NONE = "None"
+    OPTIMIZER = "Optimizer"
+
+
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
         description="Name of the optimizer. The trainer builds sgd, adam, adamw, rmsprop, adafactor and lion; with any"
@@ -260,6 +265,12 @@ class Recipe(ApiModel):
         description="Float32: the model computes in the types that it was built with. BFloat16Mixed: loss and metrics"
         " run under autocast to bfloat16, and weights and optimizer state keep their types. BFloat16: the model's"
         " float32 weights and buffers become bfloat16, and the optimizer's state with them.",
+    )
+    sharding: Sharding = Field(
+        Sharding.NONE,
+        description="None: every replica keeps the whole state of the optimizer. Optimizer: each keeps its part of it"
+        " (ZeRO stage 1), for models whose state does not fit; a step then sends half as many bytes more. Not with"
+        " backend XLASPMD.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,

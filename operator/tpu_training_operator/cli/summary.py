@@ -20,6 +20,7 @@ _TRAINERS_ROWS = (
     "stop early",
     "gradient clip norm",
     "precision",
+    "sharding",
 )
 _LEFT_TO_COMMAND = "left to your command"
 _OWN_LOOP = (

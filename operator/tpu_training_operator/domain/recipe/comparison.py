@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, ScheduleName
+from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, ScheduleName, Sharding
 from tpu_training_operator.domain.recipe.ledger import Note
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.words import count
@@ -48,6 +48,7 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
     yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
     unusual = recipe.on_not_finite is not OnNotFinite.STOP
+    divided = recipe.sharding is not Sharding.NONE
     reduced = recipe.precision is not Precision.FLOAT32
     optional = (
         ("milestones", recipe.schedule.milestones, list(scaled.milestones) or None, "milestones"),
@@ -58,6 +59,7 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
         ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
         ("gradient clip norm", recipe.gradient_clip_norm, recipe.gradient_clip_norm, "gradientClipNorm"),
         ("precision", recipe.precision, recipe.precision if reduced else None, "precision"),
+        ("sharding", recipe.sharding, recipe.sharding if divided else None, "sharding"),
         ("on not finite", recipe.on_not_finite, recipe.on_not_finite if unusual else None, "onNotFinite"),
     )
     for name, before, now, field in optional:
