@@ -4,8 +4,10 @@ A gang's process spends 2.7 of its 3 seconds of CPU on importing torch, and on t
 importing torch_xla as well; a test run starts hundreds of them. What is forked begins where `python -m MODULE` would,
 only with these packages imported. It is real in everything else: a process with a session, an environment, a directory
 and standard streams of its own, which imports this project's code itself, whose main thread runs MODULE as `__main__`,
-and which the interpreter ends. The processes that it starts, replicas among them, are fresh interpreters, for
-multiprocessing spawns them.
+and which the interpreter ends, unless all went well: then it leaves once the exit handlers have run, since taking the
+interpreter apart would copy the server's pages, which costs as much as a small training. The processes that it starts
+are fresh interpreters, for multiprocessing spawns them; where that is not the point, `FORKS_REPLICAS` has replicas
+forked, too.
 
 Why this is sound: the packages start no thread when they are imported (the server asserts it). They do read the
 environment, so processes share a server only if their environments differ in nothing but variables that are read later
@@ -44,14 +46,17 @@ READ_LATER = (
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
-TORCH = ("torch", "torch._dynamo")
-"""What a trainer imports on the torch backend: an optimizer's first step imports the second."""
+TORCH = ("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch", "torch._dynamo")
+"""What a trainer imports on the torch backend: an optimizer's first step imports the last."""
 
-LIGHTNING = (*TORCH, "pytorch_lightning")
-"""What it imports besides for a LightningModule."""
+LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")
+"""What it imports besides for a LightningModule. Lightning's Trainer looks at the last two when it is made."""
 
 XLA = (*TORCH, "torch_xla", "torch_xla.distributed.spmd", "torch_xla.debug.metrics")
 """What it imports on the other backends."""
+
+FORKS_REPLICAS = "TEST_FORKS_REPLICAS"
+"""Set for a forked host: modules of the tests that start its replicas fork them."""
 
 _LONGEST_REQUEST = 1 << 17
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -154,6 +159,8 @@ class _Running:
 
 def _serve(control: socket.socket, packages: list[str]) -> str:
     """Forks until the test worker has gone. Returns in the forked processes only: the module that they run."""
+    # First, so that the packages' own exit handlers run before it.
+    atexit.register(_leave_after_success)
     before = dict(os.environ)
     for package in packages:
         importlib.import_module(package)
@@ -232,7 +239,29 @@ def _become(output: int, env: Mapping[str, str]) -> None:
         random.seed()
 
 
+def _run(module: str) -> None:
+    """Notes whether it went well, and leaves the process's end to the interpreter."""
+    global _succeeded
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        _succeeded = end.code in (None, 0)
+        raise
+    _succeeded = True
+
+
+_succeeded = False
+
+
+def _leave_after_success() -> None:
+    """The last exit handler."""
+    if _succeeded:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 if __name__ == "__main__":
     _module = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
     # The last statement, so that the interpreter ends the process as it ends any other.
-    runpy.run_module(_module, run_name="__main__", alter_sys=True)
+    _run(_module)
