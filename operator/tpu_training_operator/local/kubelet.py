@@ -15,6 +15,7 @@ from pathlib import Path
 from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.local.container_env import container_env, expand
+from tpu_training_operator.local.forks import Forks
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
 
@@ -61,6 +62,7 @@ class Kubelet:
         self._doomed: set[str] = set()
         self._kill_at_once = False
         self._ports: dict[tuple[str, str], int] = {}
+        self._forks = Forks()
         store.subscribe(self._on_change)
 
     def pod_directory(self, pod_name: str) -> PodDirectory:
@@ -75,8 +77,13 @@ class Kubelet:
     def kill_all(self) -> None:
         """End every process now, without a grace period, including those that are just starting."""
         self._kill_at_once = True
+        self._forks.give_up()
         for process in self._processes.values():
             process.kill()
+
+    async def close(self) -> None:
+        """After the last process has ended."""
+        await self._forks.close()
 
     def _on_change(self, body: Object) -> None:
         if body["kind"] != PODS.kind:
@@ -91,7 +98,9 @@ class Kubelet:
     def _stop(self, pod: Object) -> None:
         uid = pod["metadata"]["uid"]
         process = self._processes.get(uid)
-        if process is not None and uid not in self._stopping:
+        if process is None:
+            self._forks.give_up()
+        elif uid not in self._stopping:
             grace = pod["spec"]["terminationGracePeriodSeconds"]
             self._stopping[uid] = asyncio.create_task(process.stop(grace))
 
@@ -143,6 +152,8 @@ class Kubelet:
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
         command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]
+        if (forked := await self._forks.fork(command, env, files.log)) is not None:
+            return forked
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
