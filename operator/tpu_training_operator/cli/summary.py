@@ -33,6 +33,9 @@ def print_summary(file: JobFile, warnings: list[str], cost: Cost | None = None) 
     if not console.is_terminal:
         # A pipe has no width, and the default of 80 would break the rules into many lines.
         console = Console(highlight=False, width=_NARROWEST + 40)
+    hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
+    # Not as the table's title, which would be padded with spaces to its width.
+    console.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
     console.print(_table(file, cost))
     if file.job.spec.trainer.command is not None:
         console.print(f"note: {_OWN_LOOP}", soft_wrap=True)
@@ -43,11 +46,9 @@ def print_summary(file: JobFile, warnings: list[str], cost: Cost | None = None) 
 
 def _table(file: JobFile, cost: Cost | None) -> Table:
     spec = file.job.spec
-    hardware = "" if spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
-    title = f"{file.job.name}: {file.resolution.layout}{hardware}"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table()
     table.add_column("")
-    table.add_column("tuned on", justify="right")
+    table.add_column("recipe" if spec.recipe.tuned_on is None else "tuned on", justify="right")
     table.add_column("runs on", justify="right", style="bold")
     table.add_column("rule", style="dim", overflow="fold")
     is_own_loop = spec.trainer.command is not None

@@ -40,7 +40,7 @@ class Forks:
 
     async def fork(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> WorkerProcess | None:
         """A process like one that `command` starts, with its output in `log`; None if it has to be started."""
-        if not _gains(command, env):
+        if not gains(command, env):
             return None
         # One at a time: the server answers in milliseconds, and its socket holds only so many environments.
         async with self._turn:
@@ -67,7 +67,8 @@ class Forks:
             await server.close()
 
 
-def _gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
+def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether it is worth to fork what `command` would start."""
     is_large = int(env["TPUJOB_NUM_HOSTS"]) >= _SMALLEST_GANG and env["TPUJOB_HOST_INDEX"] != "0"
     return is_large and list(command) == TRAINER_COMMAND and sys.platform == "linux"
 
