@@ -95,7 +95,7 @@ def run_replica(
                 backend.barrier()
                 backend.close()
         except Exception as error:
-            outcome = outcome_of(error, telling.progress.step)
+            outcome = outcome_of(error, telling.progress.step if pace.last is None else pace.last)
         telling.ended(outcome)
     return outcome
 

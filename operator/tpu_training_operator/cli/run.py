@@ -102,6 +102,9 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
             move(body, on_slice)
         if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
             body["spec"]["slice"]["hardware"] = Hardware.CPU.value
+        if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("trainer"), dict):
+            # The first job of most people has none yet, and here nothing would pull it.
+            body["spec"]["trainer"].setdefault("image", "none")
 
     file = load(filename, change=change)
     if steps is None:
@@ -247,7 +250,8 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
         click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
         if status.last_failure:
             failure = status.last_failure
-            click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}:", err=True)
+            after = "" if failure.step is None else f" after {count(failure.step, 'step')}"
+            click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}{after}:", err=True)
             for line in failure.message.splitlines():
                 click.echo(f"    {line}", err=True)
     for warning in outcome.warnings:

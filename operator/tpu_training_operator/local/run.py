@@ -109,6 +109,7 @@ async def run_job(
                 await control
             kubelet.kill_all()
             await kubelet.drain()
+            await kubelet.close()
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in range(1, watch.status.attempt + 1))
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return Outcome(

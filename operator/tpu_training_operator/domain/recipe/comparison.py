@@ -25,16 +25,17 @@ class Row:
 
 def comparison(recipe: Recipe, resolution: Resolution) -> tuple[Row, ...]:
     """The slices first, then every number of the recipe that a rule may change."""
-    return (*_slices(resolution), *_numbers(recipe, resolution))
+    return (*_slices(recipe, resolution), *_numbers(recipe, resolution))
 
 
-def _slices(resolution: Resolution) -> Iterator[Row]:
-    layout, tuned = resolution.layout, resolution.tuned_on
+def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+    """Without `tunedOn` nothing is known of another slice."""
+    layout, tuned = resolution.layout, resolution.tuned_on if recipe.tuned_on is not None else None
     yield _row("slice", tuned, layout)
-    yield _row("topology", tuned.shape.topology, layout.shape.topology)
-    yield _row("hosts", tuned.hosts, layout.hosts, f"{count(layout.shape.chips_per_host, 'chip')} each")
-    yield _row("chips", tuned.chips, layout.chips)
-    yield _row("replicas", tuned.replicas, layout.replicas, "one per XLA device")
+    yield _row("topology", tuned and tuned.shape.topology, layout.shape.topology)
+    yield _row("hosts", tuned and tuned.hosts, layout.hosts, f"{count(layout.shape.chips_per_host, 'chip')} each")
+    yield _row("chips", tuned and tuned.chips, layout.chips)
+    yield _row("replicas", tuned and tuned.replicas, layout.replicas, "one per XLA device")
 
 
 def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
