@@ -100,7 +100,7 @@ class Options:
     max_hosts: int
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
-    lease: ServiceName | None = None
+    lease: LeaseName | None = None
     pod_address: str = ""
 
 
@@ -134,15 +134,14 @@ class Operator:
             self._turns = asyncio.create_task(self._take_turns(self._options.lease, metrics), name="turns")
             self._resources.push_async_callback(_cancel, self._turns)
 
-    async def _take_turns(self, lease: ServiceName, metrics: Metrics) -> None:
+    async def _take_turns(self, lease: LeaseName, metrics: Metrics) -> None:
         """Wait until this process leads, and pass workers' reports on to the one that does; then work."""
         options = self._options
         address = f"{options.pod_address}:{options.progress_port}" if options.service and options.pod_address else ""
         candidate = Candidate(f"{socket.gethostname()}-{secrets.token_hex(4)}", address)
         # With connections of its own: a renewal must not wait behind thousands of creations.
         async with connect(self._credentials, ClientOptions(connections=2)) as client:
-            name = LeaseName(lease.name, lease.namespace)
-            election = Election(client, name, candidate, client.clock.now, time.monotonic)
+            election = Election(client, lease, candidate, client.clock.now, time.monotonic)
             async with contextlib.AsyncExitStack() as waiting:
                 if options.service:
                     await waiting.enter_async_context(relay(options.progress_port, lambda: election.leader_address))
@@ -321,6 +320,17 @@ class _ServiceType(click.ParamType[ServiceName]):
             self.fail(str(error), param, ctx)
 
 
+class _LeaseType(click.ParamType[LeaseName]):
+    name = "NAME.NAMESPACE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LeaseName:
+        name, _, namespace = str(value).rpartition(".")
+        if not name or not namespace:
+            message = f"{value!r} is not NAME.NAMESPACE of a Lease, such as tpu-training-operator.tpu-system"
+            self.fail(message, param, ctx)
+        return LeaseName(name, namespace)
+
+
 class _IngressRuleType(click.ParamType[Object]):
     name = "JSON"
 
@@ -348,7 +358,7 @@ class _IngressRuleType(click.ParamType[Object]):
 )
 @click.option(
     "--lease",
-    type=_ServiceType(),
+    type=_LeaseType(),
     help="Work only while holding this Lease, of several operators with the same one. Default: work at once.",
 )
 @click.option("--pod-address", default="", help="With --lease: the address at which the others reach this one's port.")
