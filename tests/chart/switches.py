@@ -196,4 +196,7 @@ SWITCHES = (
 )
 
 # Rendered in every combination that adds or removes objects, and with the defaults.
-VARIANTS: dict[str, Object] = {"defaults": {}} | {switch.path: switch.values for switch in SWITCHES}
+VARIANTS: dict[str, Object] = {
+    "defaults": {},
+    "two operators": {"replicas": 2, "networkPolicy": {"enabled": True}},
+} | {switch.path: switch.values for switch in SWITCHES}

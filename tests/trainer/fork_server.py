@@ -3,8 +3,8 @@
 A gang's process spends 2.7 of its 3 seconds of CPU on importing torch, and on the other backends 4.5 of 6.5 on
 importing torch_xla as well; a test run starts hundreds of them. The server is local mode's
 (`tpu_training_operator.local.fork_server`, which says why this is sound), but imports only the packages: each process
-imports this project's code itself. The processes that it starts are fresh interpreters, for multiprocessing spawns them;
-where that is not the point, `FORKS_REPLICAS` has replicas forked, too.
+imports this project's code itself. The processes that it starts are fresh interpreters, for multiprocessing spawns
+them; where that is not the point, `FORKS_REPLICAS` has replicas forked, too.
 
 Processes share a server only if their environments differ in nothing but variables that are read after the imports
 (`READ_LATER`). What a fork cannot show is what depends on the start of an interpreter: the seed of hashes, which forks

@@ -37,6 +37,8 @@ NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpol
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 ENDPOINTS = Resource("v1", "Endpoints", "endpoints")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
+# Who leads, of several operators.
+LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 # A question rather than an object: nothing is stored.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
@@ -44,7 +46,7 @@ _BY_KIND = {
     resource.kind: resource
     for resource in (
         *(JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, NETWORK_POLICIES),
-        *(ENDPOINT_SLICES, ENDPOINTS, EVENTS, TOKEN_REVIEWS),
+        *(ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, TOKEN_REVIEWS),
     )
 }
 
