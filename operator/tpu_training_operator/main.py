@@ -44,6 +44,7 @@ from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
+from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 from tpu_training_operator.runtime.watching import Haste, Watching
@@ -148,6 +149,7 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
+            queues=Queues(client),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)

@@ -14,6 +14,7 @@ from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.ownership import controller, is_ours, job_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Notes, Report
 from tpu_training_operator.domain.topology import SliceLayout
+from tpu_training_operator.domain.workload import Queue
 
 Object = Mapping[str, Any]
 
@@ -148,15 +149,16 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class Observed:
-    """A job, the pods of its workers, the reports it sent, and the operator's notes on it.
+    """A job, the pods of its workers, the reports it sent, the operator's notes on it, and its place in a queue.
 
-    `notes`: None if the plan is only shown, not carried out.
+    `notes`: None if the plan is only shown, not carried out. `queue`: None for a job that has nothing to do with Kueue.
     """
 
     job: Object
     pods: tuple[WorkerPod, ...]
     inbox: Inbox = NOTHING_HEARD
     notes: Notes | None = None
+    queue: Queue | None = None
 
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
@@ -176,16 +178,18 @@ class Observed:
     @property
     def report(self) -> Report | None:
         """The latest report, if its pod still exists: it may come from an older job of the same name. The last report
-        of a suspended gang counts although its pod is gone."""
+        of a gang that was stopped counts although its pod is gone."""
         said = self.inbox.report
         if said is None or any(pod.uid == said.pod_uid for pod in self.pods):
             return said
-        return said if self._is_suspended and said.attempt == self.job["status"].get("attempt") else None
+        return said if self._is_stopped and said.attempt == self.job["status"].get("attempt") else None
 
     @property
-    def _is_suspended(self) -> bool:
+    def _is_stopped(self) -> bool:
+        """By a suspension, or because the job is back in its queue."""
         conditions: Sequence[Object] = (self.job.get("status") or {}).get("conditions") or ()
-        return any((condition["type"], condition["status"]) == ("Suspended", "True") for condition in conditions)
+        stopped = (("Suspended", "True"), ("Admitted", "False"))
+        return any((condition["type"], condition["status"]) in stopped for condition in conditions)
 
     def of_attempt(self, attempt: int) -> list[WorkerPod]:
         return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)
