@@ -44,6 +44,7 @@ from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
+from tpu_training_operator.runtime.queue_watching import QueueWatching
 from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
@@ -139,6 +140,7 @@ class Operator:
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
         events = EventSender(client)
+        queue_watching = QueueWatching(watcher, options.namespaces, self._hint)
         reconciler = Reconciler(
             cluster,
             now,
@@ -149,7 +151,7 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
-            queues=Queues(client),
+            queues=Queues(client, queue_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
@@ -162,7 +164,12 @@ class Operator:
             await enter(serve(service, options.progress_port, tls))
         if options.metrics_port is not None:
             await enter(serve_metrics(options.metrics_port, metrics))
-        runs = {"events": events.run(), "controller": self._controller.run(), "watching": watching.run()}
+        runs = {
+            "events": events.run(),
+            "controller": self._controller.run(),
+            "watching": watching.run(),
+            "queues": queue_watching.run(),
+        }
         for name, work in runs.items():
             self._resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
 

@@ -5,7 +5,7 @@ right to read the definitions of other kinds.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.ownership import Claim, claim
@@ -27,8 +27,11 @@ _MOST = 512
 
 
 class Queues:
-    def __init__(self, cluster: Reader) -> None:
+    """`found`: hears of the kind Workload, once the cluster is known to have it."""
+
+    def __init__(self, cluster: Reader, found: Callable[[Resource], None] = lambda kind: None) -> None:
         self._cluster = cluster
+        self._found = found
         self._version = KUEUE_VERSIONS[0]
         self._flavors: OrderedDict[tuple[str, tuple[str, ...]], tuple[Object, ...]] = OrderedDict()
 
@@ -69,6 +72,7 @@ class Queues:
                     continue
                 found = None
             self._version = version
+            self._found(WORKLOADS[version])
             return version, found
         return "", None
 
