@@ -18,6 +18,8 @@ from tpu_training_operator.domain.workload import Queue
 
 Object = Mapping[str, Any]
 
+_KUEUE_GATE = {"name": constants.KUEUE_POD_GATE}
+
 
 @dataclass(frozen=True)
 class WorkerPod:
@@ -104,6 +106,14 @@ class WorkerPod:
     def container(self) -> Object:
         """The status of the worker's container; empty before the kubelet writes one."""
         return next((status for status in self.containers if status.get("name") == constants.CONTAINER_NAME), {})
+
+    @property
+    def was_taken_by_kueue(self) -> bool:
+        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group was given to it by
+        its owner."""
+        gates: Sequence[Object] = self.raw.get("spec", {}).get("schedulingGates") or ()
+        labels = self.raw["metadata"].get("labels") or {}
+        return constants.LABEL_POD_GROUP not in labels and _KUEUE_GATE in map(dict, gates)
 
     def waiting(self, *, sidecars: bool = False) -> tuple[str, str]:
         """Reason and message of the first container that waits to start; ("", "") if none does. An init container that
@@ -207,11 +217,11 @@ _STATUS = (
     *("phase", "reason", "message", "startTime", "podIPs"),
     *("conditions", "initContainerStatuses", "containerStatuses"),
 )
-_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
+_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS, constants.LABEL_POD_GROUP)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
-_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
+_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget", "TerminationTarget")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
@@ -230,6 +240,8 @@ def slim(pod: Object) -> dict[str, Any]:
     spec = _only(pod.get("spec") or {}, _SPEC)
     if WorkerPod(pod).runs_trainer:
         spec["containers"] = [_TRAINER]
+    if WorkerPod(pod).was_taken_by_kueue:
+        spec["schedulingGates"] = [_KUEUE_GATE]
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
