@@ -49,6 +49,8 @@ from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, Ser
 from tpu_training_operator.runtime.progress.relay import relay
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
+from tpu_training_operator.runtime.queue_watching import QueueWatching
+from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 from tpu_training_operator.runtime.watching import Haste, Watching
@@ -185,6 +187,7 @@ class Operator:
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
         events = EventSender(client)
+        queue_watching = QueueWatching(watcher, options.namespaces, self._hint)
         reconciler = Reconciler(
             cluster,
             now,
@@ -195,6 +198,7 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
+            queues=Queues(client, queue_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
@@ -204,7 +208,12 @@ class Operator:
             enqueue = self._controller.enqueue_within
             service = ProgressService(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
             await enter(serve(service, options.progress_port, tls))
-        runs = {"events": events.run(), "controller": self._controller.run(), "watching": watching.run()}
+        runs = {
+            "events": events.run(),
+            "controller": self._controller.run(),
+            "watching": watching.run(),
+            "queues": queue_watching.run(),
+        }
         for name, work in runs.items():
             resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
         self._health = Health(self._controller, (client, watcher), watching)

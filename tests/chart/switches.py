@@ -164,6 +164,9 @@ SWITCHES = (
     Switch(
         "reservedLabels.enabled", True, _names("ValidatingAdmissionPolicyBinding"), [f"{FULL_NAME}-reserved-labels"]
     ),
+    Switch(
+        "kueue.enabled", True, lambda o: [n for n in _names("ClusterRole")(o) if "-kueue" in n], [f"{FULL_NAME}-kueue"]
+    ),
     Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
     Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),
     _metrics("serviceMonitor.enabled", True, shows=_names("ServiceMonitor"), expected=[FULL_NAME]),

@@ -28,6 +28,7 @@ NEEDED = [
     for file in ("rbac.yaml", "progress_rbac.yaml")
     for role in yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / file).read_text())
 ]
+FOR_QUEUES = list(yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / "kueue_rbac.yaml").read_text()))
 PROGRESS = f"{FULL_NAME}-progress"
 Grant = tuple[str, str, str, str]
 NAMESPACED_ONLY = {
@@ -152,6 +153,11 @@ def test_an_invalid_service_name_is_refused_with_an_explanation(helm: Helm) -> N
 def test_the_operator_has_exactly_the_rights_it_needs(helm: Helm) -> None:
     roles = of_kind(helm.template({"rbac": {"userRoles": False}}), "Role", "ClusterRole")
     assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED)}
+
+
+def test_with_kueue_it_has_the_rights_that_queues_need_besides(helm: Helm) -> None:
+    roles = of_kind(helm.template({"rbac": {"userRoles": False}, "kueue": {"enabled": True}}), "Role", "ClusterRole")
+    assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED + FOR_QUEUES)}
 
 
 def documented_rights() -> set[Grant]:

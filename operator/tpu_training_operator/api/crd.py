@@ -24,6 +24,7 @@ _COLUMNS = (
     ("Topology", "string", ".status.resolved.topology", "Chips along each axis", 1),
     ("Global batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "The reason in a sentence", 1),
 )
 
 
