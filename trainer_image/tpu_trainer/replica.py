@@ -197,7 +197,7 @@ class _Run:
         optimizer = build_optimizer(task, hp)
         if not hooks.gives_closure:
             refuse_closure(optimizer)
-        sharding = self._sharding(optimizer)
+        sharding = self._sharding(optimizer, task.model)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
 
@@ -254,7 +254,7 @@ class _Run:
             sharding=sharding,
         )
 
-    def _sharding(self, optimizer: Optimizer) -> Sharding | None:
+    def _sharding(self, optimizer: Optimizer, model: nn.Module) -> Sharding | None:
         """How the optimizer's state is divided among the replicas; None if each has all of it.
 
         Raises:
@@ -269,7 +269,7 @@ class _Run:
             )
         # Also on the smallest slice, where recipes are tried first.
         refuse_whole_parameters(optimizer, self.backend)
-        return Sharding(optimizer, self.backend) if self.backend.world > 1 else None
+        return Sharding(optimizer, model, self.backend) if self.backend.world > 1 else None
 
     def _begin_with(self, spec: InitSpec, model: nn.Module) -> str | None:
         """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
