@@ -13,7 +13,7 @@ html_copy_source = False
 smartquotes = False
 
 root_doc = "docs/README"
-include_patterns = ["*.md", "docs/**.md", "examples/*.md"]
+include_patterns = ["*.md", "docs/**.md", "examples/*.md", "charts/*/*.md"]
 # Not looked into at all, because the environment alone has tens of thousands of files.
 exclude_patterns = [".*", "build", "dist", "runs", "tests"]
 
@@ -24,7 +24,7 @@ myst_heading_anchors = 4
 def _sidebar(text: str) -> Iterator[str]:
     """The pages that docs/README.md links to, section by section."""
     for section in text.removeprefix("# ").split("\n## "):
-        pages = dict.fromkeys(re.findall(r"\]\(([\w./]+)\.md", section))
+        pages = dict.fromkeys(re.findall(r"\]\(([\w./-]+)\.md", section))
         yield _list(":hidden:", f":caption: {section.partition(chr(10))[0]}", *pages)
     yield _list(":hidden:", ":caption: Project", "/CONTRIBUTING", "/CHANGELOG")
 

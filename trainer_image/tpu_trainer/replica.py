@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.checkpoint.snapshot import is_lightnings, weights_of
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.data import GENERATORS, Order, Share, evaluation_size, seed_generators, size_difference
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
@@ -42,6 +42,7 @@ from tpu_trainer.reading import Reading, check_data, open_reading
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.schedule import LearningRate
+from tpu_trainer.sharding import Sharding, refuse_whole_parameters
 from tpu_trainer.spec import InitSpec, OnNotFinite, RunSpec
 from tpu_trainer.steering import Steering
 from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
@@ -53,6 +54,9 @@ from tpu_trainer.telling import Telling
 from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.update import Average, count_on_device
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
 
 def run_replica(
     spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal | SharedStop, die: Callable[[Outcome], NoReturn]
@@ -61,7 +65,7 @@ def run_replica(
 
     `die` ends the process with an outcome when the run hangs, so that this call cannot return.
     """
-    clock, pace = Clock(), Pace()
+    clock, pace = Clock(before=process_seconds() or 0.0), Pace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     aloud = environment.host_index == 0 and environment.local_rank == 0
     progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
@@ -91,7 +95,7 @@ def run_replica(
                 backend.barrier()
                 backend.close()
         except Exception as error:
-            outcome = outcome_of(error, telling.progress.step)
+            outcome = outcome_of(error, telling.progress.step if pace.last is None else pace.last)
         telling.ended(outcome)
     return outcome
 
@@ -193,6 +197,7 @@ class _Run:
         optimizer = build_optimizer(task, hp)
         if not hooks.gives_closure:
             refuse_closure(optimizer)
+        sharding = self._sharding(optimizer)
         if skips := self.spec.on_not_finite is OnNotFinite.SKIP:
             count_on_device(optimizer, self.backend.device)
 
@@ -210,7 +215,7 @@ class _Run:
         if found is not None and storage.target is not None:
             growth.load(found.snapshot.document.get("growth"))
             logbook.load(found.snapshot.document.get("logged"))
-            give_optimizer(found, optimizer, self.backend)
+            give_optimizer(found, optimizer, self.backend, sharding)
             rates.load(found.snapshot.document.get("rates"))
             start = replace(start, ramp=rates.ramp)
             state = hooks_of(found, self.backend)
@@ -246,7 +251,25 @@ class _Run:
             average=average,
             begun_with=begun_with,
             clip_norm=clip_norm,
+            sharding=sharding,
         )
+
+    def _sharding(self, optimizer: Optimizer) -> Sharding | None:
+        """How the optimizer's state is divided among the replicas; None if each has all of it.
+
+        Raises:
+            UserCodeError: it was asked for and cannot be.
+        """
+        if self.spec.sharding == "None":
+            return None
+        if self.spec.backend == "xla-spmd":
+            raise UserCodeError(
+                "recipe.sharding: Optimizer needs a process per replica, and backend XLASPMD runs one per host; use "
+                "backend XLA or Torch"
+            )
+        # Also on the smallest slice, where recipes are tried first.
+        refuse_whole_parameters(optimizer, self.backend)
+        return Sharding(optimizer, self.backend) if self.backend.world > 1 else None
 
     def _begin_with(self, spec: InitSpec, model: nn.Module) -> str | None:
         """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
@@ -322,7 +345,7 @@ class _Run:
         except NeedsTrainerError:
             raise
         except BaseException:
-            instruments.doctor.leave()
+            instruments.leave()
             raise
         rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if trained.stopped:

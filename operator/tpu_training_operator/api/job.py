@@ -9,7 +9,7 @@ from pydantic import Field
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, MetricName, Rule, StorageUri
-from tpu_training_operator.api.recipe import MetricMode, Recipe
+from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, cel_list, hosts_per_slice_asked
 from tpu_training_operator.api.trainer import Backend, Trainer
@@ -158,6 +158,13 @@ class Spec(ApiModel):
                 or spec.trainer.backend is not Backend.XLA
             ),
             field="trainer.backend",
+        ),
+        Rule(
+            cel="self.recipe.sharding == 'None' || self.trainer.backend != 'XLASPMD'",
+            message="sharding Optimizer needs a process per replica, and backend XLASPMD runs one per host; use backend"
+            " XLA or Torch",
+            holds=lambda spec: spec.recipe.sharding is Sharding.NONE or spec.trainer.backend is not Backend.XLA_SPMD,
+            field="recipe.sharding",
         ),
         Rule(
             cel="!has(self.report) || has(self.trainer.entrypoint)",

@@ -29,6 +29,7 @@ class ReportPhase(StrEnum):
 
 
 class State(StrEnum):
+    QUEUED = "Queued"
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
@@ -232,7 +233,8 @@ class Status(StatusModel):
         ),
     ] = Field(
         default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, GangReady, Succeeded and Failed, as far as they apply.",
+        description="Ready, Reconciling, Stalled, Suspended, Admitted, GangReady, Succeeded and Failed, as far as they"
+        " apply.",
     )
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."

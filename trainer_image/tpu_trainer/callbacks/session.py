@@ -51,6 +51,7 @@ class Session:
 
     def __init__(self, total_steps: int | None, global_batch_size: int | None, agree: Agree | None) -> None:
         self._run: Run | None = None
+        self._ended: Run | None = None
         self._asked = (total_steps, global_batch_size, agree)
 
     @property
@@ -88,9 +89,12 @@ class Session:
             self._run.record(step, loss, learning_rate)
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The metrics of an evaluation after `step` steps, for those who have them between two steps."""
+        """The metrics of an evaluation after `step` steps, for those who have them between two steps, or after the
+        session: the result has the last ones."""
         if self._run is not None:
             self._run.evaluated(step, metrics)
+        elif self._ended is not None:
+            self._ended.evaluated_after(step, metrics)
 
     def checkpoint(self, step: int) -> None:
         """A checkpoint of `step` is written, and a restarted job would continue from it. Before the first step: the
@@ -129,6 +133,7 @@ class Session:
         run, self._run = self._run, None
         if run is not None:
             run.end(error)
+            self._ended = run if error is None else None
 
     def __enter__(self) -> Session:
         return self.begin()
