@@ -8,8 +8,9 @@ from tests.chart.helm import FULL_NAME, Object, container, named, nested, of_kin
 from tpu_training_operator.main import main
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-IMAGE = "ghcr.io/example/tpu-training-operator"
+IMAGE = "localhost/tpu-training-operator"
 NAMESPACES = ["team-a", "team-b"]
+OTHER = "elsewhere"
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from tpu_trainer.spec import parse_run_spec
 from tpu_trainer.telemetry import history as trainer
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.report.ending import ENDINGS
 from tpu_training_operator.report.formatting import duration
 from tpu_training_operator.report.history import HISTORY, parse_history
-from tpu_training_operator.report.page import ENDINGS, PHASES, render
+from tpu_training_operator.report.page import PHASES, render
 
 SCHEMA = json.loads(files("tpu_trainer").joinpath("history-v1.schema.json").read_text(encoding="utf-8"))
 WRITTEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
@@ -30,7 +31,7 @@ def eventful() -> trainer.History:
     """Everything a run may record, with numbers that are not finite wherever they may occur."""
     history = trainer.History()
     split = {Phase.INPUT: 0.5, Phase.DEVICE: 1.5}
-    history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split))
+    history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split, learning_rates={1: 0.05, 2: 0.1}))
     history.sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
     history.evaluated(4, {"accuracy": 0.875, "perplexity": math.inf})
     history.logged([Curve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
@@ -53,11 +54,12 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     assert shown.written == WRITTEN
     assert shown.run_spec.train_steps == spec.train_steps
     assert [point.mean for point in shown.recorded.losses] == [0.75, None, None, 0.5]
+    assert [(each.step, each.rate) for each in shown.recorded.rates.points] == [(1, 0.05), (2, 0.1)]
     assert (shown.recorded.examples_per_second, shown.recorded.mfu) == (80.0, 0.4)
     page = render(shown)
     known = (job.name, "pad less", "0.875", "&lt;b&gt;accuracy", "0.625")
     assert all(words in page for words in (*known, "Succeeded" if ended else "Running"))
-    assert f"{duration(41.0)} until its first loss, {duration(12.5)} of it to compile 2 programs" in page
+    assert f"It needed {duration(41.0)} until its first loss, {duration(12.5)} of it to compile 2 programs" in page
 
 
 def test_both_sides_use_the_same_names_for_the_file_its_phases_and_its_outcomes() -> None:

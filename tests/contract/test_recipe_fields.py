@@ -105,6 +105,10 @@ ACT: dict[str, tuple[Changes, Changes]] = {
         {"schedule": {"name": "Step", "milestones": [3]}},
         {"schedule": {"name": "Step", "milestones": [5]}},
     ),
+    "schedule.milestoneEpochs": (
+        EPOCHS | {"schedule": {"name": "Step", "milestoneEpochs": [1]}},
+        EPOCHS,
+    ),
     "schedule.factor": ({"schedule": {"name": "Linear", "factor": "0.5"}}, {"schedule": {"name": "Linear"}}),
     "schedule.metric": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"metric": "another"}}),
     "schedule.mode": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"mode": "Min"}}),

@@ -102,6 +102,14 @@ def test_the_outcome_in_the_last_words_outranks_the_launchers_exit_code() -> Non
     assert (failure.reason, failure.exit_code, failure.message) == ("Preempted", 75, "stopped on request")
 
 
+def test_words_of_success_do_not_pass_for_the_cause_of_a_failure_after_the_training() -> None:
+    failure = failure_of(json.dumps({"outcome": "Succeeded", "message": "trained 9 steps, loss 0.5", "step": 9}))
+    assert (failure.failure_class, failure.message) == (
+        "UserError",
+        "the program failed after its training had ended (exit code 1; its log says why): trained 9 steps, loss 0.5",
+    )
+
+
 def test_an_exit_code_of_the_programs_own_is_believed() -> None:
     assert failure_of(json.dumps({"outcome": "Preempted", "message": "stopped"}), code=3).reason == "ExitCode"
 

@@ -64,7 +64,7 @@ class Gang(Surroundings):
     def apply_a_job(
         self, slices: int, listens: bool, own_loop: bool, passes: int, window: str, limits: dict[str, int]
     ) -> None:
-        trainer = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+        trainer = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}}
         self.limits, self.window = limits, timedelta(minutes=5) if window == "5m" else timedelta(hours=24)
         changes: dict[str, Any] = {
             "spec.slice.acceleratorType": "v5litepod-8",

@@ -136,6 +136,28 @@ def test_merged_stretches_have_the_mean_gradient_norm_of_their_steps() -> None:
     assert sum(norm * steps for norm, steps in norms) == pytest.approx(sum(range(1, 17)))
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 1000])
+def test_the_learning_rates_begin_with_the_first_step_however_long_the_run(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOGGED_LIMIT", 8)
+    rates = [replace(sample(step, [1.0]), learning_rates={step: step / 10}) for step in range(1, count + 1)]
+    points = recorded(*rates).rates["points"]
+    assert (points[0].step, points[0].rate) == (1, 0.1)
+    assert len(points) <= 8
+    assert all(point.rate == point.step / 10 for point in points)
+
+
+def test_a_resumed_run_forgets_the_rates_of_the_steps_it_makes_again() -> None:
+    history = History()
+    history.sample(replace(sample(3, [1.0] * 3), learning_rates={1: 0.1, 2: 0.2, 3: math.nan}))
+    after = load_history(written(history), "5f0c")
+    assert after is not None
+    after.forget_after(1)
+    after.sample(replace(sample(2, [1.0]), learning_rates={2: 0.5}))
+    assert [(point.step, point.rate) for point in of(after).rates["points"]] == [(1, 0.1), (2, 0.5)]
+
+
 def test_a_rate_that_becomes_unknown_leaves_the_last_one() -> None:
     known = Sample(1, (1.0,), 0.1, 1.0, {}, examples_per_second=5.0, mfu=0.4, noise_scale=80.0)
     found = recorded(known, sample(2, [1.0]))

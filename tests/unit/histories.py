@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_training_operator.report.ending import JobEnd
 from tpu_training_operator.report.history import History, parse_history
 from tpu_training_operator.report.page import render
 
@@ -50,8 +51,8 @@ def history(recorded: Mapping[str, Any] | None = None, **more: Any) -> History:
     return parse_history(document(recorded, **more))
 
 
-def page_of(recorded: Mapping[str, Any] | None = None, **more: Any) -> str:
-    return render(history(recorded, **more))
+def page_of(recorded: Mapping[str, Any] | None = None, end: JobEnd | None = None, **more: Any) -> str:
+    return render(history(recorded, **more), end)
 
 
 def attempt(number: int, first: int, last: int, outcome: str | None = None) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def typical() -> dict[str, Any]:
     evaluations = []
     for step in range(500, 5001, 500):
         done = 1 - math.exp(-4 * step / 5000)
-        metrics = {"loss": 2.1 - 1.6 * done, "accuracy": 0.1 + 0.85 * done, "top5": 0.5 + 0.49 * done}
+        metrics = {"evaluation_loss": 2.1 - 1.6 * done, "accuracy": 0.1 + 0.85 * done, "top5": 0.5 + 0.49 * done}
         evaluations.append({"step": step, "metrics": metrics})
     waits = "the device waited for input in 9 % of the training time; decode fewer bytes per example"
     shapes = "step 412 compiled again (2.1 s): the last batch had the shape [28, 64] and not [32, 64]; drop or pad it"

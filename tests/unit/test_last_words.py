@@ -44,6 +44,14 @@ KeyError: 'label'"""
             RAGGED + "  a message of\ntwo lines",
             "RuntimeError: stack expects each tensor to be equal size (mytask.py:7)",
         ),
+        (
+            "the worker was ended by SIGSEGV (exit code 139): step 1\nstep 2",
+            "the worker was ended by SIGSEGV (exit code 139); its last line: step 2",
+        ),
+        (
+            "the worker was killed (exit code 137): " + IMPORT,
+            "ModuleNotFoundError: No module named 'lightning' (reg.py:1)",
+        ),
         ('Thread 1:\n  File "/app/a.py", line 1, in f\n    wait()', "wait()"),
         ("x" * 400, "x" * 297 + "..."),
         (IMPORT.replace("reg.py", "r" * 400), "ModuleNotFoundError: No module named 'lightning'"),

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from tests.unit.histories import attempt, document, history, losses_of, page_of, run_of, typical, warned
 from tpu_training_operator.report import charts
+from tpu_training_operator.report.evaluations import panels
 from tpu_training_operator.report.formatting import THIN, duration, number, share
 from tpu_training_operator.report.history import UnreadableHistory, parse_history
+from tpu_training_operator.report.logged import MOST_CHARTS
 from tpu_training_operator.report.markup import html
-from tpu_training_operator.report.page import CHARTED_METRICS
 from tpu_training_operator.report.plot import axis_of, step_axis
 from tpu_training_operator.report.recipe import recipe_rows
 
@@ -25,6 +26,12 @@ SCALING = [
     {"name": "milestones", "tunedOn": "16, 32", "runsOn": "8, 16", "rule": "the same examples"},
     {"name": "weight decay", "tunedOn": "1e-4", "runsOn": "1e-4", "rule": "as in the recipe"},
 ]
+
+
+STEERED = {
+    "checkpoint": {"uri": "gs://b/c", "keep": 1, "keepBest": {"metric": "f1", "mode": "Max"}},
+    "stopEarly": {"metric": "ppl", "mode": "Min", "patience": 2, "minDelta": "0.1"},
+}
 
 
 def test_numbers_have_few_digits_and_a_unit() -> None:
@@ -94,7 +101,9 @@ def test_steps_are_labelled_at_whole_numbers_inside_the_axis(first: int, more: i
 
 
 def test_losses_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
-    assert axis_of([0.01, 8.0], logarithm=True).ticks == pytest.approx((0.01, 0.1, 1.0))
+    assert axis_of([0.02, 2.3], logarithm=True).ticks == pytest.approx((0.02, 0.05, 0.1, 0.2, 0.5, 1, 2))
+    assert axis_of([0.01, 8.0], logarithm=True).ticks == pytest.approx((0.01, 0.03, 0.1, 0.3, 1, 3))
+    assert axis_of([1e-6, 8.0], logarithm=True).ticks == pytest.approx([10.0**power for power in range(-6, 1)])
     assert not axis_of([1.0, 2.0], logarithm=True).logarithmic
     assert not axis_of([0.0, 2.0], logarithm=True).logarithmic
 
@@ -130,7 +139,8 @@ def test_the_curve_is_interrupted_where_the_loss_is_not_finite() -> None:
     kinds = [path.attrib["class"] for path in chart.iter("path")]
     line = next(path for path in chart.iter("path") if path.attrib["class"] == "line training")
     assert line.attrib["d"].count("M") == 3
-    assert kinds.count("broken") == 3
+    # Neighbours are one mark.
+    assert kinds.count("broken") == 2
 
 
 def test_a_page_of_2000_points_a_curve_stays_below_a_quarter_megabyte() -> None:
@@ -185,7 +195,88 @@ def test_logged_values_have_a_curve_and_a_row_each_and_those_that_are_not_finite
     found = Elements(page_of(run_of(20) | {"logged": [*logged, never, {"name": "none", "stride": 1, "points": []}]}))
     assert all(f"{name}not finite0.250.52" in found.text for name in names)
     assert "nevernot finite––1" in found.text
-    assert sum(found.text.count(f"step 3: {name} 0.25") for name in names) == CHARTED_METRICS
+    assert sum(found.text.count(f"step 3: {name} 0.25") for name in names) == MOST_CHARTS
+
+
+def paths_of(chart: ElementTree.Element | None) -> dict[str, list[str]]:
+    """The drawing's paths by class."""
+    assert chart is not None
+    found: dict[str, list[str]] = {}
+    for path in chart.iter("path"):
+        found.setdefault(path.attrib["class"], []).append(path.attrib["d"])
+    return found
+
+
+def test_the_learning_rate_is_drawn_from_the_first_step_to_the_last() -> None:
+    recorded = run_of(40, every=20)
+    warmup = [{"step": step, "rate": step / 10} for step in (1, 2, 3, 4)]
+    chart = charts.rate_chart(history(recorded | {"rates": {"stride": 1, "points": warmup}}).recorded)
+    (line,) = paths_of(chart)["line rate"]
+    # 40 steps are 1000 wide: the four of the warm-up, then one for each stretch.
+    assert [float(place.split()[0]) for place in line[1:].split("L")] == [25, 50, 75, 100, 500, 1000]
+
+
+def test_without_learning_rates_of_single_steps_the_stretches_are_drawn() -> None:
+    assert paths_of(charts.rate_chart(history(run_of(40, every=20)).recorded))["line rate"]
+    assert charts.rate_chart(history(run_of(40, every=40)).recorded) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["accuracy", "top5"], {"accuracy": ["accuracy"], "top5": ["top5"]}),
+        (["clean/f1", "noisy/f1", "clean/em"], {"f1": ["clean", "noisy"], "clean/em": ["clean/em"]}),
+        (["f1", "noisy/f1"], {"f1": ["f1", "noisy"]}),
+        ([f"{number}/f1" for number in range(7)], {f"{number}/f1": [f"{number}/f1"] for number in range(7)}),
+        ([], {}),
+    ],
+    ids=["no sets", "two sets", "an unnamed set", "too many sets", "nothing"],
+)
+def test_the_validation_sets_of_a_metric_share_its_chart(names: list[str], shown: dict[str, list[str]]) -> None:
+    found = panels(names)
+    assert {panel.title: list(panel.names.values()) for panel in found} == shown
+    assert sorted(name for panel in found for name in panel.names) == sorted(names)
+
+
+def test_a_chart_of_several_validation_sets_has_a_line_and_a_colour_for_each() -> None:
+    evaluations = [{"step": step, "metrics": {"a/f1": step / 40, "b/f1": step / 50}} for step in (10, 20, 30)]
+    page = page_of(run_of(30) | {"evaluations": evaluations})
+    assert page.count("<figcaption>f1</figcaption>") == 1
+    assert 'class="line evaluation"' in page
+    assert 'class="line evaluation set-2"' in page
+    assert 'class="key evaluation set-2">b</span>' in page
+
+
+def test_the_best_evaluation_is_marked_named_and_comes_first() -> None:
+    values = [(10, 0.5, 9.0, 0.1), (20, 0.75, 7.0, 0.2), (30, 0.625, 8.0, 0.3)]
+    evaluations = [{"step": step, "metrics": {"other": x, "ppl": ppl, "f1": f1}} for step, f1, ppl, x in values]
+    page = page_of(run_of(30) | {"evaluations": evaluations}, spec=STEERED)
+    text = Elements(page).text
+    assert "f10.625best 0.75 at step 20ppl8best 7 at step 20Examples" in text
+    assert page.count('class="best"') == 2
+    assert "Best f1: 0.75 at step 20; the checkpoint of that step is kept." in text
+    ends = "the training ends after 2 evaluations in a row that are not better by more than 0.1"
+    assert f"Best ppl: 7 at step 20; {ends}." in text
+    assert "f10.6250.5100.7520" in text
+
+
+def test_neighbouring_steps_that_are_not_finite_are_one_stretch_and_its_area() -> None:
+    found = paths_of(charts.loss_chart(history(run_of(40, broken=(11, 12, 13, 40))).recorded))
+    assert found["broken"] == ["M275.0 0H325.0", "M1000.0 0H1000.0"]
+    assert len(found["lost"]) == 1
+
+
+def test_every_later_attempt_is_marked_where_it_began() -> None:
+    attempts = [attempt(1, 0, 25, "PeerLost"), attempt(2, 20, 40, "Succeeded")]
+    measured = history(run_of(40) | {"attempts": attempts}).recorded
+    assert paths_of(charts.loss_chart(measured))["mark"] == ["M500.0 0V300"]
+    assert paths_of(charts.throughput_chart(measured, 16))["mark"] == ["M500.0 0V300"]
+
+
+def test_least_and_greatest_loss_are_named_with_their_steps() -> None:
+    assert "Min 1 (step 3), max 4 (step 2)." in page_of({"losses": losses_of([2.0, 4.0, 1.0, math.inf])})
+    merged = {"step": 128, "count": 64, "mean": 2.0, "low": 1.5, "high": 3.0, "broken": 0}
+    assert "Min 1.5 (steps 65 to 128), max 3 (steps 65 to 128)." in page_of({"losses": [merged]})
 
 
 def test_the_page_names_nothing_outside_of_itself() -> None:
@@ -256,6 +347,14 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
         ),
         ({"emaDecay": "0.9999"}, "Average of weights", "0.9999", "decay per step"),
         ({"gradientClipNorm": "0.5"}, "Gradient clip norm", "0.5", "at most, over all parameters"),
+        (
+            {"stopEarly": STEERED["stopEarly"]},
+            "Early end",
+            "after 2 evaluations",
+            "in a row without a better ppl, by more than 0.1",
+        ),
+        ({"onNotFinite": "Skip"}, "Loss not finite", "Skip", "such steps change nothing"),
+        (STEERED, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept, and the one with the best f1"),
         ({"precision": "BFloat16Mixed"}, "Precision", "BFloat16Mixed", ""),
         ({"sharding": "Optimizer"}, "Sharding", "Optimizer", "each replica keeps its part of the optimizer's state"),
         ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
@@ -304,7 +403,9 @@ def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
 
 def test_a_chart_is_well_formed_and_its_label_is_for_screen_readers() -> None:
     chart = ElementTree.fromstring(html(charts.loss_chart(history(typical()).recorded)))
-    assert [svg.attrib["aria-label"] for svg in chart.iter("svg")] == ["Loss over steps"]
+    (label,) = [svg.attrib["aria-label"] for svg in chart.iter("svg")]
+    assert label.startswith("Loss over steps. training: 2.26 at step 21, 0.355 at step 5,000; min 0.354, max ")
+    assert label.endswith(". evaluation: 1.57 at step 500, 0.529 at step 5,000; min 0.529, max 1.57")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The report as a browser shows it, on a wide screen, on a phone, and on paper."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit import chromium
-from tests.unit.histories import SUCCEEDED, attempt, page_of, run_of, typical, warned
-
-SECTIONS = ["numbers", "loss", "throughput", "time", "warnings", "recipe", "attempts", "environment"]
+from tests.unit.histories import SUCCEEDED, attempt, losses_of, page_of, run_of, typical, warned
+from tpu_training_operator.report.ending import JobEnd, JobState, Log
 
 LONG = "a" * 200
 SCALING = [
@@ -18,17 +18,35 @@ SCALING = [
     {"name": "learning rate", "tunedOn": "0.1", "runsOn": "0.2828427125", "rule": "the square-root rule"},
     dict.fromkeys(("name", "tunedOn", "runsOn", "rule"), LONG),
 ]
-WORDY = run_of(30, broken=(7,)) | {
-    "evaluations": [{"step": 30, "metrics": {LONG: 0.5}}],
+WORDY = run_of(30, broken=(7, 30)) | {
+    "evaluations": [{"step": 30, "metrics": {LONG: math.nan}}],
     "warnings": [warned(LONG, LONG, 30)],
-    "attempts": [attempt(1, 0, 30, LONG), attempt(2, 0, 30, "UserError")],
+    "logged": [{"name": f"{LONG}/{LONG}", "stride": 1, "points": losses_of([0.5, 1e-9])}],
+    "attempts": [attempt(1, 165_000, 200_000, LONG), attempt(2, 200_000, 230_000, "UserError")],
 }
-RUNS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str]] = {
-    "a whole run": (typical(), SUCCEEDED, "resnet50"),
-    "a running one of a single step": (run_of(1), None, "one"),
-    "one without a step": ({}, {"code": "BadSpec", "message": "refused"}, "none"),
-    "long words": (WORDY, {"code": "UserError", "message": f"Traceback:\n  {LONG}"}, LONG),
+CURVES = ["numbers", "loss", "evaluations", "throughput", "time", "warnings", "recipe"]
+RUNS: dict[str, tuple[dict[str, Any], dict[str, str] | None, str, list[str]]] = {
+    "a whole run": (typical(), SUCCEEDED, "resnet50", [*CURVES, "attempts", "environment"]),
+    "a running one of a single step": (
+        run_of(1),
+        None,
+        "one",
+        ["numbers", "loss", "time", "warnings", "recipe", "environment"],
+    ),
+    "one without a step": (
+        {},
+        {"code": "BadSpec", "message": "refused"},
+        "none",
+        ["numbers", "recipe", "environment"],
+    ),
+    "long words": (
+        WORDY,
+        {"code": "UserError", "message": f"Traceback:\n  {LONG}"},
+        LONG,
+        ["failure", *CURVES[:2], "logged", *CURVES[2:], "attempts", "environment"],
+    ),
 }
+"""What was recorded, how it ended, the job's name, and the sections of its page."""
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +62,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
 
 @pytest.fixture(params=list(RUNS))
 def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    recorded, outcome, name = RUNS[request.param]
+    recorded, outcome, name, _ = RUNS[request.param]
     job = {"namespace": "vision", "name": name, "uid": "5f0c", "attempt": 1}
     spec = {"job": job, "entrypoint": f"{LONG}:{LONG}", "trainSteps": 5000, "scaling": SCALING}
     file = tmp_path / "report.html"
-    file.write_text(page_of(recorded, spec=spec, outcome=outcome), encoding="utf-8")
+    end = JobEnd(JobState.FAILED, "", LONG, LONG, f"a\n{LONG}", Log(LONG, [LONG])) if name == LONG else None
+    file.write_text(page_of(recorded, end, spec=spec, outcome=outcome), encoding="utf-8")
     return file
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 400])
 def test_all_sections_are_laid_out_and_nothing_is_asked_for_elsewhere(
-    page: chromium.Page, report: Path, width: int, dark: bool
+    page: chromium.Page, report: Path, width: int, dark: bool, request: pytest.FixtureRequest
 ) -> None:
     page.open(report, width, dark)
     assert page.requests == [report.as_uri()]
@@ -65,10 +84,10 @@ def test_all_sections_are_laid_out_and_nothing_is_asked_for_elsewhere(
     )
     assert all(wide > 0 and high > 0 for wide, high in sizes)
     shown = page.evaluate("[...document.querySelectorAll('section')].map(section => section.id)")
-    assert [name for name in shown if name != "evaluations"] == SECTIONS
+    assert shown == RUNS[request.node.callspec.params["report"]][3]
 
 
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("width", [1200, 390])
 def test_nothing_sticks_out_to_the_side(page: chromium.Page, report: Path, width: int) -> None:
     page.open(report, width, dark=False)
     sticking_out = page.evaluate(
@@ -122,6 +141,19 @@ def test_it_is_printed_dark_on_white_whatever_the_screen(page: chromium.Page, re
     page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate(CONTRASTS) == []
+
+
+def test_all_that_scrolls_can_be_reached_by_keyboard_and_every_drawing_has_words(
+    page: chromium.Page, report: Path
+) -> None:
+    page.open(report, 390, dark=False)
+    unreachable = page.evaluate(
+        "[...document.querySelectorAll('body *')].filter(e => e.scrollHeight > e.clientHeight + 1 &&"
+        " ['auto', 'scroll'].includes(getComputedStyle(e).overflowY) && e.tabIndex < 0).map(e => e.className)"
+    )
+    assert unreachable == []
+    silent = "[...document.querySelectorAll('svg')].filter(e => e.getAttribute('aria-label').length < 20).length"
+    assert page.evaluate(silent) == 0
 
 
 def test_the_page_allows_itself_no_script_and_no_request(page: chromium.Page, report: Path) -> None:

@@ -26,11 +26,15 @@ class Phase(StrEnum):
 
 
 class Clock:
-    """`seconds`: monotonic time spent in each phase that has ended. One thread enters phases, any may read."""
+    """`seconds`: monotonic time spent in each phase that has ended. One thread enters phases, any may read.
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    `before`: seconds that passed before there was a clock, which belong to the start: the imports.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, before: float = 0.0) -> None:
         self._now = now
         self._seconds = dict.fromkeys(Phase, 0.0)
+        self._seconds[Phase.START] = before
         # One value, so that a reader in another thread never sees the phase of one entry with the time of another.
         self._present = (Phase.START, now())
 

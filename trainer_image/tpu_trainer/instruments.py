@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,10 @@ class Instruments:
         """Where the whole job stood in the data at the newest save."""
         self._losses: list[float] = []
         self._norms: list[float] = []
-        self._rate = 0.0
+        self._read_through = self.first
+        # Of the steps that have not been read, and of those that have not been reported.
+        self._rates: dict[int, float] = {}
+        self._learning_rates: dict[int, float] = {}
         self._begun = self._since = time.monotonic()
         self._split = self.clock.seconds()
         self._steps = 0
@@ -106,11 +109,12 @@ class Instruments:
         self.doctor.after_step(step, batch)
 
     def read(self, signals: Signals, step: int, learning_rate: float, *, whole: bool) -> Reading | None:
-        """The signals that are due after `step`, or, with `whole`, all of them.
+        """The signals that are due after `step`, which was made with `learning_rate`, or, with `whole`, all of them.
 
         Raises:
             NotFiniteError: on all replicas, if the run must not continue.
         """
+        self._rates[step] = learning_rate
         with self.clock.during(Phase.DEVICE):
             reading = signals.read(step, whole=whole)
         if reading is None:
@@ -118,12 +122,13 @@ class Instruments:
         if not self._steps and (seconds := process_seconds()) is not None:
             counters = self.backend.counters()
             self.telling.first_loss(FirstLoss(seconds, counters.compilations, counters.compile_seconds))
-        step = signals.read_through
+        step = self._read_through = signals.read_through
+        first = step - len(reading.losses) + 1
         self._losses += reading.losses
         self._norms += reading.norms
-        self._rate = learning_rate
+        self._learning_rates |= {each: self._rates.pop(each, learning_rate) for each in range(first, step + 1)}
         self._steps += len(reading.losses)
-        if self.logbook.read(step - len(reading.losses) + 1, reading.logged):
+        if self.logbook.read(first, reading.logged):
             with self.doctor.set_aside():
                 self.logbook.agree()
         # Evaluations and checkpoints are not steps and do not count in their rate.
@@ -133,10 +138,10 @@ class Instruments:
             for own, whole_square in reading.squares:
                 self.noise.add(own, whole_square)
         try:
-            self.doctor.finiteness.read(step - len(reading.losses) + 1, reading, learning_rate)
+            self.doctor.finiteness.read(first, reading, learning_rate)
         except NotFiniteError:
             # The steps that led there are worth more than those before.
-            self._report(step)
+            self._report()
             raise
         return reading
 
@@ -156,7 +161,7 @@ class Instruments:
     def after_step(self, signals: Signals, step: int, *, ends: bool) -> None:
         """Reports what has been read, and lets the doctor compare the replicas."""
         if step % REPORT_EVERY == 0 or ends:
-            self._report(signals.read_through)
+            self._report()
         if step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
             self.doctor.checkup(step)
             with self.doctor.set_aside():
@@ -170,15 +175,24 @@ class Instruments:
             self.logbook.finish(step)
         self.telling.logged(self.logbook.take())
 
-    def _report(self, step: int) -> None:
+    def leave(self) -> None:
+        """The run has failed. Tells the steps that were read since the last report: of a failure in the first ten steps
+        nothing else would be left."""
+        self.doctor.leave()
+        # A full disk must not hide what has failed.
+        with suppress(OSError):
+            self._report()
+
+    def _report(self) -> None:
         if not self._losses:
             return
         self.telling.logged(self.logbook.take())
         now, seconds = time.monotonic(), self.clock.seconds()
         sample = Sample(
-            step=step,
+            step=self._read_through,
             losses=tuple(self._losses),
-            learning_rate=self._rate,
+            learning_rate=self._learning_rates[self._read_through],
+            learning_rates=dict(self._learning_rates),
             seconds=now - self._since,
             split={phase: seconds[phase] - self._split[phase] for phase in Phase},
             examples_per_second=self.throughput.rate,
@@ -189,4 +203,5 @@ class Instruments:
         self.telling.sample(sample, self.checkpoints.last_step)
         self._losses.clear()
         self._norms.clear()
+        self._learning_rates.clear()
         self._since, self._split = now, seconds

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from tpu_trainer.backends import open_backend
 from tpu_trainer.board import Board, open_board
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.context import RunContext
 from tpu_trainer.doctor.hang import Pace, watchdog
 from tpu_trainer.environment import WorkerEnvironment
@@ -33,7 +33,7 @@ def run_replica(
 
     `die` ends the process with an outcome when the run hangs, so that this call cannot return.
     """
-    clock, pace = Clock(), Pace()
+    clock, pace = Clock(before=process_seconds() or 0.0), Pace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     aloud = environment.host_index == 0 and environment.local_rank == 0
     progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
@@ -63,7 +63,7 @@ def run_replica(
                 backend.barrier()
                 backend.close()
         except Exception as error:
-            outcome = outcome_of(error, telling.progress.step)
+            outcome = outcome_of(error, telling.progress.step if pace.last is None else pace.last)
         telling.ended(outcome)
     return outcome
 

@@ -181,9 +181,14 @@ ModeField = Annotated[Mode, _choice(Mode, tuple(Mode))]
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The learning rate after warm-up; `milestones` are steps, `factor` None if the recipe does not set it.
+    """The learning rate after warm-up.
 
-    Plateau alone has `metric`, `mode` and `patience`, which counts evaluations.
+    name: "Constant", "Linear", "Cosine", "Step" or "Plateau".
+    milestones: the steps after which "Step" multiplies the rate by `factor`.
+    factor: as in the recipe; None if the recipe does not set it.
+    metric: what "Plateau" follows; None with the others.
+    mode: of "Plateau": "Min" if lower values are better, "Max" if higher ones are; None with the others.
+    patience: of "Plateau", in evaluations; None with the others.
     """
 
     name: Annotated[str, _choice(str, SCHEDULES)]

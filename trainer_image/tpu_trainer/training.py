@@ -109,7 +109,7 @@ class _Training:
         except NeedsTrainerError:
             raise
         except BaseException:
-            self.instruments.doctor.leave()
+            self.instruments.leave()
             raise
         if trained.stopped:
             return stopped(trained.step, trained.loss, self.instruments)

@@ -98,10 +98,19 @@ class Optimizer(ApiModel):
 class Schedule(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="has(self.milestones) == (self.name == 'Step')",
-            message="milestones and schedule Step need each other: give both or neither",
-            holds=lambda schedule: (schedule.milestones is not None) == (schedule.name is ScheduleName.STEP),
+            cel="(has(self.milestones) || has(self.milestoneEpochs)) == (self.name == 'Step')",
+            message="milestones (or milestoneEpochs) and schedule Step need each other: give both or neither",
+            holds=lambda schedule: (
+                (schedule.milestones is not None or schedule.milestone_epochs is not None)
+                == (schedule.name is ScheduleName.STEP)
+            ),
             field="milestones",
+        ),
+        Rule(
+            cel="!(has(self.milestones) && has(self.milestoneEpochs))",
+            message="give the milestones in steps (milestones) or in epochs (milestoneEpochs), not both",
+            holds=lambda schedule: schedule.milestones is None or schedule.milestone_epochs is None,
+            field="milestoneEpochs",
         ),
         Rule(
             cel="[has(self.metric), has(self.mode), has(self.patience)].all(given, given == (self.name == 'Plateau'))",
@@ -131,6 +140,11 @@ class Schedule(ApiModel):
     )
     milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Steps on tunedOn at which schedule Step multiplies the learning rate by factor."
+    )
+    milestone_epochs: Annotated[list[Count], Field(min_length=1, max_length=32)] | None = Field(
+        None,
+        description="Epochs after which schedule Step multiplies the learning rate by factor; instead of milestones,"
+        " for a recipe with epochs. Kept on every slice.",
     )
     factor: NonNegativeDecimal | None = Field(
         None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step and Plateau."
@@ -203,6 +217,13 @@ class Recipe(ApiModel):
             message="epochs and datasetSize (training examples) need each other: give both or neither",
             holds=lambda recipe: (recipe.epochs is None) == (recipe.dataset_size is None),
             field="datasetSize",
+        ),
+        Rule(
+            cel="has(self.epochs) || !has(self.schedule) || !has(self.schedule.milestoneEpochs)",
+            message="schedule.milestoneEpochs needs epochs and datasetSize, which say how many steps an epoch has; with"
+            " trainSteps, give schedule.milestones in steps",
+            holds=lambda recipe: recipe.epochs is not None or recipe.schedule.milestone_epochs is None,
+            field="schedule.milestoneEpochs",
         ),
         Rule(
             cel="has(self.evaluateEverySteps) || !(has(self.stopEarly)"

@@ -6,6 +6,8 @@ import click
 
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.cli.job_end import job_end
+from tpu_training_operator.report.ending import JobEnd
 from tpu_training_operator.report.history import HISTORY, UnreadableHistory, parse_history
 from tpu_training_operator.report.page import render
 
@@ -24,15 +26,16 @@ PAGE = "report.html"
 )
 def report(place: str, output: Path) -> None:
     """Write the report page of a job; PLACE is its spec.report.uri, or a directory."""
-    document = _from_bucket(place) if "://" in place else _from_directory(Path(place))
-    write_page(document, f"{place.rstrip('/')}/{HISTORY}", output)
+    is_uri = "://" in place
+    document = _from_bucket(place) if is_uri else _from_directory(Path(place))
+    write_page(document, f"{place.rstrip('/')}/{HISTORY}", output, None if is_uri else job_end(Path(place)))
     click.echo(output)
 
 
-def write_page(document: bytes, source: str, output: Path) -> None:
+def write_page(document: bytes, source: str, output: Path, end: JobEnd | None = None) -> None:
     """Raises BadInput if the document, read from `source`, is not a history."""
     try:
-        page = render(parse_history(document))
+        page = render(parse_history(document), end)
     except UnreadableHistory as error:
         raise BadInput(source, [Problem("", str(error))]) from error
     # A name that a trainer took from a file system may hold bytes that have no UTF-8 form.

@@ -25,8 +25,10 @@ from tpu_training_operator.cli.changes import move, set_option, set_values, shor
 from tpu_training_operator.cli.display import display
 from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput, program_name
+from tpu_training_operator.cli.job_end import RESULT, job_end
 from tpu_training_operator.cli.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.job_view import job_view
+from tpu_training_operator.cli.lost_history import lost_history
 from tpu_training_operator.cli.report import PAGE, write_page
 from tpu_training_operator.cli.sections import best_checkpoint
 from tpu_training_operator.cli.summary import print_summary
@@ -38,8 +40,6 @@ from tpu_training_operator.local.capacity import GB_PER_PROCESS, free_gb, larges
 from tpu_training_operator.local.logs import Logs
 from tpu_training_operator.local.run import WEIGHTS, Outcome, pods_below, run_job
 from tpu_training_operator.report.history import HISTORY
-
-RESULT = "result.json"
 
 _INTERRUPTED = 130
 _LOCAL_VOLUMES = ("empty_dir",)
@@ -87,9 +87,10 @@ def run(
     with _reporting_failures(result):
         result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
     with _reporting_failures(page):
-        # The user's own loop leaves no history.
-        if history.exists():
-            write_page(history.read_bytes(), str(history), page)
+        # A loop of the user's own need not leave a history; a worker of ours that was killed could not.
+        if history.exists() or (file.job.spec.trainer.entrypoint is not None and outcome.status.attempt):
+            document = history.read_bytes() if history.exists() else lost_history(file, outcome)
+            write_page(document, str(history), page, job_end(directory))
     _print_end(file, outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
 
@@ -101,6 +102,9 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
             move(body, on_slice)
         if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
             body["spec"]["slice"]["hardware"] = Hardware.CPU.value
+        if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("trainer"), dict):
+            # The first job of most people has none yet, and here nothing would pull it.
+            body["spec"]["trainer"].setdefault("image", "none")
 
     file = load(filename, change=change)
     if steps is None:
@@ -246,7 +250,8 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
         click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
         if status.last_failure:
             failure = status.last_failure
-            click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}:", err=True)
+            after = "" if failure.step is None else f" after {count(failure.step, 'step')}"
+            click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}{after}:", err=True)
             for line in failure.message.splitlines():
                 click.echo(f"    {line}", err=True)
     for warning in outcome.warnings:

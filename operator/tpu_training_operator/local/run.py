@@ -109,6 +109,7 @@ async def run_job(
                 await control
             kubelet.kill_all()
             await kubelet.drain()
+            await kubelet.close()
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in range(1, watch.status.attempt + 1))
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return Outcome(
@@ -193,7 +194,8 @@ class _Watch:
         while not any(is_true(self.status.conditions, end) for end in _ENDS):
             # Without a change it is shown all the same, because clocks move on.
             with contextlib.suppress(TimeoutError):
-                self._see(await asyncio.wait_for(self._changes.get(), _TICK_SECONDS))
+                async with asyncio.timeout(_TICK_SECONDS):
+                    self._see(await self._changes.get())
                 await asyncio.sleep(_SETTLE_SECONDS)
             await self.catch_up()
 

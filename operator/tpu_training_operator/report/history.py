@@ -63,6 +63,19 @@ class Stretch(_Recorded):
         return self.seconds - self.split.get("evaluate", 0.0)
 
 
+class Rate(_Recorded):
+    """The learning rate of one step."""
+
+    step: int
+    rate: float
+
+
+class Rates(_Recorded):
+    """From the first step on, more or less closely; the last rate is that of the last stretch."""
+
+    points: Sequence[Rate] = ()
+
+
 class Evaluation(_Recorded):
     step: int
     metrics: Mapping[str, float]
@@ -106,10 +119,16 @@ class Measured(_Recorded):
     logged: Sequence[Logged] = ()
     stretches: Sequence[Stretch] = ()
     evaluations: Sequence[Evaluation] = ()
+    rates: Rates = Rates()
     warnings: Sequence[Warned] = ()
     examples_per_second: float | None = None
     mfu: float | None = None
     noise_scale: float | None = None
+
+    @property
+    def ends_finite(self) -> bool:
+        """Whether the newest loss is a number; so it is where there is none."""
+        return not self.losses or self.losses[-1].mean is not None
 
 
 class _RunSpecPart(BaseModel):
@@ -161,9 +180,26 @@ class InitFrom(_RunSpecPart):
     uri: str
 
 
+class Watched(_RunSpecPart):
+    """A metric of the evaluations that decides something, and which of its values are the better ones."""
+
+    metric: str
+    mode: str
+
+    @property
+    def highest(self) -> bool:
+        return self.mode == "Max"
+
+
+class StopEarly(Watched):
+    patience: int
+    min_delta: float | None = None
+
+
 class Checkpoint(_RunSpecPart):
     uri: str
     keep: int
+    keep_best: Watched | None = None
     init_from: InitFrom | None = None
     every_steps: int | None = None
     every_minutes: int | None = None
@@ -193,6 +229,8 @@ class RunSpec(_RunSpecPart):
     optimizer: Optimizer
     schedule: Schedule = Schedule()
     evaluate_every_steps: int | None = None
+    stop_early: StopEarly | None = None
+    on_not_finite: str = "Stop"
     ema_decay: float | None = None
     gradient_clip_norm: float | None = None
     precision: str | None = None
@@ -201,6 +239,12 @@ class RunSpec(_RunSpecPart):
     data_uri: str | None = None
     checkpoint: Checkpoint | None = None
     scaling: Sequence[Scaled] = ()
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """What the run follows, the checkpoint to keep first."""
+        best = None if self.checkpoint is None else self.checkpoint.keep_best
+        return [each for each in (best, self.stop_early) if each is not None]
 
 
 class Outcome(_Recorded):

@@ -1,38 +1,20 @@
 """The whole page: an HTML document that loads nothing and runs no script."""
 
-import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.report import charts
+from tpu_training_operator.report.blocks import aside, figure, key, pair, section, table
+from tpu_training_operator.report.ending import ENDINGS, JobEnd, said, verdict, what_went_wrong
+from tpu_training_operator.report.evaluations import evaluations
 from tpu_training_operator.report.formatting import count, duration, number, plural, share
 from tpu_training_operator.report.history import FirstLoss, History, Measured, RunSpec
+from tpu_training_operator.report.logged import logged_values
 from tpu_training_operator.report.markup import Content, html, tag
+from tpu_training_operator.report.numbers import key_numbers
 from tpu_training_operator.report.recipe import recipe_rows
-
-CHARTED_METRICS = 12
-"""Metrics with a chart of their own; the table has all of them."""
-
-HEADLINES = 2
-"""Metrics of the last evaluation among the key numbers: the first ones that the task gives."""
-
-ENDINGS = {
-    "Succeeded": ("well", "Succeeded"),
-    "Preempted": ("pause", "Stopped on request"),
-    "UserError": ("bad", "Failed in the task's code"),
-    "NotFinite": ("bad", "Loss not finite"),
-    "PeerLost": ("bad", "Lost a peer"),
-    "InternalError": ("bad", "Failed in the trainer"),
-    "Hung": ("bad", "Hung"),
-    "StorageFailed": ("bad", "Storage failed"),
-    "Diverged": ("bad", "Replicas diverged"),
-    "StorageDenied": ("bad", "Storage denied"),
-    "BadSpec": ("bad", "Refused the run spec"),
-}
-"""By the name of the trainer's exit code: the class that colours it, and the words."""
 
 PHASES = {
     "start": ("Start", "imports, meeting the other hosts, placing the model, reading a checkpoint"),
@@ -51,32 +33,28 @@ OWN_LOOP = {
 }
 """A loop of the user's own tells no other phases."""
 
+SHORTEST = 0.001
+"""Seconds from which a phase has a row: below, it was entered and left."""
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One key number, and what to compare it with."""
-
-    name: str
-    value: str
-    note: str
-
-
-def render(history: History) -> str:
+def render(history: History, end: JobEnd | None = None) -> str:
+    """The page as HTML. `end`: what is known of the job's end besides. A section without content is left out."""
     spec, measured = history.run_spec, history.recorded
     split = {phase: sum(attempt.split.get(phase, 0.0) for attempt in measured.attempts) for phase in PHASES}
     sections = (
-        _header(history),
-        _numbers(measured, spec, sum(split.values())),
+        _header(history, end),
+        what_went_wrong(history, end),
+        key_numbers(measured, spec, sum(split.values())),
         _loss(measured),
-        _logged(measured),
-        _evaluations(measured),
+        logged_values(measured),
+        evaluations(measured, spec),
         _throughput(measured, spec),
-        _time(split, len(measured.attempts), OWN_LOOP if spec.entrypoint is None else PHASES),
+        _time(split, measured, OWN_LOOP if spec.entrypoint is None else PHASES),
         _warnings(measured),
         _recipe(measured, spec),
-        _attempts(measured),
+        _attempts(history),
         _environment(history),
     )
     head = tag(
@@ -87,204 +65,112 @@ def render(history: History) -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("meta", name="referrer", content="no-referrer"),
         tag("link", rel="icon", href="data:,"),
-        tag("title", f"{spec.job.namespace}/{spec.job.name} · training report"),
+        tag("title", f"{spec.job.name}: {verdict(history, end).words} · training report"),
         tag("style", _style()),
     )
     return "<!doctype html>\n" + html(tag("html", head, tag("body", tag("main", sections)), lang="en")) + "\n"
 
 
-def _header(history: History) -> Element:
-    spec = history.run_spec
-    job, where, outcome = spec.job, spec.slice, history.outcome
-    state, ending = ENDINGS.get(outcome.code, ("bad", outcome.code)) if outcome else ("running", "Running")
-    facts: tuple[Content, ...] = (
+def _header(history: History, end: JobEnd | None) -> Element:
+    spec, shown = history.run_spec, verdict(history, end)
+    job, where = spec.job, spec.slice
+    written = tag("time", f"{history.written:%Y-%m-%d %H:%M %Z}", datetime=history.written.isoformat())
+    facts: tuple[Content | list[Content], ...] = (
         f"{where.generation} {where.topology}",
         plural(where.slices, "slice") if where.slices > 1 else None,
         "rehearsed on CPU" if spec.hardware == "CPU" else None,
         plural(where.hosts, "host"),
         plural(where.replicas, "replica"),
         f"attempt {history.recorded.attempts[-1].number}",
-        tag("time", f"{history.written:%Y-%m-%d %H:%M %Z}", datetime=history.written.isoformat()),
+        ["as of ", written] if shown.kind == "running" else written,
     )
-    message = outcome.message if outcome else ""
+    namespace = None if job.namespace == "default" else tag("span", f"{job.namespace}/", class_="namespace")
     return tag(
         "header",
         tag("p", "Training report", class_="eyebrow"),
-        tag(
-            "div",
-            tag("h1", tag("span", f"{job.namespace}/", class_="namespace"), job.name),
-            tag("p", ending, class_=f"badge {state}"),
-            class_="title",
-        ),
+        tag("div", tag("h1", namespace, job.name), tag("p", shown.words, class_=f"badge {shown.kind}"), class_="title"),
         tag("p", (tag("span", fact) for fact in facts if fact is not None), class_="facts"),
-        # A traceback keeps its lines.
-        tag("pre", message, class_=f"message {state}") if "\n" in message else None,
-        tag("p", message, class_="said") if message and "\n" not in message else None,
+        said(history, end),
     )
 
 
-def _numbers(measured: Measured, spec: RunSpec, seconds: float) -> Element:
-    """Key numbers, most wanted first; a number that the run does not have has no tile."""
-    attempts = measured.attempts
-    tiles = [
-        Tile("Steps", count(attempts[-1].last), f"of {count(spec.train_steps)}"),
-        *_loss_tiles(measured),
-        *_speed_tiles(measured, spec),
-        Tile("Time", duration(seconds), plural(len(attempts), "attempt")),
-    ]
-    # At most five columns, as many as fill the last row best.
-    columns = -(-len(tiles) // -(-len(tiles) // 5))
-    shown = (tag("div", tag("dt", tile.name), tag("dd", tile.value, tag("small", tile.note))) for tile in tiles)
-    return tag(
-        "section",
-        tag("dl", shown, class_="tiles", style=f"--columns: {columns}"),
-        id="numbers",
-        aria_label="Key numbers",
-    )
-
-
-def _loss_tiles(measured: Measured) -> Iterator[Tile]:
-    losses = [(point.step, point.mean) for point in measured.losses if point.mean is not None]
-    if losses:
-        (step, last), (_, first) = losses[-1], losses[0]
-        note = f"from {number(first)}" if len(losses) > 1 else f"at step {count(step)}"
-        yield Tile("Training loss", number(last), note)
-    for evaluation in measured.evaluations[-1:]:
-        for name, value in list(evaluation.metrics.items())[:HEADLINES]:
-            yield Tile(name, number(value), f"evaluated at step {count(evaluation.step)}")
-
-
-def _speed_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
-    rate = measured.examples_per_second
-    if rate is not None:
-        yield Tile("Examples per second", number(rate), f"{number(rate / spec.slice.replicas)} per replica")
-    if measured.stretches:
-        step = statistics.median(each.training_seconds / each.steps for each in measured.stretches)
-        yield Tile("Step time", duration(step), "median")
-    trained = sum(each.training_seconds for each in measured.stretches)
-    if trained > 0 and spec.entrypoint is not None:
-        waited = sum(each.split.get("input", 0.0) for each in measured.stretches)
-        yield Tile("Waiting for input", share(waited / trained), "of the training time")
-    if measured.mfu is not None:
-        yield Tile("Model flops utilisation", share(measured.mfu), "of the slice's peak")
-    if measured.noise_scale is not None:
-        yield Tile("Gradient noise scale", number(measured.noise_scale), "examples")
-
-
-def _loss(measured: Measured) -> Element:
+def _loss(measured: Measured) -> Element | None:
     if not measured.losses:
-        return _section("loss", "Loss", tag("p", "No step was done.", class_="none"))
-    merged = any(point.count > 1 for point in charts.loss_columns(measured))
-    logarithmic = charts.loss_axis(measured).logarithmic
-    curve = f"training{': mean and range' if merged else ''}{', on a logarithmic axis' if logarithmic else ''}"
+        return None
+    columns, extent = charts.loss_columns(measured), charts.extent(measured.losses)
     broken = sum(point.broken for point in measured.losses)
+    lost = f"The loss of {plural(broken, 'step')} was NaN or infinite" if broken else ""
+    if extent is None:
+        return section("loss", "Loss", tag("p", f"{lost}, so there is no curve.", class_="note"))
+    spread = ": mean and range" if any(point.count > 1 for point in columns) else ""
+    logarithmic = ", on a logarithmic axis" if charts.loss_axis(measured).logarithmic else ""
+    evaluated, restarts = charts.evaluated_loss(measured), charts.restarts(measured)
     keys = tag(
         "p",
-        _key("training", curve),
-        _key("evaluation", "evaluation") if charts.evaluations_of(measured, "loss") else None,
-        _key("broken", "not finite") if broken else None,
+        key("training", f"training{spread}{logarithmic}"),
+        None if evaluated is None else key("evaluation", "evaluation"),
+        key("broken", "not finite") if broken else None,
+        key("mark", "a new attempt") if restarts else None,
         class_="keys",
     )
-    note = f"The loss of {plural(broken, 'step')} was NaN or infinite: marked at the top, left out of the curve."
-    return _section(
-        "loss", "Loss", keys, charts.loss_chart(measured), tag("p", note, class_="note") if broken else None
-    )
+    lost = f" {lost}: marked at the top, left out of the curve." if broken else ""
+    return section("loss", "Loss", keys, charts.loss_chart(measured), tag("p", f"{extent}.{lost}", class_="note"))
 
 
-def _evaluations(measured: Measured) -> Element | None:
-    if not any(evaluation.metrics for evaluation in measured.evaluations[-1:]):
+def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
+    drawing = charts.throughput_chart(measured, spec.batch.total)
+    if drawing is None:
         return None
-    rows = []
-    for name, last in measured.evaluations[-1].metrics.items():
-        values = [each.metrics[name] for each in charts.evaluations_of(measured, name)]
-        least, greatest = (number(min(values)), number(max(values))) if values else ("–", "–")
-        cells = (tag("td", text, class_="right") for text in (number(last), least, greatest))
-        rows.append(tag("tr", tag("th", name, scope="row"), cells))
-    names = dict.fromkeys(name for evaluation in measured.evaluations for name in evaluation.metrics)
-    # The evaluated loss is drawn beside the training's, and a single value is not a curve.
-    drawn = [name for name in names if name != "loss" and len(charts.evaluations_of(measured, name)) > 1]
-    figures = [
-        tag("figure", tag("figcaption", name), charts.metric_chart(measured, name)) for name in drawn[:CHARTED_METRICS]
-    ]
-    return _section(
-        "evaluations",
-        "Evaluations",
-        tag("div", figures, class_="small") if figures else None,
-        _table(["Metric", "Last", "Least", "Greatest"], rows, right=(1, 2, 3)),
-    )
-
-
-def _logged(measured: Measured) -> Element | None:
-    """What the task has logged in training."""
-    if not measured.logged:
-        return None
-    rows: list[Element] = []
-    figures: list[Element] = []
-    for logged in measured.logged:
-        finite = [point for point in logged.points if charts.drawable(point.low) and charts.drawable(point.high)]
-        values = [value for point in finite for value in (point.low, point.high) if value is not None]
-        least, greatest = (number(min(values)), number(max(values))) if values else ("–", "–")
-        last = logged.points[-1] if logged.points else None
-        newest = "–" if last is None else "not finite" if last.mean is None else number(last.mean)
-        broken = sum(point.broken for point in logged.points)
-        texts = (newest, least, greatest, count(broken) if broken else "–")
-        cells = (tag("td", text, class_="right") for text in texts)
-        rows.append(tag("tr", tag("th", logged.name, scope="row"), cells))
-        if len(finite) > 1 and len(figures) < CHARTED_METRICS:
-            figures.append(tag("figure", tag("figcaption", logged.name), charts.logged_chart(measured, logged)))
-    return _section(
-        "logged",
-        "Logged in training",
-        tag("div", figures, class_="small") if figures else None,
-        _table(["Name", "Last", "Least", "Greatest", "Not finite"], rows, right=(1, 2, 3, 4)),
-    )
-
-
-def _throughput(measured: Measured, spec: RunSpec) -> Element:
-    if not measured.stretches:
-        return _section("throughput", "Throughput", tag("p", "No step was done.", class_="none"))
     rate = measured.examples_per_second
     keys = tag(
         "p",
-        _key("throughput", "examples per second, without evaluations"),
-        None if rate is None else _key("level", f"{number(rate)} after compilation"),
+        key("throughput", "examples per second, without evaluations"),
+        None if rate is None else key("level", f"{number(rate)} after compilation"),
+        key("mark", "a new attempt") if charts.restarts(measured) else None,
         class_="keys",
     )
-    return _section("throughput", "Throughput", keys, charts.throughput_chart(measured, spec.batch.total))
+    return section("throughput", "Throughput", keys, drawing)
 
 
-def _time(split: Mapping[str, float], attempts: int, words: Mapping[str, tuple[str, str]]) -> Element:
-    split = {phase: seconds for phase, seconds in split.items() if phase in words}
-    whole = sum(split.values())
+def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tuple[str, str]]) -> Element | None:
+    split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds >= SHORTEST}
+    whole, attempts = sum(split.values()), len(measured.attempts)
+    if not whole:
+        return None
     rows = [
         tag(
             "tr",
             tag("th", tag("i", class_=f"swatch {phase}"), words[phase][0], scope="row"),
-            tag("td", duration(seconds) if seconds else "–", class_="right"),
-            tag("td", share(seconds / whole) if seconds else "–", class_="right"),
+            tag("td", duration(seconds), class_="right"),
+            tag("td", share(seconds / whole), class_="right"),
             tag("td", words[phase][1], class_="apart wide"),
         )
         for phase, seconds in split.items()
     ]
     over = f", over {plural(attempts, 'attempt')}" if attempts > 1 else ""
-    return _section(
+    note = f"Measured by the reporting replica. {duration(whole)} in all{over}."
+    return section(
         "time",
         "Where the time went",
-        charts.split_bar(split),
-        _table(["Phase", "Time", "Share", "What it is"], rows, right=(1, 2), apart=(3,), wide=(3,), class_="split"),
-        tag("p", f"Measured by the reporting replica. {duration(whole)} in all{over}.", class_="note"),
+        charts.split_bar({phase: (words[phase][0], seconds) for phase, seconds in split.items()}),
+        table(["Phase", "Time", "Share", "What it is"], rows, right=(1, 2), apart=(3,), wide=(3,), class_="split"),
+        tag("p", note, _first_loss(measured.attempts[-1].first_loss, attempts), class_="note"),
     )
 
 
-def _warnings(measured: Measured) -> Element:
+def _warnings(measured: Measured) -> Element | None:
+    """Without a step the doctor has looked at nothing."""
     items = []
     for warned in measured.warnings:
         often = f"{count(warned.times)} times, steps {count(warned.first)} to {count(warned.last)}"
         when = often if warned.times > 1 else f"step {count(warned.first)}"
         heading = tag("p", tag("strong", warned.check), " ", tag("span", when, class_="where"))
         items.append(tag("li", heading, tag("p", warned.message)))
-    found = tag("ul", items, class_="warnings") if items else tag("p", "The doctor found no problems.", class_="none")
-    return _section("warnings", "Warnings", found)
+    if items:
+        return section("warnings", "Warnings", tag("ul", items, class_="warnings"))
+    if not measured.stretches:
+        return None
+    return section("warnings", "Warnings", tag("p", "The doctor found no problems.", class_="none"))
 
 
 def _recipe(measured: Measured, spec: RunSpec) -> Element:
@@ -299,21 +185,21 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
         for row in spec.scaling
     ]
     pairs = (
-        _pair(row.name, tag("b", row.value), " " if row.note else None, _where(row.note)) for row in recipe_rows(spec)
+        pair(row.name, tag("b", row.value), " " if row.note else None, aside(row.note)) for row in recipe_rows(spec)
     )
-    rates = (
-        tag("figure", tag("figcaption", "Learning rate"), charts.rate_chart(measured))
-        if charts.has_rates(measured)
-        else None
-    )
-    norms = charts.norm_chart(measured)
+    rates, norms = charts.rate_chart(measured), charts.norm_chart(measured)
     noise = _noise_sentence(measured, spec)
-    return _section(
+    return section(
         "recipe",
         "The recipe on this slice",
-        _table(["", "Tuned on", "Runs on", "Rule"], scaled, class_="scaling") if scaled else None,
-        tag("div", tag("table", tag("tbody", pairs), class_="pairs"), rates, class_="beside"),
-        None if norms is None else tag("figure", tag("figcaption", "Gradient norm, before clipping"), norms),
+        table(["", "Tuned on", "Runs on", "Rule"], scaled, class_="scaling") if scaled else None,
+        tag(
+            "div",
+            tag("table", tag("tbody", pairs), class_="pairs"),
+            None if rates is None else figure("Learning rate", rates),
+            class_="beside",
+        ),
+        None if norms is None else figure("Gradient norm, before clipping", norms),
         None if noise is None else tag("p", noise, class_="note"),
     )
 
@@ -331,37 +217,35 @@ def _noise_sentence(measured: Measured, spec: RunSpec) -> str | None:
     )
 
 
-def _attempts(measured: Measured) -> Element:
-    *_, newest = measured.attempts
-    rows = []
-    for attempt in measured.attempts:
-        # An earlier attempt without an outcome was killed, or lost its machine.
-        unknown = "Running" if attempt is newest else "Ended without a message"
-        _, ending = ENDINGS.get(attempt.outcome or "", ("", unknown))
-        rows.append(
-            tag(
-                "tr",
-                tag("th", str(attempt.number), scope="row"),
-                tag("td", f"{count(attempt.first)} to {count(attempt.last)}", class_="right"),
-                tag("td", duration(sum(attempt.split.values())), class_="right"),
-                tag("td", ending, class_="apart"),
-            )
+def _attempts(history: History) -> Element | None:
+    """Of a single attempt the rest of the page has told everything."""
+    *earlier, newest = history.recorded.attempts
+    if not earlier:
+        return None
+    ended = None if history.outcome is None else history.outcome.code
+    # An earlier attempt without an outcome was killed, or lost its machine.
+    endings = [(attempt, attempt.outcome, "Ended without a message") for attempt in earlier]
+    rows = [
+        tag(
+            "tr",
+            tag("th", str(attempt.number), scope="row"),
+            tag("td", f"{count(attempt.first)} to {count(attempt.last)}", class_="right"),
+            tag("td", duration(sum(attempt.split.values())), class_="right"),
+            tag("td", ENDINGS.get(outcome or "", ("", unknown))[1], class_="apart"),
         )
-    return _section(
-        "attempts",
-        "Attempts",
-        _table(["Attempt", "Steps", "Time", "Ended"], rows, right=(1, 2), apart=(3,)),
-        _first_loss(newest.first_loss),
-    )
+        for attempt, outcome, unknown in [*endings, (newest, newest.outcome or ended, "Running")]
+    ]
+    heads = ["Attempt", "Steps", "Time", "Ended"]
+    return section("attempts", "Attempts", table(heads, rows, right=(1, 2), apart=(3,), class_="attempts"))
 
 
-def _first_loss(first: FirstLoss | None) -> Element | None:
+def _first_loss(first: FirstLoss | None, attempts: int) -> str | None:
     if first is None:
         return None
     programs = plural(first.compilations, "program")
     compiling = f", {duration(first.compiling)} of it to compile {programs}" if first.compilations else ""
-    text = f"The newest attempt needed {duration(first.seconds)} until its first loss{compiling}."
-    return tag("p", text, class_="note")
+    which = "The newest attempt" if attempts > 1 else "It"
+    return f" {which} needed {duration(first.seconds)} until its first loss{compiling}."
 
 
 def _environment(history: History) -> Element:
@@ -372,42 +256,8 @@ def _environment(history: History) -> Element:
         **history.environment,
     }
     pairs = [*known.items(), *((f"parameter {name}", value) for name, value in spec.parameters.items())]
-    rows = (_pair(name, value) for name, value in pairs)
-    return _section("environment", "Environment", tag("table", tag("tbody", rows), class_="pairs"))
-
-
-def _section(name: str, title: str, *content: Content) -> Element:
-    return tag("section", tag("h2", title), content, id=name)
-
-
-def _key(kind: str, text: str) -> Element:
-    return tag("span", text, class_=f"key {kind}")
-
-
-def _pair(name: str, *value: Content) -> Element:
-    return tag("tr", tag("th", name, scope="row"), tag("td", value))
-
-
-def _where(text: str) -> Element | None:
-    return tag("span", text, class_="where") if text else None
-
-
-def _table(
-    heads: list[str],
-    rows: list[Element],
-    right: tuple[int, ...] = (),
-    apart: tuple[int, ...] = (),
-    wide: tuple[int, ...] = (),
-    class_: str = "",
-) -> Element:
-    """`right`, `apart`, `wide`: the columns with these classes."""
-    columns = {"right": right, "apart": apart, "wide": wide}
-    classes = [" ".join(name for name, those in columns.items() if at in those) for at in range(len(heads))]
-    cells = (
-        tag("th", head, scope="col", **({"class": kind} if kind else {})) if head else tag("td")
-        for head, kind in zip(heads, classes, strict=True)
-    )
-    return tag("table", tag("thead", tag("tr", cells)), tag("tbody", rows), **({"class": class_} if class_ else {}))
+    rows = (pair(name, value) for name, value in pairs)
+    return section("environment", "Environment", tag("table", tag("tbody", rows), class_="pairs"))
 
 
 @cache

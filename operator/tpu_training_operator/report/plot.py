@@ -19,6 +19,12 @@ WIDTH, HEIGHT = 1000, 300
 LOGARITHMIC_FROM = 30
 """Largest over smallest value from which an axis is logarithmic; below it a linear one shows more."""
 
+FEW = 12
+"""Points of a curve up to which each is marked by a dot: between so few of them a line alone would mislead."""
+
+MOST_TICKS = 7
+"""Labels of a logarithmic axis."""
+
 SMALLEST_SPAN = 1e-290
 """Between values that differ; a fifth of a smaller span may be too small for a float."""
 
@@ -53,23 +59,47 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The unbroken parts of one line; a part with one point is drawn as a dot. `kind`: the class that colours it."""
+    """The unbroken parts of one line. `kind`: the class that colours it; `name`: what it shows, in words; `dotted`: the
+    number of points up to which each has a dot."""
 
     kind: str
+    name: str
     parts: Sequence[Sequence[Point]]
-    dots: bool = False
+    dotted: int = FEW
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for part in self.parts for point in part]
+
+    @property
+    def summary(self) -> str:
+        """The curve in words, for those who do not see it."""
+        points = self.points
+        if not points:
+            return f"{self.name}: no value"
+        first, last = points[0], points[-1]
+        low, high = min(point.low for point in points), max(point.high for point in points)
+        ends = f"{number(first.y)} at step {number(first.x)}, {number(last.y)} at step {number(last.x)}"
+        return f"{self.name}: {ends}; min {number(low)}, max {number(high)}"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """`title`: for screen readers. `broken`: x of values that have no place on the y axis. `level`: a dashed line."""
+    """`title`: for screen readers. `broken`: from which x to which there are values without a place on the y axis.
+    `level`: a dashed line across, `marks`: lines down. `best`: a point that stands out."""
 
     title: str
     x: Axis
     y: Axis
     curves: Sequence[Curve]
-    broken: Sequence[float] = ()
+    broken: Sequence[tuple[float, float]] = ()
     level: float | None = None
+    marks: Sequence[float] = ()
+    best: Point | None = None
+
+    @property
+    def summary(self) -> str:
+        return ". ".join([self.title, *(curve.summary for curve in self.curves)])
 
 
 def axis_of(values: Iterable[float], ticks: int = 5, from_zero: bool = False, logarithm: bool = False) -> Axis:
@@ -107,11 +137,13 @@ def draw(plot: Plot) -> Element:
         "svg",
         (_path("grid", f"M0 {_y(plot, tick)}H{WIDTH}") for tick in plot.y.ticks),
         None if plot.level is None else _path("level", f"M0 {_y(plot, plot.level)}H{WIDTH}"),
+        (_path("mark", f"M{_x(plot, x)} 0V{HEIGHT}") for x in plot.marks),
+        (path for span in plot.broken for path in _broken(plot, *span)),
         (path for curve in plot.curves for path in _curve(plot, curve)),
-        (_path("broken", f"M{_x(plot, x)} 0V14") for x in plot.broken),
+        None if plot.best is None else _path("best", f"M{_x(plot, plot.best.x)} {_y(plot, plot.best.y)}h0"),
         _tooltips(plot),
         role="img",
-        aria_label=plot.title,
+        aria_label=plot.summary,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         preserveAspectRatio="none",
     )
@@ -131,9 +163,14 @@ def draw(plot: Plot) -> Element:
 
 
 def _logarithmic(low: float, high: float) -> Axis:
+    low, high = low / 1.2, high * 1.2
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    powers = [10.0**power for power in range(first, last + 1, math.ceil((last - first) / 6))]
-    return Axis(low / 1.2, high * 1.2, tuple(p for p in powers if low / 1.2 <= p <= high * 1.2), logarithmic=True)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= MOST_TICKS:
+            break
+    return Axis(low, high, tuple(ticks[:: math.ceil(len(ticks) / MOST_TICKS)]), logarithmic=True)
 
 
 def _round_size(size: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:
@@ -146,9 +183,8 @@ def _curve(plot: Plot, curve: Curve) -> Iterator[Element]:
     parts = [part for part in curve.parts if part]
     bands = "".join(_band(plot, part) for part in parts if any(point.low < point.high for point in part))
     lines = "".join("M" + "L".join(f"{_x(plot, point.x)} {_y(plot, point.y)}" for point in part) for part in parts)
-    dots = "".join(
-        f"M{_x(plot, p.x)} {_y(plot, p.y)}h0" for part in parts for p in part if curve.dots or len(part) == 1
-    )
+    few = len(curve.points) <= curve.dotted
+    dots = "".join(f"M{_x(plot, p.x)} {_y(plot, p.y)}h0" for part in parts for p in part if few or len(part) == 1)
     for layer, path in (("band", bands), ("line", lines), ("dot", dots)):
         if path:
             yield _path(f"{layer} {curve.kind}", path)
@@ -161,9 +197,16 @@ def _band(plot: Plot, part: Sequence[Point]) -> str:
     return "M" + "L".join(there + back) + "Z"
 
 
+def _broken(plot: Plot, first: float, last: float) -> Iterator[Element]:
+    left, right = _x(plot, first), _x(plot, last)
+    if left != right:
+        yield _path("lost", f"M{left} 0H{right}V{HEIGHT}H{left}Z")
+    yield _path("broken", f"M{left} 0H{right}")
+
+
 def _tooltips(plot: Plot) -> Iterator[Element]:
     """Columns that show a point's text: each reaches half-way to its neighbours, over the whole height."""
-    points = sorted((p for curve in plot.curves for part in curve.parts for p in part if p.text), key=lambda p: p.x)
+    points = sorted((point for curve in plot.curves for point in curve.points if point.text), key=lambda p: p.x)
     middles = [WIDTH * plot.x.place((a.x + b.x) / 2) for a, b in pairwise(points)]
     for point, (left, right) in zip(points, pairwise([0.0, *middles, float(WIDTH)]), strict=False):
         yield bar("target", left, max(0.0, right - left), point.text)
@@ -171,9 +214,7 @@ def _tooltips(plot: Plot) -> Iterator[Element]:
 
 def bar(kind: str, left: float, width: float, text: str) -> Element:
     """A rectangle over the whole height, with a tooltip."""
-    return tag(
-        "rect", tag("title", text), class_=kind, x=f"{left:.2f}", y="0", width=f"{width:.2f}", height=str(HEIGHT)
-    )
+    return tag("rect", tag("title", text), class_=kind, x=f"{left:.2f}", width=f"{width:.2f}", height=str(HEIGHT))
 
 
 def _path(kind: str, path: str) -> Element:

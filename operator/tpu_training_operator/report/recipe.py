@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from tpu_training_operator.report.formatting import count, number, plural, share
 from tpu_training_operator.report.history import RunSpec, Schedule
 
+_NOT_FINITE = {"Skip": "such steps change nothing", "Warn": "the training continues"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -56,6 +58,12 @@ def _whole(spec: RunSpec) -> Iterator[Row]:
         yield Row("Sharding", spec.sharding, "each replica keeps its part of the optimizer's state")
     if spec.evaluate_every_steps is not None:
         yield Row("Evaluation", f"every {_interval(spec.evaluate_every_steps, 'step')}", "and at the end")
+    if (stop := spec.stop_early) is not None:
+        by = f", by more than {number(stop.min_delta)}" if stop.min_delta else ""
+        evaluations = plural(stop.patience, "evaluation")
+        yield Row("Early end", f"after {evaluations}", f"in a row without a better {stop.metric}{by}")
+    if spec.on_not_finite in _NOT_FINITE:
+        yield Row("Loss not finite", spec.on_not_finite, _NOT_FINITE[spec.on_not_finite])
 
 
 def _surroundings(spec: RunSpec) -> Iterator[Row]:
@@ -64,6 +72,8 @@ def _surroundings(spec: RunSpec) -> Iterator[Row]:
         times = {"step": checkpoint.every_steps, "minute": checkpoint.every_minutes}
         due = " or ".join(_interval(every, unit) for unit, every in times.items() if every is not None)
         kept = f"the last {count(checkpoint.keep)} {'is' if checkpoint.keep == 1 else 'are'} kept"
+        if checkpoint.keep_best is not None:
+            kept += f", and the one with the best {checkpoint.keep_best.metric}"
         yield Row("Checkpoint", f"every {due}" if due else "when it ends", f"to {checkpoint.uri}, {kept}")
         if checkpoint.init_from is not None:
             yield Row("Initial weights", checkpoint.init_from.uri)

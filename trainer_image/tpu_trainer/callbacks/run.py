@@ -13,9 +13,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from tpu_trainer.callbacks.joined import apart
 from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
@@ -34,6 +35,8 @@ from tpu_trainer.telling import Telling
 
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
 """The codes with which Python exits by itself: at the end of the program, and after an exception."""
+
+_NOTHING = "the session ended without a step: nothing was trained, or run.step was not called"
 
 REPORT_SECONDS = 5.0
 REPORT_EVERY = 10
@@ -56,11 +59,14 @@ class Run:
         self.stopping = False
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
-        self._clock, self._pace, self._losses = Clock(), Pace(), Losses()
+        # Who brings another way to agree has another way to meet.
+        self._meets_in_torch = spec.backend == "torch" and agree is None
+        self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), Pace(), Losses()
         self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
         self._learning_rate = math.nan
+        self._learning_rates: dict[int, float] = {}
         self._warned = False
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         aloud = environment.host_index == 0 and place_on_host(os.environ) == 0
@@ -85,6 +91,9 @@ class Run:
             self._losses.add(step, loss)
         if learning_rate is not None:
             self._learning_rate = learning_rate
+            # Without a loss there is no report that would take it.
+            if loss is not None:
+                self._learning_rates[step] = learning_rate
         if self._pace.steps % REPORT_EVERY == 0 or time.monotonic() - self._reported >= REPORT_SECONDS:
             self._report(self._losses.read_earlier())
         if metrics:
@@ -94,7 +103,7 @@ class Run:
     def record(self, step: int, loss: Any, learning_rate: float | None) -> None:
         self._losses.add(step, loss)
         if learning_rate is not None:
-            self._learning_rate = learning_rate
+            self._learning_rate = self._learning_rates[step] = learning_rate
         self._report(self._losses.read_earlier())
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -120,6 +129,8 @@ class Run:
     def end(self, error: BaseException | None) -> None:
         """As `Session.end`."""
         outcome = self._close(error)
+        if outcome.code is ExitCode.Succeeded:
+            sys.excepthook = self._uncaught_after
         if outcome.code in _PYTHONS_OWN or isinstance(error, SystemExit):
             return
         if error is not None:
@@ -135,6 +146,18 @@ class Run:
         if outcome.code not in _PYTHONS_OWN:
             raise SystemExit(int(outcome.code))
 
+    def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
+        leave_words(outcome_of_own(error, self._progress.step))
+        self._uncaught_before(kind, error, frames)
+
+    def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics of an evaluation after the training, for the result."""
+        self._metrics = dict(_numbers(metrics))
+        leave_words(self._outcome(None))
+        self._progress.evaluated(step, self._metrics)
+        self._progress.done(self._progress.checkpoint_step)
+
     def _close(self, error: BaseException | None) -> Outcome:
         self._told.forget()
         sys.excepthook = self._uncaught_before
@@ -143,6 +166,8 @@ class Run:
         outcome = self._outcome(error)
         leave_words(outcome)
         if outcome.code is ExitCode.Succeeded:
+            if not self._begun and (self._progress.checkpoint_step or 0) < self._spec.train_steps:
+                self._telling.finding(Finding("NothingTrained", 0, _NOTHING))
             self._progress.done(self._progress.checkpoint_step)
         self._telling.ended(outcome)
         return outcome
@@ -153,6 +178,9 @@ class Run:
         self._clock.enter(Phase.HOST)
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._telling.began(step)
+        warning = apart(self._spec.slice.hosts) if self._meets_in_torch else None
+        if warning is not None:
+            self._telling.finding(Finding("SeparateModels", step, warning))
 
     def _training_seconds(self) -> float:
         spent = self._clock.seconds()
@@ -178,7 +206,9 @@ class Run:
                 seconds=now - self._reported,
                 split={phase: seconds[phase] - self._split[phase] for phase in Phase},
                 examples_per_second=self._throughput.rate,
+                learning_rates=dict(self._learning_rates),
             )
+            self._learning_rates.clear()
             self._telling.sample(sample, self._progress.checkpoint_step)
             self._reported, self._split = now, seconds
         self._judge(losses)

@@ -7,7 +7,7 @@ the trainer's (`strategy`, `loaders`, `state`, `watch`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from tpu_trainer.lightning.session import overridden
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division, Place
 from tpu_trainer.lightning_trainer.logs import Logs
-from tpu_trainer.lightning_trainer.package import as_kind_of, package_of
+from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse_mixed
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
@@ -61,6 +61,12 @@ _DIFFERENT = (
 )
 
 
+def _parts(run: LightningRun) -> Iterator[object]:
+    """What comes to the Trainer beside the module; an option may be one part or a list of them."""
+    for part in (run.data, run.options.get("callbacks"), run.options.get("logger")):
+        yield from part if isinstance(part, list | tuple) else [part]
+
+
 @dataclass(frozen=True)
 class OwnTrainer:
     context: RunContext
@@ -75,6 +81,7 @@ class OwnTrainer:
         hp, backend = Hyperparameters.of(self.context.spec), self.context.backend
         run = self._load(hp)
         lightning = package_of(run.module, why or "the entrypoint returns a LightningRun")
+        refuse_mixed(run.module, _parts(run))
         _refuse(self.context.spec, hp, run)
         if why is not None:
             text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
@@ -164,7 +171,7 @@ class OwnTrainer:
             was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
             return self._end(watch, instruments, hp, done, was_stopped)
         except BaseException:
-            instruments.doctor.leave()
+            instruments.leave()
             raise
         finally:
             # However the run ends, a snapshot that was taken is worth writing.

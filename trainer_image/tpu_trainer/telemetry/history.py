@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +25,7 @@ LIMIT = 2000
 """Points of a curve at most; even, so that all of them pair up. A page cannot show more of them side by side."""
 
 LOGGED_LIMIT = 500
-"""The same for a curve of what the task logs, of which there may be many; even, too."""
+"""The same for a curve of what the task logs, of which there may be many, and for the learning rate; even, too."""
 
 LOGGED_CURVES = 128
 """Names of what the task logs that are kept, over all attempts."""
@@ -35,7 +35,7 @@ KINDS_OF_FINDINGS = 100
 
 _RATES = ("examples_per_second", "mfu", "noise_scale")
 
-P = TypeVar("P", bound="Loss | Stretch | Evaluation")
+P = TypeVar("P", bound="Loss | Stretch | Evaluation | Rate")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Sample:
 
     seconds: wall time since the last sample; `split` divides it by phase. examples_per_second is over the steps that
     compiled nothing. mfu: 0..1. noise_scale: in examples. None while a number is unknown. gradient_norms: one per step.
+    learning_rate: of the last step; learning_rates: of all steps whose rate is known.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Sample:
     mfu: float | None = None
     noise_scale: float | None = None
     gradient_norms: tuple[float, ...] = ()
+    learning_rates: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,18 @@ class Stretch:
             learning_rate=later.learning_rate,
             gradient_norm=_mean(lengths),
         )
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of step `step`. Merging keeps the earlier one, so that the curve begins with step 1; the last
+    stretch has the last rate."""
+
+    step: int
+    rate: float
+
+    def then(self, later: Rate) -> Rate:
+        return self
 
 
 @dataclass(frozen=True)
@@ -211,6 +225,10 @@ class History:
         self._stretches = Series(Stretch.then, [Stretch(**row) for row in before.get("stretches", ())], stretches)
         earlier = [Evaluation(**row) for row in before.get("evaluations", ())]
         self._evaluations = Series(Evaluation.then, earlier, evaluations)
+        rates = before.get("rates", {"points": (), "stride": 1})
+        self._learning_rates = Series(
+            Rate.then, [Rate(**row) for row in rates["points"]], int(rates["stride"]), LOGGED_LIMIT
+        )
         self._warnings = {row["check"]: Warned(**row) for row in before.get("warnings", ())}
         self._attempts = [_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
@@ -229,7 +247,7 @@ class History:
 
     def forget_after(self, step: int) -> None:
         """Drops the steps after `step`, which a resumed run makes again; warnings and attempts stay."""
-        for series in (self._losses, self._stretches, self._evaluations):
+        for series in (self._losses, self._stretches, self._evaluations, self._learning_rates):
             series.forget_after(step)
         for curve in self._logged.values():
             curve.forget_after(step)
@@ -238,6 +256,9 @@ class History:
         first = sample.step - len(sample.losses) + 1
         for step, loss in enumerate(sample.losses, first):
             self._losses.add(Loss.of(step, loss))
+        for step, rate in sorted(sample.learning_rates.items()):
+            if math.isfinite(rate):
+                self._learning_rates.add(Rate(step, rate))
         split = {phase: sample.split.get(phase, 0.0) for phase in Phase}
         norm = _mean([(norm, 1) for norm in sample.gradient_norms if math.isfinite(norm)])
         steps = len(sample.losses)
@@ -275,6 +296,7 @@ class History:
             "losses": self._losses.points,
             "stretches": self._stretches.points,
             "evaluations": self._evaluations.points,
+            "rates": {"stride": self._learning_rates.stride, "points": self._learning_rates.points},
             "logged": tuple(
                 {"name": name, "stride": series.stride, "points": series.points}
                 for name, series in self._logged.items()

@@ -20,6 +20,7 @@ _LARGEST_STEP = 2**53
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
 # Users look last at Python's own files, installed packages and the trainer.
 _NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_trainer/")
+_ENDED = re.compile(r"^(the worker was [^:]*\(exit code \d+\)): ")
 _LEFT_OUT = "..."
 
 
@@ -61,14 +62,18 @@ def shortened(text: str, room: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """What was wrong: the error at the end of a traceback and its place in the user's code, or else the last line."""
+    """What was wrong: the error at the end of a traceback and its place in the user's code, or else the last line.
+
+    The last line of a worker that was killed says where it was, not what was wrong.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
     frames = [(index, found) for index, line in enumerate(lines) if (found := _FRAME.match(line))]
     error = next((line for line in lines[frames[-1][0] :] if not line.startswith(" ")), None) if frames else None
     if error is None:
-        return _line(lines[-1])
+        ended = _ENDED.match(lines[0]) if len(lines) > 1 else None
+        return _line(f"{ended[1]}; its last line: {lines[-1]}" if ended else lines[-1])
     users = [found for _, found in frames if not _NOT_THE_USERS.search(found["file"])]
     where = f" ({users[-1]['file'].rpartition('/')[2]}:{users[-1]['line']})" if users else ""
     where = where if len(where) <= _LONGEST_PLACE else ""

@@ -123,5 +123,6 @@ def _scaling(row: Row) -> dict[str, str]:
 
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
-    given = schedule.model_dump(by_alias=True, exclude_none=True, mode="json")
+    """The trainer knows milestones in steps only."""
+    given = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
     return given | {"milestones": list(recipe.milestones)}
