@@ -7,9 +7,9 @@ imports this project's code itself. The processes that it starts are fresh inter
 them; where that is not the point, `FORKS_REPLICAS` has replicas forked, too.
 
 Processes share a server only if their environments differ in nothing but variables that are read after the imports
-(`READ_LATER`). What a fork cannot show is what depends on the start of an interpreter: the seed of hashes, which forks
-share, and the import of the packages itself. So each kind of gang is also started by the real command, in tests whose
-names say so. A server serves one test worker.
+(`READ_LATER`). What a fork cannot show is what depends on the start of an interpreter, or on its end after a success:
+the seed of hashes, which forks share, the import of the packages, and how they are taken apart. So each kind of gang is
+also started by the real command, in tests whose names say so. A server serves one test worker.
 """
 
 from __future__ import annotations

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from tests.trainer.gang import ROOT, run_spec
 from tests.trainer.progress_service import progress_service
 from tpu_trainer.callbacks import session
-from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
+from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.errors import BadSpecError, NotFiniteError
+from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.reporting import heartbeat
 

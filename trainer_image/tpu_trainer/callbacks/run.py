@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tpu_trainer.callbacks.joined import apart
-from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
+from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
 from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
@@ -22,6 +22,7 @@ from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.errors import BadSpecError, NotFiniteError
+from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
