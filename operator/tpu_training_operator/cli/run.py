@@ -119,6 +119,9 @@ def _reporting_failures(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         click.echo(f"{program_name()}: {path}: {(error.strerror or str(error)).lower()}", err=True)
+        # Half a file is worse than none.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
     except BadInput as error:
         error.show()
 
@@ -266,4 +269,5 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
     if (directory / PAGE).exists():
         click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
-    click.echo(f"  result     {result}")
+    if result.exists():
+        click.echo(f"  result     {result}")
