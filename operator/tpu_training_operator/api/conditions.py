@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from tpu_training_operator.api.lenient import read_what_can_be
 from tpu_training_operator.api.text import plain_json
 
 LONGEST_MESSAGE = 4096
@@ -100,9 +101,9 @@ class StatusModel:
 
     @classmethod
     def read(cls, body: Any) -> Self:
-        """From the JSON of an object, which may lack it altogether. Raises pydantic.ValidationError."""
-        read: Self = TypeAdapter(cls).validate_python(body or {})
-        return read
+        """From the JSON of an object, which may lack it altogether. What cannot be read is left out: a newer operator
+        may have written it, and a job must stay in somebody's care after a rollback."""
+        return read_what_can_be(TypeAdapter(cls), body or {})
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in the object, where an empty field is absent."""
