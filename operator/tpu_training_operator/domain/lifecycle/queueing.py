@@ -206,13 +206,14 @@ def suspended(ctx: Context, status: Status, message: str) -> Status:
 
 
 def while_suspended(ctx: Context, workers: Sequence[WorkerPod]) -> Stages:
-    """Takes the job out of the queue: a Workload that stays active would be admitted, and hold quota for nothing."""
+    """Takes the job out of the queue: a Workload that stays active would be admitted, and hold quota for nothing. Kueue
+    counts the quota of a Workload that is not active as free at once, so this waits for the workers, too."""
     found = ctx.queue.workload if ctx.queue else None
-    if found is None or found.is_going or found.is_finished:
+    if found is None or found.is_going or found.is_finished or any(not pod.has_ended for pod in workers):
         return ()
     if found.is_active:
-        return ((UpdateWorkload(found.with_active(False)),),)
-    if found.is_evicted and found.holds_quota and all(pod.has_ended for pod in workers):
+        return ((UpdateWorkload(found.with_active(False), frees_quota=True),),)
+    if found.is_evicted and found.holds_quota:
         return ((WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True),),)
     return ()
 
