@@ -17,6 +17,7 @@ from datetime import timedelta
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true, without_condition
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.actions import (
@@ -62,6 +63,8 @@ def check_queue(raw: Object, job: TPUTrainingJob) -> None:
     elif (
         provisioning
         and provisioning.queued
+        # A rehearsal provisions nothing.
+        and job.spec.slice.hardware is Hardware.TPU
         and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
     ):
         message = (
