@@ -105,20 +105,25 @@ class ModelCluster:
         name = key_of(body)
         _find(self.others, name, body["metadata"]["uid"])
         if body["kind"] == "Workload":
-            body = copied(body) | {"status": self._unchanged(body)["status"]}
+            found = self._unchanged(body)
+            body = copied(body) | {"status": found["status"]}
+            # Kueue counts its quota as free at once.
+            self._gives_back(Workload(found), is_free=not Workload(body).is_active)
             self.touch(body)
         self.others[name] = copied(body)
         return copied(body)
 
     def write_workload_status(self, body: Object) -> Object:
         found = self._unchanged(body)
-        held = Workload(found).holds_quota and not Workload(found).is_finished
-        if held and (not Workload(body).holds_quota or Workload(body).is_finished):
-            active = [name for name, pod in self.pods.items() if self._is_active_worker(pod)]
-            assert active == [], f"quota is given back while {active} use the chips"
+        self._gives_back(Workload(found), is_free=not Workload(body).holds_quota or Workload(body).is_finished)
         found["status"] = copied(body["status"])
         self.touch(found)
         return copied(found)
+
+    def _gives_back(self, before: Workload, *, is_free: bool) -> None:
+        if is_free and before.holds_quota and before.is_active and not before.is_finished:
+            active = [name for name, pod in self.pods.items() if self._is_active_worker(pod)]
+            assert active == [], f"quota is given back while {active} use the chips"
 
     def _unchanged(self, body: Object) -> Object:
         found = self.others.get(key_of(body))

@@ -200,7 +200,11 @@ def test_the_workload_has_finished_when_no_worker_is_active(code: int, said: str
 def test_a_suspended_job_leaves_the_queue_and_a_resumed_one_returns() -> None:
     cluster = given_a_running_job()
     cluster.edit_run_policy(suspend=True)
-    all_passes(cluster, 3)
+    one_pass(cluster)
+    one_pass(cluster)
+    assert kueue.seen(cluster).is_admitted, "its workers still save"
+    kubelet.sweep(cluster)
+    one_pass(cluster)
     assert not kueue.seen(cluster).is_active
     kueue.works(cluster)
     all_passes(cluster, 2)

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.cli.job_file import check
 from tpu_training_operator.domain.objects.workload import conflicts, placed, workload
 from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.domain.workload import Placement, Priority, Queue, Workload, placement_of, workload_name
@@ -122,6 +125,19 @@ def test_topology_aware_placement_is_refused_in_words() -> None:
     queue = read(Api("v1beta2", Workload=body), job)
     assert queue is not None
     assert "topology-aware scheduling" in queue.problem
+
+
+def test_a_file_is_checked_for_what_only_a_queue_can_give() -> None:
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    body = job_body({"spec.slice": slices})
+    with pytest.raises(BadInput, match="queued provisioning needs a queue"):
+        check(Path("job.yaml"), body)
+    check(Path("job.yaml"), job_body({"spec.slice": slices | {"hardware": "CPU"}}))
+    body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    check(Path("job.yaml"), body)
+    body["spec"]["trainer"]["podLabels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    with pytest.raises(BadInput, match=r"leave kueue.x-k8s.io/queue-name out"):
+        check(Path("job.yaml"), body)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.errors import BadInput
+from tpu_training_operator.domain.lifecycle.queueing import check_queue
 from tpu_training_operator.domain.objects.shared import check_config_map
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
@@ -102,6 +103,7 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
         job = parse_job(body, except_rules=except_rules)
         resolution = resolve(job.spec)
         check_config_map(job, resolution)
+        check_queue(body, job)
         return JobFile(path, body, job, resolution)
     except InvalidJob as error:
         raise BadInput(path, error.problems) from None

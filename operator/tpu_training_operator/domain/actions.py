@@ -78,9 +78,10 @@ class LookAtEvents:
 
 @dataclass(frozen=True)
 class UpdateWorkload:
-    """Replace the spec of the job's Workload, if it is still the one that was read."""
+    """Replace the spec of the job's Workload, if it is still the one that was read. `frees_quota`: as below."""
 
     body: dict[str, Any]
+    frees_quota: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from datetime import timedelta
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true, without_condition
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.actions import (
@@ -62,6 +63,8 @@ def check_queue(raw: Object, job: TPUTrainingJob) -> None:
     elif (
         provisioning
         and provisioning.queued
+        # A rehearsal provisions nothing.
+        and job.spec.slice.hardware is Hardware.TPU
         and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
     ):
         message = (
@@ -206,13 +209,14 @@ def suspended(ctx: Context, status: Status, message: str) -> Status:
 
 
 def while_suspended(ctx: Context, workers: Sequence[WorkerPod]) -> Stages:
-    """Takes the job out of the queue: a Workload that stays active would be admitted, and hold quota for nothing."""
+    """Takes the job out of the queue: a Workload that stays active would be admitted, and hold quota for nothing. Kueue
+    counts the quota of a Workload that is not active as free at once, so this waits for the workers, too."""
     found = ctx.queue.workload if ctx.queue else None
-    if found is None or found.is_going or found.is_finished:
+    if found is None or found.is_going or found.is_finished or any(not pod.has_ended for pod in workers):
         return ()
     if found.is_active:
-        return ((UpdateWorkload(found.with_active(False)),),)
-    if found.is_evicted and found.holds_quota and all(pod.has_ended for pod in workers):
+        return ((UpdateWorkload(found.with_active(False), frees_quota=True),),)
+    if found.is_evicted and found.holds_quota:
         return ((WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True),),)
     return ()
 

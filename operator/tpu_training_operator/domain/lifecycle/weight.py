@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Action, Plan, Publish, WriteWorkloadStatus
+from tpu_training_operator.domain.actions import Action, Plan, Publish, UpdateWorkload, WriteWorkloadStatus
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
@@ -53,7 +53,13 @@ def _weighs(stage: Sequence[Action]) -> bool:
     # Looking further into the stages would build thousands of pods.
     if isinstance(stage, WorkerCreations) or not stage:
         return bool(stage)
-    return isinstance(stage[0], Publish) or (isinstance(stage[0], WriteWorkloadStatus) and stage[0].frees_quota)
+    match stage[0]:
+        case Publish():
+            return True
+        case UpdateWorkload(frees_quota=frees_quota) | WriteWorkloadStatus(frees_quota=frees_quota):
+            return frees_quota
+        case _:
+            return False
 
 
 def _turns(before: Status, after: Status) -> bool:
