@@ -344,15 +344,22 @@ def test_what_an_exception_of_the_loop_means(error: BaseException, code: ExitCod
         ([ExitCode.UserError, ExitCode.PeerLost], 0),
         ([ExitCode.UserError, ExitCode.UserError], 0),
         ([ExitCode.Succeeded, ExitCode.Preempted], 1),
-        ([ExitCode.Succeeded, ExitCode.Succeeded], 1),
+        ([ExitCode.Succeeded, ExitCode.Succeeded], 0),
     ],
 )
 def test_of_a_hosts_processes_the_one_that_says_most_has_the_last_word(
     outcomes: list[ExitCode], kept: int, tmp_path: Path
 ) -> None:
     for place, code in enumerate(outcomes):
-        leave_words(Outcome(code, f"process {place}"), str(tmp_path / "words"))
+        leave_words(Outcome(code, f"process {place}"), first=place == 0, path=str(tmp_path / "words"))
     assert words(tmp_path)["message"] == f"process {kept}"
+
+
+def test_the_result_is_the_first_processs_whichever_ends_last(tmp_path: Path) -> None:
+    for place in (1, 0, 2):
+        outcome = Outcome(ExitCode.Succeeded, f"process {place}", metrics={"loss": place})
+        leave_words(outcome, first=place == 0, path=str(tmp_path / "words"))
+    assert words(tmp_path)["metrics"] == {"loss": 0}
 
 
 def test_what_is_no_loss_is_refused_with_its_step() -> None:

@@ -67,7 +67,8 @@ class Run:
         self._learning_rate = math.nan
         self._warned = False
         self._reported, self._split = time.monotonic(), self._clock.seconds()
-        aloud = environment.host_index == 0 and place_on_host(os.environ) == 0
+        self._first = place_on_host(os.environ) == 0
+        aloud = environment.host_index == 0 and self._first
         self._progress = _Quiet(spec.train_steps, environment.progress_file, silent=not aloud)
         service = environment.progress_service if aloud else None
         heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
@@ -143,13 +144,13 @@ class Run:
 
     def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
         """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
-        leave_words(outcome_of_own(error, self._progress.step))
+        leave_words(outcome_of_own(error, self._progress.step), first=self._first)
         self._uncaught_before(kind, error, frames)
 
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of an evaluation after the training, for the result."""
         self._metrics = dict(_numbers(metrics))
-        leave_words(self._outcome(None))
+        leave_words(self._outcome(None), first=self._first)
         self._progress.evaluated(step, self._metrics)
         self._progress.done(self._progress.checkpoint_step)
 
@@ -159,7 +160,7 @@ class Run:
         if error is None:
             error = self._last_look()
         outcome = self._outcome(error)
-        leave_words(outcome)
+        leave_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
             if not self._begun and (self._progress.checkpoint_step or 0) < self._spec.train_steps:
                 self._telling.finding(Finding("NothingTrained", 0, _NOTHING))
