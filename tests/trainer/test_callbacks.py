@@ -220,9 +220,23 @@ def test_hosts_that_train_apart_get_a_warning(
     monkeypatch.setenv("MASTER_PORT", "0")
     monkeypatch.setattr("tpu_trainer.callbacks.joined.world_size", lambda: joined)
     with session(agree=agree) as run:
-        run.step(1, 0.5)
+        run.step(20, 0.5)
     assert [text.partition(",")[0] for text in told(job)[-1]["warnings"]] == [
         f"torch.distributed joins {'no' if joined == 1 else joined} processes"
+    ] * warns
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "warns"), [(None, 20, False), (None, 8, True), (None, 21, True), (8, 7, False)]
+)
+def test_a_loop_of_another_length_than_the_recipes_gets_a_warning(
+    length: int | None, steps: int, warns: bool, job: Path
+) -> None:
+    with session(length) as run:
+        for step in range(1, steps + 1):
+            run.step(step, 0.5)
+    assert [text.partition(":")[0] for text in told(job)[-1]["warnings"]] == [
+        f"the loop ended after step {steps}, and the recipe has 20 steps"
     ] * warns
 
 

@@ -35,6 +35,7 @@ from tpu_trainer.telling import Telling
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
 """The codes with which Python exits by itself: at the end of the program, and after an exception."""
 
+_SAY_LENGTH = "give session(total_steps=...), or change the recipe"
 _NOTHING = "the session ended without a step: nothing was trained, or run.step was not called"
 
 REPORT_SECONDS = 5.0
@@ -55,6 +56,7 @@ class Run:
         os.environ.pop(ENV_KUBEFLOW_URL, None)
         batch = replace(spec.batch, total=global_batch_size or spec.batch.total)
         self._spec = spec = replace(spec, train_steps=total_steps or spec.train_steps, batch=batch)
+        self._recipes_length = total_steps is None
         self.stopping = False
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
@@ -162,11 +164,21 @@ class Run:
         outcome = self._outcome(error)
         leave_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
-            if not self._begun and (self._progress.checkpoint_step or 0) < self._spec.train_steps:
-                self._telling.finding(Finding("NothingTrained", 0, _NOTHING))
+            self._compare_length(outcome.step or 0)
             self._progress.done(self._progress.checkpoint_step)
         self._telling.ended(outcome)
         return outcome
+
+    def _compare_length(self, done: int) -> None:
+        """A loop that ends early by mistake succeeds as any other, and one without a step, too."""
+        total = self._spec.train_steps
+        if not self._begun and done < total:
+            self._telling.finding(Finding("NothingTrained", done, _NOTHING))
+        elif self._recipes_length and done != total:
+            text = (
+                f"the loop ended after step {done}, and the recipe has {total} steps: if that is right, {_SAY_LENGTH}"
+            )
+            self._telling.finding(Finding("Length", done, text))
 
     def _begin(self, step: int) -> None:
         self._begun, self._known = True, step
