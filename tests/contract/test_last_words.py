@@ -30,7 +30,9 @@ def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     best = Best(Folder(240, "5f0c", 1), "accuracy", 0.99)
     metrics = {"loss": 1 / 81, "accuracy": 0.981}
-    leave_words(Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()), str(file))
+    leave_words(
+        Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()), first=True, path=str(file)
+    )
     assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
         step=300,
         total_steps=TOTAL,

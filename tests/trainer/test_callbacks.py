@@ -224,9 +224,23 @@ def test_hosts_that_train_apart_get_a_warning(
     monkeypatch.setenv("MASTER_PORT", "0")
     monkeypatch.setattr("tpu_trainer.callbacks.joined.world_size", lambda: joined)
     with session(agree=agree) as run:
-        run.step(1, 0.5)
+        run.step(20, 0.5)
     assert [text.partition(",")[0] for text in told(job)[-1]["warnings"]] == [
         f"torch.distributed joins {'no' if joined == 1 else joined} processes"
+    ] * warns
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "warns"), [(None, 20, False), (None, 8, True), (None, 21, True), (8, 7, False)]
+)
+def test_a_loop_of_another_length_than_the_recipes_gets_a_warning(
+    length: int | None, steps: int, warns: bool, job: Path
+) -> None:
+    with session(length) as run:
+        for step in range(1, steps + 1):
+            run.step(step, 0.5)
+    assert [text.partition(":")[0] for text in told(job)[-1]["warnings"]] == [
+        f"the loop ended after step {steps}, and the recipe has 20 steps"
     ] * warns
 
 
@@ -376,15 +390,22 @@ def test_what_an_exception_of_the_loop_means(error: BaseException, code: ExitCod
         ([ExitCode.UserError, ExitCode.PeerLost], 0),
         ([ExitCode.UserError, ExitCode.UserError], 0),
         ([ExitCode.Succeeded, ExitCode.Preempted], 1),
-        ([ExitCode.Succeeded, ExitCode.Succeeded], 1),
+        ([ExitCode.Succeeded, ExitCode.Succeeded], 0),
     ],
 )
 def test_of_a_hosts_processes_the_one_that_says_most_has_the_last_word(
     outcomes: list[ExitCode], kept: int, tmp_path: Path
 ) -> None:
     for place, code in enumerate(outcomes):
-        leave_words(Outcome(code, f"process {place}"), str(tmp_path / "words"))
+        leave_words(Outcome(code, f"process {place}"), first=place == 0, path=str(tmp_path / "words"))
     assert words(tmp_path)["message"] == f"process {kept}"
+
+
+def test_the_result_is_the_first_processs_whichever_ends_last(tmp_path: Path) -> None:
+    for place in (1, 0, 2):
+        outcome = Outcome(ExitCode.Succeeded, f"process {place}", metrics={"loss": place})
+        leave_words(outcome, first=place == 0, path=str(tmp_path / "words"))
+    assert words(tmp_path)["metrics"] == {"loss": 0}
 
 
 def test_what_is_no_loss_is_refused_with_its_step() -> None:

@@ -59,4 +59,4 @@ def _die(outcome: Outcome) -> NoReturn:
 
 def _end(outcome: Outcome) -> None:
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.well else sys.stderr, flush=True)
-    leave_words(outcome)
+    leave_words(outcome, first=True)

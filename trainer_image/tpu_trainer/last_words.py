@@ -12,26 +12,28 @@ from tpu_trainer.contract import ENV_TERMINATION_LOG
 from tpu_trainer.outcome import Outcome, is_more_telling, termination_message
 
 
-def leave_words(outcome: Outcome, path: str | None = None) -> None:
+def leave_words(outcome: Outcome, *, first: bool, path: str | None = None) -> None:
     """Writes the host's termination message, unless another process of this host has left more telling words.
 
-    `path`: the file, by default the one that the environment names, if it does.
+    `first`: the host's first process, whose loss and metrics are the ones that are reported. `path`: the file, by
+    default the one that the environment names, if it does.
     """
     path = path or os.environ.get(ENV_TERMINATION_LOG)
     if not path:
         return
     try:
-        _write(Path(path), outcome)
+        _write(Path(path), outcome, first)
     except OSError as error:
         print(f"{ENV_TERMINATION_LOG} {path}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
 
-def _write(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, outcome: Outcome, first: bool) -> None:
     # In place and under a lock: in a pod the path is a mounted file, and all processes of the host share it.
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        if is_more_telling(_outcome_name(file.read()), outcome.code):
+        said = _outcome_name(file.read())
+        if is_more_telling(said, outcome.code) or (said == outcome.code.name and not first):
             return
         file.truncate(0)
         file.write(termination_message(outcome))

@@ -36,6 +36,7 @@ from tpu_trainer.telling import Telling
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
 """The codes with which Python exits by itself: at the end of the program, and after an exception."""
 
+_SAY_LENGTH = "give session(total_steps=...), or change the recipe"
 _NOTHING = "the session ended without a step: nothing was trained, or run.step was not called"
 
 REPORT_SECONDS = 5.0
@@ -56,6 +57,7 @@ class Run:
         os.environ.pop(ENV_KUBEFLOW_URL, None)
         batch = replace(spec.batch, total=global_batch_size or spec.batch.total)
         self._spec = spec = replace(spec, train_steps=total_steps or spec.train_steps, batch=batch)
+        self._recipes_length = total_steps is None
         self.stopping = False
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
@@ -69,7 +71,8 @@ class Run:
         self._learning_rates: dict[int, float] = {}
         self._warned = False
         self._reported, self._split = time.monotonic(), self._clock.seconds()
-        aloud = environment.host_index == 0 and place_on_host(os.environ) == 0
+        self._first = place_on_host(os.environ) == 0
+        aloud = environment.host_index == 0 and self._first
         self._progress = _Quiet(spec.train_steps, environment.progress_file, silent=not aloud)
         service = environment.progress_service if aloud else None
         heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
@@ -148,13 +151,13 @@ class Run:
 
     def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
         """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
-        leave_words(outcome_of_own(error, self._progress.step))
+        leave_words(outcome_of_own(error, self._progress.step), first=self._first)
         self._uncaught_before(kind, error, frames)
 
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of an evaluation after the training, for the result."""
         self._metrics = dict(_numbers(metrics))
-        leave_words(self._outcome(None))
+        leave_words(self._outcome(None), first=self._first)
         self._progress.evaluated(step, self._metrics)
         self._progress.done(self._progress.checkpoint_step)
 
@@ -164,13 +167,23 @@ class Run:
         if error is None:
             error = self._last_look()
         outcome = self._outcome(error)
-        leave_words(outcome)
+        leave_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
-            if not self._begun and (self._progress.checkpoint_step or 0) < self._spec.train_steps:
-                self._telling.finding(Finding("NothingTrained", 0, _NOTHING))
+            self._compare_length(outcome.step or 0)
             self._progress.done(self._progress.checkpoint_step)
         self._telling.ended(outcome)
         return outcome
+
+    def _compare_length(self, done: int) -> None:
+        """A loop that ends early by mistake succeeds as any other, and one without a step, too."""
+        total = self._spec.train_steps
+        if not self._begun and done < total:
+            self._telling.finding(Finding("NothingTrained", done, _NOTHING))
+        elif self._recipes_length and done != total:
+            text = (
+                f"the loop ended after step {done}, and the recipe has {total} steps: if that is right, {_SAY_LENGTH}"
+            )
+            self._telling.finding(Finding("Length", done, text))
 
     def _begin(self, step: int) -> None:
         self._begun, self._known = True, step
