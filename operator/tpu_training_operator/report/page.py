@@ -187,19 +187,18 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
     pairs = (
         pair(row.name, tag("b", row.value), " " if row.note else None, aside(row.note)) for row in recipe_rows(spec)
     )
-    rates, norms = charts.rate_chart(measured), charts.norm_chart(measured)
+    drawn = {
+        "Learning rate": charts.rate_chart(measured),
+        "Gradient norm, before clipping": charts.norm_chart(measured),
+    }
+    figures = [figure(caption, drawing) for caption, drawing in drawn.items() if drawing is not None]
     noise = _noise_sentence(measured, spec)
     return section(
         "recipe",
         "The recipe on this slice",
         table(["", "Tuned on", "Runs on", "Rule"], scaled, class_="scaling") if scaled else None,
-        tag(
-            "div",
-            tag("table", tag("tbody", pairs), class_="pairs"),
-            None if rates is None else figure("Learning rate", rates),
-            class_="beside",
-        ),
-        None if norms is None else figure("Gradient norm, before clipping", norms),
+        tag("table", tag("tbody", pairs), class_="pairs"),
+        tag("div", figures, class_="small") if figures else None,
         None if noise is None else tag("p", noise, class_="note"),
     )
 
