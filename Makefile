@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds lock images cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds docs lock images push cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -49,6 +49,14 @@ crds: .setup
 	.venv/bin/tpujob crd > crds/tputrainingjobs.yaml
 	cp crds/tputrainingjobs.yaml charts/tpu-training-operator/files/
 	.venv/bin/python scripts/reference.py > docs/reference.md
+	.venv/bin/python scripts/chart_readme.py > charts/tpu-training-operator/README.md
+	.venv/bin/python scripts/python_reference.py > docs/python.md
+	.venv/bin/python scripts/cli_reference.py
+
+# The pages as a website. A link that leads nowhere is an error.
+docs: .setup
+	.venv/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -b html . build/docs
+	@echo "docs: open build/docs/docs/README.html"
 
 lock: .setup
 	scripts/lock
@@ -58,22 +66,31 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))) docker)
 BUILD_FLAGS ?=
 
-# Builds both images; the trainer's takes ten minutes and 8 GB.
+IMAGES := $(addprefix $(REGISTRY)/,tpu-training-operator:$(VERSION) tpu-trainer:$(VERSION) tpu-examples:1)
+
+# Builds the operator's image, the trainer's, which takes ten minutes and 8 GB, and on top of it the examples'.
 images:
 	$(BUILDER) build $(BUILD_FLAGS) -f operator/Dockerfile -t $(REGISTRY)/tpu-training-operator:$(VERSION) .
 	$(BUILDER) build $(BUILD_FLAGS) -f trainer_image/Dockerfile -t $(REGISTRY)/tpu-trainer:$(VERSION) .
+	$(BUILDER) build $(BUILD_FLAGS) -f examples/Dockerfile \
+	    --build-arg TRAINER_IMAGE=$(REGISTRY)/tpu-trainer:$(VERSION) -t $(REGISTRY)/tpu-examples:1 .
 
-# A real cluster on this machine without Docker (root, Linux); prints the KUBECONFIG to export.
+push:
+	for image in $(IMAGES); do $(BUILDER) push $$image || exit; done
+
+# A real cluster on this machine without Docker (root, Linux), with the images of README's commands; prints the
+# KUBECONFIG to export.
 NODES ?= 2
 cluster-up: .setup
-	@.venv/bin/python -m tests.cluster up --nodes $(NODES)
+	@.venv/bin/python -m tests.cluster up --nodes $(NODES) --images
 
 cluster-down: .setup
 	@.venv/bin/python -m tests.cluster down
 
-# The same with Docker and kind; CI does not run it.
-kind-up:
+# The same with Docker and kind, with the images in its node; CI does not run it.
+kind-up: images
 	kind create cluster --name tpu-training-operator
+	kind load docker-image --name tpu-training-operator $(IMAGES)
 
 clean:
 	rm -rf .venv runs .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -109,7 +109,7 @@ def a_job(name: str, hosts: int, **policy: Any) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": "default"},
         "spec": {
             "slice": described,
-            "trainer": {"image": "ghcr.io/example/digits:1", "entrypoint": "examples.digits:task"},
+            "trainer": {"image": "localhost/tpu-examples:1", "entrypoint": "examples.digits:task"},
             "recipe": {
                 "globalBatchSize": 8 * hosts,
                 "trainSteps": 300,

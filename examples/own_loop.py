@@ -1,6 +1,6 @@
 """Handwritten digits with a training loop of its own, for `trainer.command`: plain PyTorch under torchrun.
 
-The calls of `run` are all that is special to a job. Without one they do nothing: `python examples/own_loop.py`
+The calls of `run` are all that is special to a job. Without one they do nothing: `python -m examples.own_loop`
 trains on a laptop. Copy it, and replace what is between them.
 """
 

@@ -18,7 +18,7 @@ TOPOLOGIES = {4: "2x2x4", 8: "2x4x4", 64: "4x8x8", 256: "8x8x16", 1024: "16x16x1
 def training_job(name: str, hosts: int, namespace: str = "") -> Object:
     spec = {
         "slice": {"generation": "tpu7x", "topology": TOPOLOGIES[hosts], "hardware": "CPU"},
-        "trainer": {"image": "ghcr.io/example/digits:1", "entrypoint": "examples.digits:task"},
+        "trainer": {"image": "localhost/tpu-examples:1", "entrypoint": "examples.digits:task"},
         "recipe": {
             # tpu7x has eight replicas on a host.
             "globalBatchSize": 8 * hosts,

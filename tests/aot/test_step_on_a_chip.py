@@ -47,6 +47,7 @@ CASES = {
     "unreduced": run_spec(),
     "step": run_spec(),
     "mixed": run_spec(precision="BFloat16Mixed"),
+    "divided": run_spec(sharding="Optimizer"),
     "of-all-kinds": run_spec("of_all_kinds"),
 }
 
@@ -146,3 +147,16 @@ def test_in_mixed_precision_matrices_are_multiplied_in_bfloat16_and_activations_
     record_property("measured", text)
     assert mixed < 0.9 * single
     assert steps["mixed"].kept == steps["step"].kept
+
+
+def test_a_divided_optimizer_keeps_a_chips_share_of_its_state(steps: dict[str, Step], record_property: Any) -> None:
+    divided, step = steps["divided"], steps["step"]
+    # The weights, and of two moments a part each; biases fill up their last row.
+    assert divided.kept == pytest.approx(PARAMETERS * (1 + 2 / CHIPS), rel=1e-3)
+    record_property(
+        "measured",
+        f"with a divided optimizer: {divided.kept / 1e6:.0f} MB live on instead of {step.kept / 1e6:.0f}, "
+        f"{divided.temporary / 1e6:.0f} MB of temporaries instead of {step.temporary / 1e6:.0f}",
+    )
+    assert divided.kept + divided.temporary < 0.9 * (step.kept + step.temporary)
+    assert divided.other < 1000

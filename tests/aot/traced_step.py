@@ -29,14 +29,15 @@ import torch_xla.runtime as xr
 from torch import Tensor
 from torch_xla._internal import pjrt
 
-from tpu_trainer import loop
+from tpu_trainer import loop, training
 from tpu_trainer.backends.xla import XlaChip
 from tpu_trainer.clock import Clock
+from tpu_trainer.context import RunContext
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.exchange import Sums, exchange
+from tpu_trainer.preparation import prepare
 from tpu_trainer.progress import Progress
-from tpu_trainer.replica import _Run
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.spec import RunSpec, parse_run_spec
 from tpu_trainer.telemetry.reporter import open_reporter
@@ -107,11 +108,9 @@ class UncompiledChip(XlaChip):
         # As a sync does: the next step's collectives come after nothing.
         torch_xla._XLAC._set_all_reduce_token(str(self.device), None)
 
-
-class Run(_Run):
-    def _prepare(self, *args: Any) -> Work:
-        self.backend.work = super()._prepare(*args)
-        return self.backend.work
+    def prepare(self, *args: Any) -> Work:
+        self.work = prepare(*args)
+        return self.work
 
 
 def _kept(work: Work) -> Iterator[Tensor]:
@@ -165,8 +164,8 @@ def _trace(spec: RunSpec, reduces: bool, environment: WorkerEnvironment) -> Prog
     chip.reduces = reduces
     try:
         # Also the results that the loop reads later are outputs of the program.
-        with mock.patch.object(loop, "exchange", chip.exchange):
-            Run(spec, environment, lambda: False, chip, clock, Pace(), telling).whole()
+        with mock.patch.object(loop, "exchange", chip.exchange), mock.patch.object(training, "prepare", chip.prepare):
+            training.run_own_loop(RunContext(spec, environment, lambda: False, chip, clock, Pace(), telling))
     except Traced as traced:
         return traced.program
     raise AssertionError("the run ended before its second step")

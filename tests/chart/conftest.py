@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chart.helm import Helm
+from tests.chart.helm import NAMESPACE, Helm
+from tests.chart.switches import NAMESPACES, OTHER
 from tests.cluster import binaries
 from tests.cluster.control_plane import ControlPlane
 
@@ -19,3 +20,9 @@ def control_plane() -> Iterator[ControlPlane]:
     """Has no nodes: these tests ask what is accepted and granted, not what runs."""
     with ControlPlane() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def namespaces(control_plane: ControlPlane) -> None:
+    for namespace in (NAMESPACE, OTHER, *NAMESPACES):
+        control_plane.kubectl("create", "namespace", namespace)

@@ -50,10 +50,13 @@ class Helm:
             raise Refused(f"{done.stdout}{done.stderr}")
         return done.stdout
 
-    def template(self, values: Object | None = None, apis: Iterable[str] = MONITORING) -> list[Object]:
-        """The objects of release `tpu` in namespace `tpu-system`, for a cluster that has these APIs."""
-        known = [f"--api-versions={api}" for api in apis]
-        output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *known, values=values or {})
+    def template(
+        self, values: Object | None = None, apis: Iterable[str] = MONITORING, *, with_test: bool = False
+    ) -> list[Object]:
+        """The objects of release `tpu` in namespace `tpu-system`, for a cluster that has these APIs; with those that
+        `helm test` creates or without."""
+        flags = [f"--api-versions={api}" for api in apis] + ([] if with_test else ["--skip-tests"])
+        output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *flags, values=values or {})
         return [item for item in yaml.load_all(output, LOADER) if item]
 
 

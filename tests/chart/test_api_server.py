@@ -25,7 +25,7 @@ from tests.chart.helm import (
     Refused,
     container,
 )
-from tests.chart.switches import NAMESPACES, VARIANTS
+from tests.chart.switches import NAMESPACES, OTHER, VARIANTS
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.ports import LOOPBACK, free_port
@@ -34,7 +34,6 @@ from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
 
 DEFINITION = "crd/tputrainingjobs.tpu-operator.dev"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{FULL_NAME}"
-OTHER = "elsewhere"
 SECOND = "second"
 JOB = "tputrainingjob.tpu-operator.dev/digits"
 
@@ -69,12 +68,6 @@ class Cluster:
 
 
 @pytest.fixture(scope="session")
-def namespaces(control_plane: ControlPlane) -> None:
-    for namespace in (NAMESPACE, OTHER, *NAMESPACES):
-        control_plane.kubectl("create", "namespace", namespace)
-
-
-@pytest.fixture(scope="session")
 def monitoring(control_plane: ControlPlane) -> None:
     """The kinds of the Prometheus Operator and Google's, by name only: their own validation is not available here."""
     group, version = MONITORING[0].split("/")
@@ -99,7 +92,7 @@ def cluster(control_plane: ControlPlane, helm: Helm, namespaces: None) -> Iterat
 def test_every_object_is_accepted(
     helm: Helm, control_plane: ControlPlane, namespaces: None, monitoring: None, variant: str
 ) -> None:
-    objects = helm.template(VARIANTS[variant])
+    objects = helm.template(VARIANTS[variant], with_test=True)
     accepted = control_plane.kubectl(
         *("apply", "--dry-run=server", "--validate=strict", "--filename=-"),
         input=yaml.safe_dump_all(objects),
@@ -111,14 +104,14 @@ def test_every_object_is_accepted(
 def test_the_notes_say_what_to_do_next(cluster: Cluster) -> None:
     notes = cluster.helm("install", str(CHART), values={"watchNamespaces": NAMESPACES})
     assert "serves the namespaces team-a, team-b" in notes
-    assert f"kubectl -n {NAMESPACE} rollout status deployment/{FULL_NAME}" in notes
+    assert f"helm test {RELEASE} -n {NAMESPACE}" in notes
     assert "kubectl -n team-a apply -f job.yaml" in notes
 
 
 @pytest.mark.parametrize(
     ("values", "warning"),
     [
-        ({}, "NOT YET USABLE: image.repository is the placeholder"),
+        ({}, "image.repository is localhost/tpu-training-operator, which no node can pull"),
         ({"replicas": 0}, "PAUSED: replicas is 0"),
         ({"crds": {"enabled": False}}, "crds.enabled is false"),
     ],
@@ -130,7 +123,7 @@ def test_the_notes_warn_of_what_will_not_work(cluster: Cluster, values: Object, 
 
 def test_the_notes_of_a_usable_installation_have_no_warnings(cluster: Cluster) -> None:
     notes = cluster.helm("install", str(CHART), values={"image": {"repository": "registry.example/operator"}})
-    assert not [word for word in ("NOT YET", "PAUSED", "false") if word in notes]
+    assert not [word for word in ("no node can pull", "PAUSED", "false") if word in notes]
 
 
 def test_an_upgrade_changes_the_given_values(cluster: Cluster) -> None:

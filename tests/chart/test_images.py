@@ -11,7 +11,9 @@ from tests.chart.helm import CHART, REPOSITORY
 from tpu_training_operator import __version__
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-DOCKERFILES = {folder: (REPOSITORY / folder / "Dockerfile").read_text() for folder in ("operator", "trainer_image")}
+FOLDERS = ("operator", "trainer_image", "examples")
+DOCKERFILES = {folder: (REPOSITORY / folder / "Dockerfile").read_text() for folder in FOLDERS}
+ON_A_BASE = ("operator", "trainer_image")
 
 
 def requirements(path: Path) -> dict[str, str]:
@@ -53,7 +55,22 @@ def test_the_trainer_image_installs_the_torch_of_the_tests() -> None:
     assert versions == {dependency for dependency in tested if "torch" in dependency}
 
 
-@pytest.mark.parametrize("folder", DOCKERFILES)
+def test_the_examples_image_installs_what_the_examples_import() -> None:
+    installed = " ".join(instructions(DOCKERFILES["examples"], "RUN"))
+    wanted = {re.split(r"[^a-z-]", name)[0] for name in PROJECT["optional-dependencies"]["examples"]}
+    assert {name for name in wanted if f" {name} " not in installed} == set()
+
+
+def test_the_jobs_of_the_examples_use_the_image_that_make_builds() -> None:
+    jobs = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "examples").glob("*.yaml"))]
+    makefile = (REPOSITORY / "Makefile").read_text()
+    images = {job["spec"]["trainer"]["image"] for job in jobs if job["metadata"].get("namespace") != "research"}
+    assert images == {"localhost/tpu-examples:1"}
+    assert "REGISTRY ?= localhost\n" in makefile
+    assert "-t $(REGISTRY)/tpu-examples:1 " in makefile
+
+
+@pytest.mark.parametrize("folder", ON_A_BASE)
 def test_an_image_holds_bytecode_of_the_standard_library_and_of_our_package(folder: str) -> None:
     compiled = [line for line in instructions(DOCKERFILES[folder], "RUN") if "compileall" in line]
     assert any('get_path("stdlib")' in line for line in compiled)
@@ -66,7 +83,7 @@ def test_an_image_runs_as_a_user_that_kubernetes_can_tell_is_not_root(folder: st
     assert instructions(DOCKERFILES[folder], "USER")[-1] == "65532:65532"
 
 
-@pytest.mark.parametrize("folder", DOCKERFILES)
+@pytest.mark.parametrize("folder", ON_A_BASE)
 def test_an_image_can_be_built_on_any_base(folder: str) -> None:
     assert instructions(DOCKERFILES[folder], "ARG")[0] == "BASE_IMAGE=python:3.11-slim"
     bases = {base.partition(" ")[0] for base in instructions(DOCKERFILES[folder], "FROM")}

@@ -1,6 +1,7 @@
 """The chart's values: each does one thing, all are described, and wrong ones are refused with an explanation."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -57,9 +58,18 @@ def test_unknown_values_are_refused() -> None:
     assert open_objects == []
 
 
-def test_the_installation_guide_names_every_value() -> None:
-    guide = (REPOSITORY / "docs" / "install.md").read_text()
-    assert [path for path in sorted(VALUES) if f"`{path}`" not in guide] == []
+def test_helm_shows_a_readme_with_every_value(helm: Helm) -> None:
+    readme = helm.run("show", "readme", str(CHART))
+    assert [path for path in sorted(VALUES) if f"| `{path}` |" not in readme] == []
+
+
+def test_the_guides_name_no_value_that_is_not_there() -> None:
+    known = {path for path, _ in schema_nodes(SCHEMA)}
+    for name in ("install.md", "metrics.md", "gke.md"):
+        guide = (REPOSITORY / "docs" / name).read_text()
+        roots = "|".join(SCHEMA["properties"])
+        named = set(re.findall(rf"(?:`|--set '?)((?:{roots})(?:\.\w+)+)", guide))
+        assert named <= known, name
 
 
 @pytest.mark.parametrize(
@@ -74,7 +84,7 @@ def test_the_installation_guide_names_every_value() -> None:
         ("watchNamespaces", "team-a", "at '/watchNamespaces': got string, want array"),
         ("watchNamespaces", ["team_a"], "at '/watchNamespaces/0': 'team_a' does not match pattern"),
         ("watchNamespaces", ["team-a", "team-a"], "at '/watchNamespaces': items at 0 and 1 are equal"),
-        ("replicas", 2, "replicas: 2 is too many: the operator has no leader election"),
+        ("replicas", 4, "at '/replicas': maximum"),
         ("replicas", -1, "at '/replicas': minimum"),
         ("logLevel", "info", "at '/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING'"),
         ("qps", -1, "at '/qps': minimum"),

@@ -1,4 +1,4 @@
-"""A real cluster for interactive use: `python -m tests.cluster up [--nodes N]` and `down` (`make cluster-up`).
+"""A real cluster for interactive use: `python -m tests.cluster up` and `down` (`make cluster-up`, `make cluster-down`).
 
 A cluster in a test run ends with the run. Here a background process takes the run's place and keeps the cluster until
 `down`. There is one such cluster at a time; test runs start their own beside it.
@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from tests.cluster import binaries, directories, network, packages, toolchain
+from tests.cluster import binaries, directories, network, packages, project_images, toolchain
 from tests.cluster.binaries import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS
+from tests.cluster.images import ImageBuildError
 from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import ProcessError, ProcessRecord, wait_until
 
-START_SECONDS = 300.0
+START_SECONDS = 900.0
 LOG_LINES = 30
 
 # Errors that keep a cluster from starting and that the user has to fix.
@@ -24,6 +25,7 @@ REFUSALS = (
     packages.MachineUnfit,
     toolchain.ToolchainMissing,
     binaries.BuildError,
+    ImageBuildError,
     network.NetworkError,
     ProcessError,
     TimeoutError,
@@ -35,10 +37,10 @@ def folder() -> Path:
     return directories.cache_root() / "detached"
 
 
-def up(nodes: int) -> int:
+def up(nodes: int, images: bool) -> int:
     """Prints `export KUBECONFIG=...` when the cluster is up; the rest goes to stderr."""
     packages.require()
-    programs = binaries.ensure(*CONTROL_PLANE_PROGRAMS, *NODE_PROGRAMS)
+    programs = binaries.ensure(*CONTROL_PLANE_PROGRAMS, *NODE_PROGRAMS, *(["helm"] if images else []))
     record = ProcessRecord.read(folder() / "keeper")
     if record is not None and record.is_running():
         print("the cluster is up already; `down` takes it down", file=sys.stderr)
@@ -47,7 +49,7 @@ def up(nodes: int) -> int:
     (folder() / "kubeconfig").unlink(missing_ok=True)
     with (folder() / "log").open("w") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster", "keep", "--nodes", str(nodes)],
+            [sys.executable, "-m", "tests.cluster", "keep", "--nodes", str(nodes), *(["--images"] if images else [])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -61,7 +63,9 @@ def up(nodes: int) -> int:
     if keeper.returncode is not None:
         print("\n".join((folder() / "log").read_text().splitlines()[-LOG_LINES:]), file=sys.stderr)
         return 1
-    print(f"kubectl is {programs['kubectl']}", file=sys.stderr)
+    for name in ("kubectl", "helm"):
+        if name in programs:
+            print(f"{name} is {programs[name]}", file=sys.stderr)
     print(f"export KUBECONFIG={(folder() / 'kubeconfig').resolve()}")
     return 0
 
@@ -76,12 +80,14 @@ def down() -> int:
     return 0
 
 
-def keep(nodes: int) -> NoReturn:
+def keep(nodes: int, images: bool) -> NoReturn:
     """The background process: holds the cluster until SIGTERM."""
     # Raised as an exception, so that it also stops a cluster that is still starting.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ProcessRecord.own().write(folder() / "keeper")
-    with RealCluster(nodes) as cluster:
+    with RealCluster(nodes, project_images.SHARED if images else ()) as cluster:
+        if images:
+            project_images.load(cluster)
         (folder() / "kubeconfig").symlink_to(cluster.kubeconfig)
         while True:
             signal.pause()
@@ -97,13 +103,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real cluster on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("up", "start a cluster that stays"), ("keep", "hold a cluster until SIGTERM")):
-        commands.add_parser(name, help=text).add_argument("--nodes", type=_count, default=2, metavar="N")
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--nodes", type=_count, default=2, metavar="N")
+        command.add_argument("--images", action="store_true", help="with the images of README's commands in the nodes")
     commands.add_parser("down", help="take it down")
     arguments = parser.parse_args()
     try:
         if arguments.command == "down":
             return down()
-        return up(arguments.nodes) if arguments.command == "up" else keep(arguments.nodes)
+        start = up if arguments.command == "up" else keep
+        return start(arguments.nodes, arguments.images)
     except REFUSALS as error:
         print(error, file=sys.stderr)
         return 1

@@ -112,6 +112,13 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "recipe.evaluateEverySteps": 50,
         "recipe.emaDecay": "0.999",
     },
+    "milestones in epochs": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "recipe.trainSteps": ...,
+        "recipe.epochs": 90,
+        "recipe.datasetSize": 1_281_167,
+        "recipe.schedule": {"name": "Step", "milestoneEpochs": [30, 60, 80]},
+    },
     "rate and end by evaluations": {
         "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
         "recipe.schedule": {"name": "Plateau", "metric": "accuracy", "mode": "Max", "patience": 2},
@@ -129,6 +136,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "steps that are not finite are made": {"recipe.onNotFinite": "Warn"},
     "clipped gradients": {"recipe.gradientClipNorm": "0.5"},
     "mixed precision": {"recipe.precision": "BFloat16Mixed"},
+    "a divided optimizer": {"recipe.sharding": "Optimizer"},
     "a model in bfloat16": {"recipe.precision": "BFloat16"},
 }
 
@@ -198,5 +206,8 @@ def any_recipe(draw: st.DrawFn) -> Object:
             "recipe.epochs": draw(st.integers(1, 90)),
             "recipe.datasetSize": draw(st.integers(10**6, _MOST_STEPS // 2)),
         }
+        if changes["recipe.schedule"]["name"] == "Step" and draw(st.booleans()):
+            epochs = draw(st.lists(st.integers(1, 90), min_size=1, max_size=32))
+            data["recipe.schedule"] = {"name": "Step", "milestoneEpochs": epochs}
         return changes | {"recipe.trainSteps": ..., **data}
     return changes | {"recipe.trainSteps": draw(st.integers(1, _MOST_STEPS))}

@@ -12,7 +12,8 @@ from tests.contract.pods import ended_pod
 from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import Outcome, termination_message, write_termination
+from tpu_trainer.last_words import leave_words
+from tpu_trainer.outcome import Outcome, termination_message
 from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.lifecycle.completion import final_progress
@@ -29,7 +30,7 @@ def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
     best = Best(Folder(240, "5f0c", 1), "accuracy", 0.99)
     metrics = {"loss": 1 / 81, "accuracy": 0.981}
-    write_termination(file, Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()))
+    leave_words(Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()), str(file))
     assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
         step=300,
         total_steps=TOTAL,

@@ -105,6 +105,10 @@ ACT: dict[str, tuple[Changes, Changes]] = {
         {"schedule": {"name": "Step", "milestones": [3]}},
         {"schedule": {"name": "Step", "milestones": [5]}},
     ),
+    "schedule.milestoneEpochs": (
+        EPOCHS | {"schedule": {"name": "Step", "milestoneEpochs": [1]}},
+        EPOCHS,
+    ),
     "schedule.factor": ({"schedule": {"name": "Linear", "factor": "0.5"}}, {"schedule": {"name": "Linear"}}),
     "schedule.metric": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"metric": "another"}}),
     "schedule.mode": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"mode": "Min"}}),
@@ -118,6 +122,10 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     "onNotFinite": (BROKEN | {"onNotFinite": "Skip"}, BROKEN),
     "gradientClipNorm": ({"gradientClipNorm": "0.1"}, {}),
     "precision": ({"precision": "BFloat16Mixed"}, {"precision": "BFloat16"}),
+    "sharding": (
+        {"optimizer": {"name": "adafactor", "learningRate": "0.01"}, "sharding": "Optimizer"},
+        {"optimizer": {"name": "adafactor", "learningRate": "0.01"}},
+    ),
     "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
     "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "None"}}, {"tunedOn": ONE_CHIP}),
     "scaling.maxLearningRate": ({"tunedOn": ONE_CHIP, "scaling": {"maxLearningRate": "0.5"}}, {"tunedOn": ONE_CHIP}),

@@ -83,6 +83,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         on_not_finite=trainer.OnNotFinite(recipe.on_not_finite),
         gradient_clip_norm=number(recipe.gradient_clip_norm),
         precision=recipe.precision,
+        sharding=recipe.sharding,
         torch=_torch(job.spec.trainer.torch),
         checkpoint=_checkpoint(job),
         report=_report(job.spec.report),
@@ -95,7 +96,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
 
 def _compared(recipe: Recipe) -> dict[str, Any]:
     """How often a run evaluates matters only if it decides something by its evaluations."""
-    left_out = {"parameters", "gradient_noise_scale"}
+    left_out = {"parameters", "gradient_noise_scale", "sharding"}
     if recipe.stop_early is None and recipe.schedule.name != "Plateau":
         left_out.add("evaluate_every_steps")
     return recipe.model_dump(by_alias=True, mode="json", exclude_defaults=True, exclude=left_out)
@@ -176,6 +177,7 @@ RICHEST = {
     "recipe.onNotFinite": "Skip",
     "recipe.gradientClipNorm": "1.0",
     "recipe.precision": "BFloat16Mixed",
+    "recipe.sharding": "Optimizer",
     "recipe.parameters": {"hidden": "128"},
     "data": {"uri": "gs://bucket/digits"},
     "slice.hardware": "CPU",

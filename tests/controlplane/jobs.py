@@ -27,11 +27,12 @@ def digits(**spec: Any) -> Object:
 
 
 class Namespace:
-    """One namespace of the control plane, seen as a user sees it: through kubectl."""
+    """One namespace of the control plane: what a user does there, through kubectl, and what becomes of it."""
 
     def __init__(self, cluster: ControlPlane, name: str) -> None:
         self.cluster = cluster
         self.name = name
+        self._path = f"namespaces/{name}"
 
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("--namespace", self.name, *args, **options).stdout
@@ -46,20 +47,25 @@ class Namespace:
         )
         return done.stderr if done.returncode else ""
 
+    # Asked again and again while a test waits: kubectl would cost a process each time.
+
     def job(self, name: str = "digits") -> Object:
-        found: Object = json.loads(self.kubectl("get", "tpujob", name, "-o", "json"))
-        return found
+        return self.cluster.api.call("GET", f"/apis/tpu-operator.dev/v1alpha1/{self._path}/tputrainingjobs/{name}")
 
     def status(self, name: str = "digits") -> Object:
         status: Object = self.job(name).get("status", {})
         return status
 
     def pods(self, name: str = "digits") -> list[Object]:
-        found = json.loads(self.kubectl("get", "pods", "-l", f"tpu-operator.dev/job-name={name}", "-o", "json"))
+        found = self.cluster.api.call(
+            "GET", f"/api/v1/{self._path}/pods?labelSelector=tpu-operator.dev%2Fjob-name%3D{name}"
+        )
         return sorted(found["items"], key=lambda pod: str(pod["metadata"]["name"]))
 
     def names(self, kind: str) -> list[str]:
-        return self.kubectl("get", kind, "-o", "jsonpath={.items[*].metadata.name}").split()
+        """`kind`: pod, service or configmap."""
+        found = self.cluster.api.call("GET", f"/api/v1/{self._path}/{kind}s")
+        return [item["metadata"]["name"] for item in found["items"]]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
         wait_until(condition, timeout=timeout, what=what)

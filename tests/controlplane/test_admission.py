@@ -76,7 +76,7 @@ def patched(space: Namespace, spec: Object) -> str:
         ("spec.slice", {"slice": {"count": 2}}),
         ("spec.slice", {"slice": {"hardware": "TPU"}}),
         ("spec.slice", RESERVATION),
-        ("spec.trainer", {"trainer": {"image": "ghcr.io/example/digits:2"}}),
+        ("spec.trainer", {"trainer": {"image": "localhost/tpu-examples:2"}}),
         ("spec.trainer", {"trainer": {"env": [{"name": "A", "value": "b"}]}}),
         ("spec.recipe", {"recipe": {"trainSteps": 1201}}),
         ("spec.recipe", {"recipe": {"tunedOn": None}}),

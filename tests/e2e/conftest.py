@@ -1,18 +1,16 @@
 """A real cluster for the tests of this folder: one of two nodes for the session, a namespace for each test."""
 
-import importlib.metadata
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import existing as existing_cluster
-from tests.cluster import oci
+from tests.cluster import project_images
 from tests.cluster.api import Object
 from tests.cluster.existing import ExistingCluster
-from tests.cluster.images import Image, base_image, base_image_with, build_image
+from tests.cluster.images import Image, base_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
@@ -25,19 +23,6 @@ from tests.e2e.training import BUCKET, result, started
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 OPERATOR_NAMESPACE = "tpu-system"
 
-# Containers of the digits image see these at the same path as here: the environment, and the Python behind it.
-SHARED = tuple(dict.fromkeys([REPOSITORY, Path(sys.base_prefix)]))
-
-
-# The image of examples/digits.yaml for the tests: no torch in it. The tests' own environment, which the nodes share
-# with every container, stands where this says; copying its 7 GB into an image would test nothing more. The environment
-# may be below root's home, which is closed to others.
-DIGITS = {
-    "Env": [f"PATH={sys.prefix}/bin:{oci.PATH}", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"],
-    "WorkingDir": str(REPOSITORY),
-    "User": "65532:65532",
-}
-
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | ExistingCluster]:
@@ -47,25 +32,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | 
         with ExistingCluster(Path(existing), tmp_path_factory.mktemp("existing")) as found:
             yield found
     else:
-        with RealCluster(nodes=2, shared=SHARED) as real:
+        with RealCluster(nodes=2, shared=project_images.SHARED) as real:
             yield real
 
 
 @pytest.fixture(scope="session")
 def images(cluster: RealCluster) -> None:
-    """The operator's image, built from its Dockerfile, and the digits image, in both nodes under their usual names.
-
-    An existing cluster must have them already.
-    """
-    if not cluster.owns_nodes:
-        return
-    operator = f"ghcr.io/example/tpu-training-operator:{importlib.metadata.version('tpu-training-operator')}"
-    for image in (
-        build_image(REPOSITORY / "operator" / "Dockerfile", REPOSITORY, operator, {}, into=cluster.directory),
-        base_image_with("ghcr.io/example/digits:1", "root", DIGITS, into=cluster.directory),
-    ):
-        cluster.load_image(image.archive)
-        image.archive.unlink()
+    """Of README's commands. An existing cluster must have them already."""
+    if cluster.owns_nodes:
+        project_images.load(cluster)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,15 @@ def test_the_operator_runs_restricted(quick_start: dict[str, str]) -> None:
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
+def test_helm_test_finds_the_operator_ready_and_leaves_nothing(
+    cluster: RealCluster, quick_start: dict[str, str]
+) -> None:
+    assert re.search(r"Phase: +Succeeded", quick_start["helm test tpu-training-operator"])
+    for kind in ("pods", "roles", "rolebindings"):
+        left = cluster.kubectl(*OPERATOR, "get", kind, "-o", "name").stdout
+        assert "tpu-training-operator-test" not in left
+
+
 def test_the_job_in_the_readme_trains_on_both_nodes(cluster: RealCluster, quick_start: dict[str, str]) -> None:
     done = status(cluster)
     assert (done["state"], done["attempt"]) == ("Succeeded", 1)

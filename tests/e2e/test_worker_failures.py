@@ -159,7 +159,7 @@ FATAL = {
         failure_class="UserError",
         reason="ErrImageNeverPull",
         said=r'Container image "[^"]*/digits:none" is not present with pull policy of Never',
-        spec={"trainer": {"image": "ghcr.io/example/digits:none", "imagePullPolicy": "Never"}},
+        spec={"trainer": {"image": "localhost/tpu-examples:none", "imagePullPolicy": "Never"}},
         has_struck=waits_as("ErrImageNeverPull"),
     ),
 }

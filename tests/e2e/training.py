@@ -42,7 +42,7 @@ def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], 
     `paced_digits` or the trainer. `spec`: fields to replace; None leaves a field out."""
     variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
     trainer = {
-        "image": "ghcr.io/example/digits:1",
+        "image": "localhost/tpu-examples:1",
         "entrypoint": "tests.e2e.paced_digits:task",
         "backend": "Torch",
         "env": [{"name": name, "value": value} for name, value in variables.items()],

@@ -169,12 +169,15 @@ def _put(spec: dict[str, Any], path: str, value: Any) -> None:
 def _make_whole(draw: st.DrawFn, spec: dict[str, Any]) -> None:
     """Adds what the drawn fields require, so that few jobs are refused."""
     recipe = spec["recipe"]
-    if "epochs" in recipe or "datasetSize" in recipe:
+    schedule = recipe.get("schedule", {})
+    if "epochs" in recipe or "datasetSize" in recipe or "milestoneEpochs" in schedule:
         recipe.pop("trainSteps", None)
         for name in ("epochs", "datasetSize"):
             recipe.setdefault(name, draw(FIELDS[f"recipe.{name}"]))
-    schedule = recipe.get("schedule", {})
-    if "milestones" in schedule or schedule.get("name") == "Step":
+    if "milestoneEpochs" in schedule:
+        schedule.pop("milestones", None)
+        schedule["name"] = "Step"
+    elif "milestones" in schedule or schedule.get("name") == "Step":
         schedule |= {"name": "Step", "milestones": schedule.get("milestones", [100])}
     if "checkpoint" in spec:
         spec["checkpoint"]["uri"] = "gs://bucket/digits"

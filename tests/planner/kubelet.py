@@ -84,7 +84,7 @@ def find_no_image(cluster: ModelCluster, pod: Object) -> None:
     """The pod has its node, but its image does not exist."""
     if pod["status"]["phase"] == "Pending":
         place(cluster, pod)
-        waiting = {"reason": "ImagePullBackOff", "message": "ghcr.io/example/digits:1: not found"}
+        waiting = {"reason": "ImagePullBackOff", "message": "localhost/tpu-examples:1: not found"}
         pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"waiting": waiting}}]
 
 

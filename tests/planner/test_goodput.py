@@ -197,7 +197,7 @@ def test_the_pause_after_releasing_the_nodes_counts_as_queue_time() -> None:
 
 
 def test_a_loop_that_never_reports_counts_as_training_from_ready_on() -> None:
-    own = {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}
+    own = {"image": "localhost/own:1", "command": ["python", "loop.py"]}
     cluster = given_a_job({"spec.trainer": own}, listens=True)
     one_pass(cluster)
     one_pass(cluster)

@@ -23,7 +23,7 @@ from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.kube.cluster import Object
 
 MINUTE = timedelta(minutes=1)
-OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+OWN_LOOP = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}}
 
 
 def with_deadline(seconds: int) -> dict[str, object]:

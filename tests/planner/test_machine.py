@@ -64,7 +64,7 @@ class Gang(Surroundings):
     def apply_a_job(
         self, slices: int, listens: bool, own_loop: bool, passes: int, window: str, limits: dict[str, int]
     ) -> None:
-        trainer = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+        trainer = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}}
         self.limits, self.window = limits, timedelta(minutes=5) if window == "5m" else timedelta(hours=24)
         changes: dict[str, Any] = {
             "spec.slice.acceleratorType": "v5litepod-8",
@@ -78,6 +78,7 @@ class Gang(Surroundings):
             },
         }
         self.cluster = ModelCluster(changes | (trainer if own_loop else {}), listens=listens)
+        self.prepare()
         self.operators = [Operator(self.cluster), Operator(self.cluster)]
         # One more than the gang needs: if two must be avoided, they have to be used again.
         self.nodes = [f"node-{i}" for i in range(2 * slices + 1)]
@@ -87,6 +88,9 @@ class Gang(Surroundings):
         self.begin_to_watch()
         # Most examples begin with a gang that runs already.
         self.all_goes_well_for_a_while(passes, which=0)
+
+    def prepare(self) -> None:
+        """For a cluster that has more."""
 
     def begin_to_watch(self) -> None:
         self.status = self.cluster.status

@@ -83,7 +83,7 @@ def test_its_host_list_comes_from_the_config_map() -> None:
 def test_its_container_except_the_environment() -> None:
     assert {key: value for key, value in container().items() if key != "env"} == {
         "name": "trainer",
-        "image": "ghcr.io/example/digits:1",
+        "image": "localhost/tpu-examples:1",
         "command": ["python", "-m", "tpu_trainer"],
         "resources": {
             "requests": {"google.com/tpu": "4", "cpu": "84", "memory": "144G"},

@@ -289,7 +289,7 @@ def test_workers_stopped_by_a_suspension_have_not_failed() -> None:
     assert (cluster.status.last_failure, cluster.status.restarts.total) == (None, 0)
 
 
-OWN_LOOP = {"spec.trainer": {"image": "ghcr.io/example/own:1", "command": ["python", "loop.py"]}}
+OWN_LOOP = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}}
 
 
 @pytest.mark.parametrize("seconds", [0, 20])

@@ -5,14 +5,16 @@ xm.all_reduce gives it none; every replica compiles its own module, so they neve
 seconds. The binding used here emits the same HLO all-reduce with a channel id. Ten seconds are also little for
 eight replicas that trace and compile at once on two cores: so they wait for each other at every sync, then take turns,
 and all but the first find the program compiled. Nothing else is replaced: launch, ordinals, placement, broadcast, the
-loop and the buckets are those of a TPU run.
+loop and the buckets are those of a TPU run. A host that was forked itself forks the process of its replicas.
 
 The patches apply on import, because the started processes import this module again.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import sys
 import threading
 
@@ -22,6 +24,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor
 
+from tests.trainer.fork_server import FORKS_REPLICAS
 from tpu_trainer.backends.base import summed
 from tpu_trainer.entry import main
 
@@ -38,6 +41,17 @@ def all_reduce_on_cpu(kind: str, tensors: list[Tensor]) -> None:
     with torch.no_grad():
         for tensor, total in zip(tensors, summed(tensors, flat_sum), strict=True):
             tensor.copy_(total)
+
+
+def all_gather_on_cpu(row: Tensor) -> Tensor:
+    """The one form in which the trainer calls xm.all_gather: rows [n], one after the other. Made of sums."""
+    # Sent as data: 0 and 1 would be constants, and the replicas' programs would differ.
+    ranks, own = xm.send_cpu_data_to_device(
+        [torch.arange(xr.world_size()), torch.tensor([xr.global_ordinal()])], row.device
+    )
+    table = torch.where((ranks == own).unsqueeze(1), row, torch.zeros_like(row))
+    all_reduce_on_cpu(xm.REDUCE_SUM, [table])
+    return table.reshape(-1)
 
 
 class Turns:
@@ -63,7 +77,10 @@ class Turns:
 
 
 xm.all_reduce = all_reduce_on_cpu
+xm.all_gather = all_gather_on_cpu
 torch_xla.sync = Turns()
+if FORKS_REPLICAS in os.environ:
+    torch_xla.launch = functools.partial(torch_xla.launch, start_method="fork")
 
 if __name__ == "__main__":
     sys.exit(main())

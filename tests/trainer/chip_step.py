@@ -31,4 +31,4 @@ def print_step(rank: int) -> None:
 
 
 if __name__ == "__main__":
-    torch_xla.launch(print_step)
+    torch_xla.launch(print_step, start_method="fork")

@@ -26,6 +26,13 @@ DEADLINE = 600.0
 cores. No test depends on how fast a process is."""
 
 
+ON_XLAS_CPU = {
+    "PJRT_DEVICE": "CPU",
+    # Compiling takes most of a gang's time, and no test needs fast programs.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+}
+
+
 def run_spec(**changes: Any) -> dict[str, Any]:
     """A valid run spec of `tasks.small`; `hosts`, `replicas` and `optimizer` change in place, the rest on top."""
     hosts, replicas = changes.pop("hosts", 1), changes.pop("replicas", 8)
@@ -172,9 +179,10 @@ class Launcher:
                 "TPUJOB_NUM_HOSTS": str(hosts),
                 "TPUJOB_HOST_INDEX": str(index),
                 "TPUJOB_TERMINATION_LOG": str(log),
-                **({"PJRT_DEVICE": "CPU"} if spec["backend"].startswith("xla") else {}),
+                **(ON_XLAS_CPU if spec["backend"].startswith("xla") else {}),
                 **({} if "entrypoint" in spec else _rank(index, hosts)),
                 **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
+                **({} if real else {fork_server.FORKS_REPLICAS: "1"}),
                 **env,
             }
             process = real_process(module, worker) if real else fork_server.start(packages, module, worker, str(ROOT))
@@ -211,6 +219,10 @@ def _rank(index: int, hosts: int) -> dict[str, str]:
 KINDS = ("torch", "xla", "chips", "xla-spmd")
 """The ways replicas can run: a process each (torch, xla), a thread each in place of a TPU chip's process (chips), or a
 device each of one program (xla-spmd)."""
+
+
+TWO_PER_HOST = {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}
+"""`torch` of a run spec whose hosts have two processes."""
 
 
 def start_replicas(launcher: Launcher, kind: str, replicas: int, **changes: Any) -> Gang:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from tpu_trainer.backends.base import Counters
+from tpu_trainer.backends.base import Counters, in_rows
 from tpu_trainer.backends.feed import feed_in_turn
 
 
@@ -104,6 +104,13 @@ class ThreadBackend:
         rows = self._meeting.exchange(self.rank, [*gradients, signals])
         *sums, total = [sum(parts[1:], parts[0]) for parts in zip(*rows, strict=True)]
         return sums, total
+
+    def part(self, whole: Tensor) -> Tensor:
+        return in_rows(whole, self.world)[self.rank].clone()
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        rows = self._meeting.exchange(self.rank, [part.clone() for part in parts])
+        return [torch.cat(one) for one in zip(*rows, strict=True)]
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return [list(one) for one in self._meeting.exchange(self.rank, torch.tensor(row).tolist())]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.gang import Gang, Launcher, chips, run_spec
+from tests.trainer.gang import TWO_PER_HOST, Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
 from tpu_trainer.backends.base import map_tensors
 from tpu_trainer.backends.rendezvous import Seat
@@ -18,8 +18,6 @@ from tpu_trainer.contract import ExitCode
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.errors import BadSpecError
 from tpu_trainer.spec import TorchSpec, parse_run_spec
-
-TWO_PER_HOST = {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}
 
 GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
     "torch": ({"backend": "torch", "hosts": 2, "torch": TWO_PER_HOST}, {}, 4),
@@ -99,7 +97,8 @@ def test_spmd_shards_rows_over_the_devices_and_replicates_the_rest(found: Any) -
 
 
 def start_two_per_host(launcher: Launcher, hosts: int, **changes: Any) -> Gang:
-    return launcher.start(run_spec(backend="torch", hosts=hosts, torch=TWO_PER_HOST, **changes))
+    spec = run_spec(backend="torch", hosts=hosts, torch=TWO_PER_HOST, **changes)
+    return launcher.start(spec, module="tests.trainer.forked_replicas")
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

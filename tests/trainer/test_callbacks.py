@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from examples import own_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import ROOT, run_spec
 from tests.trainer.progress_service import progress_service
 from tpu_trainer.callbacks import session
-from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
+from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.errors import BadSpecError, NotFiniteError
+from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.reporting import heartbeat
 
@@ -134,7 +136,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(name, str(tmp_path / value))
     handler, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
     yield tmp_path
-    assert (signal.getsignal(signal.SIGTERM), sys.excepthook) == (handler, hook)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    # A session that went well listens for what fails after it.
+    assert sys.excepthook == hook or words(tmp_path)["outcome"] in ("Succeeded", "UserError")
+    sys.excepthook = hook
 
 
 def write_spec(directory: Path, **changes: Any) -> None:
@@ -197,6 +202,47 @@ def test_the_operator_hears_of_steps_phases_and_checkpoints(job: Path, monkeypat
     assert (last["step"], last["totalSteps"], last["checkpointStep"], last["loss"]) == (4, 7, 4, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "joined", "backend", "agree", "warns"),
+    [
+        (2, 1, "torch", None, True),
+        (4, 2, "torch", None, True),
+        (2, 4, "torch", None, False),
+        (1, 1, "torch", None, False),
+        (2, 1, "xla", None, False),
+        (2, 1, "torch", lambda told: told, False),
+    ],
+    ids=["alone", "half", "a process per chip", "one host", "joined by libtpu", "joined by the user"],
+)
+def test_hosts_that_train_apart_get_a_warning(
+    hosts: int, joined: int, backend: str, agree: Any, warns: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_spec(job, hosts=hosts, backend=backend)
+    for name, value in {"NUM_HOSTS": str(hosts), "HOST_INDEX": "0"}.items():
+        monkeypatch.setenv(f"TPUJOB_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    monkeypatch.setattr("tpu_trainer.callbacks.joined.world_size", lambda: joined)
+    with session(agree=agree) as run:
+        run.step(1, 0.5)
+    assert [text.partition(",")[0] for text in told(job)[-1]["warnings"]] == [
+        f"torch.distributed joins {'no' if joined == 1 else joined} processes"
+    ] * warns
+
+
+@pytest.mark.parametrize("resumed_at", [None, 7, 20])
+def test_a_session_without_a_step_succeeds_with_a_warning_unless_all_was_done_before(
+    resumed_at: int | None, job: Path
+) -> None:
+    with session() as run:
+        if resumed_at is not None:
+            run.checkpoint(resumed_at)
+    assert words(job)["outcome"] == "Succeeded"
+    assert [text.partition(":")[0] for text in told(job)[-1]["warnings"]] == (
+        ["the session ended without a step"] if resumed_at != 20 else []
+    )
+
+
 def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: Path) -> None:
     def interrupted() -> None:
         with session() as run:
@@ -213,6 +259,34 @@ def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: P
         interrupted()
     assert (end.value.code, words(job)["outcome"], words(job)["step"]) == (75, "Preempted", 4)
     assert told(job)[-1]["checkpointStep"] == 4
+
+
+def test_the_loop_of_the_examples_continues_from_its_checkpoint(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+
+    def train(steps: int, folder: str) -> dict[str, Any]:
+        document = json.loads((job / "run.json").read_text()) | {"trainSteps": steps}
+        (job / "run.json").write_text(json.dumps(document))
+        monkeypatch.setenv("TPUJOB_CHECKPOINT_URI", str(job / folder))
+        own_loop.main()
+        assert (words(job)["outcome"], words(job)["step"]) == ("Succeeded", steps)
+        return torch.load(job / folder / "last.pt")
+
+    train(10, "in two parts")
+    twice, once = train(20, "in two parts"), train(20, "at once")
+    assert twice["step"] == once["step"] == 20
+    torch.testing.assert_close(twice["net"], once["net"], rtol=0, atol=0)
+    assert words(job)["metrics"]["accuracy"] > 0.3
+
+
+def test_the_loop_of_the_examples_trains_outside_of_a_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "TPUJOB_RUN_SPEC", "TPUJOB_CHECKPOINT_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(own_loop.LAPTOP, "trainSteps", 100)
+    own_loop.main()
+    assert float(capsys.readouterr().out.splitlines()[-1].partition("accuracy ")[2]) > 0.9
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_or_is_a_warning(job: Path) -> None:
@@ -253,6 +327,20 @@ def test_an_error_outside_of_the_block_is_heard_by_callbacks_too(job: Path, caps
         sys.excepthook(NotFiniteError, error, None)
     assert (end.value.code, words(job)["outcome"]) == (65, "NotFinite")
     assert "the loss of step 1 is nan" in capsys.readouterr().err
+
+
+def test_what_fails_after_the_training_is_heard_and_what_is_measured_there_is_in_the_result(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with session() as run:
+        run.step(20, 0.5)
+    run.evaluated(20, {"accuracy": 0.75})
+    assert words(job)["metrics"] == {"accuracy": 0.75, "loss": 0.5}
+    assert [told(job)[-1]["phase"], told(job)[-2]["evaluation"]] == ["done", {"accuracy": 0.75, "step": 20}]
+    sys.excepthook(OSError, OSError("no space left for model.safetensors"), None)
+    assert (words(job)["outcome"], words(job)["step"]) == ("UserError", 20)
+    assert words(job)["message"].endswith("no space left for model.safetensors")
+    assert "no space left" in capsys.readouterr().err
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"

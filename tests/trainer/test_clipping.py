@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainer import tasks
-from tests.trainer.gang import KINDS, Launcher, start_replicas
 from tests.trainer.reference import Reference, reference_run
 from tests.trainer.test_trajectories import CLOSE
 from tests.trainer.whole_runs import Ran, run
@@ -51,13 +50,6 @@ def test_losses_equal_plain_pytorch_with_clip_grad_norm(reference: Reference, re
 def test_accumulated_passes_are_clipped_once_a_step(reference: Reference) -> None:
     ran = clipped(2, batch={"global": 16, "perReplica": 2, "accumulation": 4})
     assert ran.losses == pytest.approx(reference.losses, abs=CLOSE)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "torch"])
-def test_every_backend_clips_alike(launcher: Launcher, reference: Reference, kind: str) -> None:
-    gang = start_replicas(launcher, kind, 2, gradientClipNorm=str(LIMIT))
-    assert set(gang.wait()) == {0}, gang.output()
-    assert gang.losses() == pytest.approx(reference.losses, abs=CLOSE)
 
 
 def broken(step: int) -> Any:

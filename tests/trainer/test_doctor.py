@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer import doctor_tasks
-from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.gang import TWO_PER_HOST, Gang, Launcher, run_spec
 from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
 
 
@@ -25,11 +25,10 @@ def warnings(gang: Gang) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    """One torch_xla process that does everything wrong, one thing after the other."""
+    """One torch_xla process that does everything wrong, one thing after the other; by the real command."""
     launcher = Launcher(tmp_path_factory.mktemp("ill"))
-    gang = launcher.start(
-        run_spec(backend="xla", entrypoint="tests.trainer.doctor_tasks:every_pitfall", trainSteps=doctor_tasks.STEPS)
-    )
+    spec = run_spec(backend="xla", entrypoint="tests.trainer.doctor_tasks:every_pitfall", trainSteps=doctor_tasks.STEPS)
+    gang = launcher.start(spec, real=True)
     try:
         assert gang.wait() == [ExitCode.Succeeded], gang.output()
         yield gang
@@ -126,7 +125,7 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"replicas": 1}, {"replicas": 2, "torch": {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}}],
+    [{"replicas": 1}, {"replicas": 2, "torch": TWO_PER_HOST}],
     ids=["one process", "two processes"],
 )
 def test_a_process_that_hangs_in_native_code_leaves_its_stacks_when_told_to_stop(

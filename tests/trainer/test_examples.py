@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from examples import causal_lm, lightning_digits
+from examples import bucket, causal_lm, lightning_digits
+from examples.digits import split
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
+from tests.trainer import in_process
 from tests.trainer.gang import Launcher, run_spec
+from tpu_trainer.contract import ExitCode
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def test_the_lightning_digits_reach_93_percent_on_two_hosts_and_leave_their_weights(
@@ -51,6 +58,30 @@ def test_the_language_model_learns_which_bytes_follow_which(launcher: Launcher) 
     # Begins where all 256 bytes are equally probable, 5.5 nats; how often each occurs alone gives 3.3.
     assert gang.losses()[0] > 5.0
     assert gang.hosts[0].message()["metrics"]["evaluation_loss"] < frequencies_alone()
+
+
+def test_the_digits_of_a_bucket_are_those_of_the_package_and_are_learnt_from_their_files(tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    bucket.write(str(folder))
+    document = run_spec(
+        entrypoint="examples.bucket:task",
+        dataUri=str(folder),
+        datasetSize=1437,
+        batch={"global": 32, "perReplica": 4},
+        trainSteps=120,
+        warmupSteps=5,
+    ) | {"optimizer": {"name": "sgd", "learningRate": "0.05", "momentum": "0.9"}}
+    run = in_process.run(document, tmp_path)
+    assert run.outcome.code is ExitCode.Succeeded, run.outcome.message
+    assert run.outcome.metrics["accuracy"] >= 0.85
+    shards = bucket.Files(str(folder), bucket.SHARDS)
+    read = [example for shard in range(bucket.SHARDS) for example in shards.shard(shard, bucket.SHARDS)]
+    train, _ = split()
+    assert sorted(map(as_bytes, read)) == sorted(map(as_bytes, train))
+
+
+def as_bytes(example: tuple[Tensor, Tensor]) -> bytes:
+    return b"".join(each.numpy().tobytes() for each in example)
 
 
 def frequencies_alone() -> float:

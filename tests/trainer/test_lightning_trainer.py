@@ -22,7 +22,7 @@ from tpu_trainer.errors import UserCodeError
 from tpu_trainer.lightning import NeedsTrainerError, adopt
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning_trainer.loaders import shares
-from tpu_trainer.lightning_trainer.package import package_of
+from tpu_trainer.lightning_trainer.package import package_of, refuse_mixed
 from tpu_trainer.lightning_trainer.state import marked, unmarked
 
 # Lightning warns of what a user should think of, such as a step that returned nothing.
@@ -199,6 +199,17 @@ def test_what_lightnings_trainer_cannot_do_here_is_refused(
 def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer() -> None:
     with pytest.raises(UserCodeError, match=r"it needs that\. Only .* does that, and Linear is not"):
         package_of(nn.Linear(1, 1), "it needs that")
+
+
+def test_parts_of_lightnings_two_packages_are_told_apart() -> None:
+    early = type("EarlyStopping", (), {"__module__": "lightning.pytorch.callbacks.early_stopping"})
+    own = type("Patient", (early,), {"__module__": "project.callbacks"})
+    module = lightning_zoo.Plain(0.1)
+    refuse_mixed(module, [None, True, module, nn.Linear(1, 1)])
+    with pytest.raises(
+        UserCodeError, match=r"Plain is of pytorch_lightning and Patient of lightning\.pytorch, which .*"
+    ):
+        refuse_mixed(module, [None, own()])
 
 
 def test_what_shows_only_in_a_step_names_the_way_out() -> None:

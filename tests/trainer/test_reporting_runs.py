@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer import quick_heartbeat
-from tests.trainer.gang import DEADLINE, Gang, Launcher, run_spec
+from tests.trainer.gang import DEADLINE, TWO_PER_HOST, Gang, Launcher, run_spec
 from tests.trainer.gated import Gates
 from tests.trainer.progress_service import KUBEFLOW_PATH, PATH, Answer, ProgressService, Request, progress_service
 from tpu_trainer.contract import ExitCode
@@ -176,7 +176,7 @@ def test_while_a_step_stands_still_reports_continue_with_the_newest_token_and_st
     "changes",
     [
         {"hosts": 2, "replicas": 2},
-        {"replicas": 2, "torch": {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}},
+        {"replicas": 2, "torch": TWO_PER_HOST},
     ],
     ids=["two hosts", "two processes"],
 )

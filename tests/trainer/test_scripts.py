@@ -13,7 +13,10 @@ from tests.trainer import fork_server
 from tests.trainer.gang import DEADLINE, Gang, Launcher, run_spec
 from tests.trainer.in_process import run
 
-FRAMEWORKS = (*fork_server.TORCH, "transformers.trainer", "pytorch_lightning", "accelerate")
+FRAMEWORKS = (
+    *fork_server.LIGHTNING,
+    *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "accelerate", "sklearn.datasets"),
+)
 SCRIPTS = "tests.trainer.scripts"
 # Accelerate would train on torch_xla, each process alone, where that is installed.
 ON_CPU = {"USE_TORCH_XLA": "0", "ACCELERATE_USE_CPU": "true"}
@@ -61,13 +64,13 @@ def test_the_own_loop_of_the_examples_stops_on_all_hosts_after_the_same_step_and
     launcher: Launcher, tmp_path: Path
 ) -> None:
     place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
-    gang = launcher.start(own_loop(trainSteps=10**6), "examples.own_loop", **place)
+    gang = launcher.start(own_loop(trainSteps=10**6), "examples.own_loop", packages=FRAMEWORKS, **place)
     gang.hosts[0].wait_for("step 100:")
     gang.hosts[1].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [75, 75], gang.output()
     stopped = step_of(gang)
     assert gang.progress()[-1]["checkpointStep"] == stopped
-    gang = launcher.start(own_loop(trainSteps=stopped + 20), "examples.own_loop", **place)
+    gang = launcher.start(own_loop(trainSteps=stopped + 20), "examples.own_loop", packages=FRAMEWORKS, **place)
     assert gang.wait() == [0, 0], gang.output()
     assert step_of(gang) == stopped + 20
     assert len(gang.losses()) == 20

@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.trainer.gang import run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
-from tpu_trainer import replica
+from tpu_trainer import preparation, replica
 from tpu_trainer.entrypoint import Loaded, with_hooks
 from tpu_trainer.environment import WorkerEnvironment
 from tpu_trainer.outcome import Outcome
@@ -118,7 +118,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
     here = threading.local()
     with (
         TemporaryDirectory() as directory,
-        mock.patch.object(replica, "load_task", lambda *given: here.load(*given)),
+        mock.patch.object(preparation, "load_task", lambda *given: here.load(*given)),
         mock.patch.object(replica, "open_backend", side_effect=lambda *given: here.backend),
         mock.patch.object(replica, "Progress", lambda *given, **named: here.progress(*given, **named)),
     ):

@@ -20,8 +20,10 @@ V3_2048 = {TYPE: "v3-2048"}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 SAVED = {"uri": "gs://bucket/digits"}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
+IN_EPOCHS = EPOCHS | {"datasetSize": 5000}
 EVALUATED = {"evaluateEverySteps": 10}
 STOP = {"metric": "f1", "mode": "Max", "patience": 3}
+STEP = {"name": "Step", "milestones": [9]}
 PLATEAU = {"name": "Plateau", **STOP}
 
 # Read before any schema: an API server refuses these, too, but in words of its own.
@@ -72,6 +74,11 @@ _SPEC: list[Row] = [
         "leave them out: cloud.google.com/reservation-name",
     ),
     ({"recipie": {}}, "recipie", "unknown field; nearest: recipe"),
+    (
+        {"trainer.backend": "XLASPMD", "recipe.sharding": "Optimizer"},
+        "recipe.sharding",
+        "needs a process per replica, and backend XLASPMD runs one per host",
+    ),
     ({"slice.count": 2}, "trainer.backend", "several slices need backend XLASPMD"),
     (
         {"report": {}, "trainer.entrypoint": ABSENT, "trainer.command": ["python"]},
@@ -294,11 +301,18 @@ _RECIPE: list[Row] = [
     ({"scaling": {"betas": "yes"}}, "scaling.betas", "boolean"),
     ({"scaling": {"maxLearningRate": "0"}}, "scaling.maxLearningRate", "'0' is not a number above 0"),
     ({"schedule": {"name": "Exponential"}}, "schedule.name", "is not one of Constant, Linear, Cosine, Step"),
-    ({"schedule": {"name": "Step"}}, "schedule.milestones", "milestones and schedule Step need each other"),
-    ({"schedule": {"milestones": [9]}}, "schedule.milestones", "milestones and schedule Step need each other"),
+    ({"schedule": {"name": "Step"}}, "schedule.milestones", "(or milestoneEpochs) and schedule Step need each"),
+    ({"schedule": {"milestones": [9]}}, "schedule.milestones", "(or milestoneEpochs) and schedule Step need each"),
     ({"schedule": {"name": "Step", "milestones": []}}, "schedule.milestones", "at least 1 item"),
     ({"schedule": {"name": "Step", "milestones": [0]}}, "schedule.milestones[0]", "0 is too small; the minimum is 1"),
     ({"schedule": {"name": "Step", "milestones": ["9"]}}, "schedule.milestones[0]", "'9' is not a whole number"),
+    (
+        {"schedule": {"milestoneEpochs": [9]}, **IN_EPOCHS},
+        "schedule.milestones",
+        "(or milestoneEpochs) and schedule Step",
+    ),
+    ({"schedule": STEP | {"milestoneEpochs": [1]}, **IN_EPOCHS}, "schedule.milestoneEpochs", "or in epochs"),
+    ({"schedule": {"name": "Step", "milestoneEpochs": [9]}}, "schedule.milestoneEpochs", "needs epochs and data"),
     ({"schedule": {"name": "Linear", "factor": "-1"}}, "schedule.factor", "'-1' is not a number of 0 or more"),
     ({"schedule": {"name": "Plateau"}, **EVALUATED}, "schedule.metric", "Plateau needs metric, mode and patience"),
     ({"schedule": {"name": "Linear", "patience": 1}}, "schedule.metric", "Plateau needs metric, mode and patience; no"),
@@ -314,6 +328,7 @@ _RECIPE: list[Row] = [
     ({"gradientClipNorm": "0"}, "gradientClipNorm", "'0' is not a number above 0"),
     ({"gradientClipNorm": 1.0}, "gradientClipNorm", "write it as a string"),
     ({"precision": "bf16"}, "precision", "is not one of Float32, BFloat16Mixed, BFloat16"),
+    ({"sharding": "Full"}, "sharding", "is not one of None, Optimizer"),
     ({"gradientNoiseScale": "0"}, "gradientNoiseScale", "'0' is not a number above 0"),
     ({"parameters": {"hidden": 128}}, "parameters.hidden", '128 is a number; write it as a string: "128"'),
     ({"lr": "0.1"}, "lr", "unknown field"),

@@ -56,6 +56,12 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.report": {"uri": "gs://a.bucket_1/r", "tensorBoard": True, "gradientNoiseScale": False}},
     {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},
     {
+        "spec.recipe.trainSteps": ABSENT,
+        "spec.recipe.epochs": 90,
+        "spec.recipe.datasetSize": 1_281_167,
+        "spec.recipe.schedule": {"name": "Step", "milestoneEpochs": [30, 60, 2**31 - 1]},
+    },
+    {
         "spec.checkpoint": {"uri": "/mnt/a", "keepBest": {"metric": "loss/val 1", "mode": "Min"}},
         "spec.recipe.evaluateEverySteps": 10,
     },

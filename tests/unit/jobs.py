@@ -20,7 +20,7 @@ _JOB: dict[str, Any] = {
     },
     "spec": {
         "slice": {"acceleratorType": "v5litepod-16"},
-        "trainer": {"image": "ghcr.io/example/digits:1", "entrypoint": "examples.digits:task"},
+        "trainer": {"image": "localhost/tpu-examples:1", "entrypoint": "examples.digits:task"},
         "recipe": {
             "globalBatchSize": 128,
             "trainSteps": 300,

@@ -91,6 +91,15 @@ def test_a_shorter_run_has_the_steps_asked_for_on_an_equal_or_larger_slice(
     assert resolved(body).recipe.train_steps == steps
 
 
+def test_a_shorter_run_reaches_the_milestones_at_the_same_share_of_the_training() -> None:
+    recipe = {"tunedOn": {"acceleratorType": "v5litepod-4"}, "trainSteps": ..., "epochs": 10, "datasetSize": 5120}
+    schedule = {"name": "Step", "milestoneEpochs": [3, 9]}
+    body = body_with({f"recipe.{name}": value for name, value in (recipe | {"schedule": schedule}).items()})
+    before = resolved(body).recipe
+    shorten(body, resolved(body), before.train_steps // 5)
+    assert resolved(body).recipe.milestones == tuple(milestone // 5 for milestone in before.milestones)
+
+
 def test_on_a_smaller_slice_a_shorter_run_has_at_least_one_step_of_the_recipes() -> None:
     body = body_with({"recipe.tunedOn": {"acceleratorType": "v5litepod-64"}})
     shorten(body, resolved(body), 1)

@@ -195,6 +195,30 @@ def test_a_users_own_loop_whose_hosts_train_separate_models_gets_a_warning(
     assert ("trains its own model" in validated.stderr) == apart
 
 
+@pytest.mark.parametrize(
+    ("command", "warning"),
+    [
+        ("torchrun train.py --standalone --nnodes 1", None),
+        ("torchrun --nnodes=4 --node_rank $(TPUJOB_HOST_INDEX) --nproc-per-node=1 train.py", None),
+        ("torchrun --nnodes=$(TPUJOB_NUM_HOSTS) -m train --nproc-per-node=8", None),
+        ("python train.py --standalone", None),
+        ("torchrun --standalone --nproc_per_node=1 train.py", "torchrun's --standalone makes each of the 4 hosts wait"),
+        ("python -m torch.distributed.run --nnodes 1 train.py", "each of the 4 hosts trains its own model: leave"),
+        ("/opt/bin/torchrun --standalone --nnodes=1 train.py", "each of the 4 hosts trains its own model: leave"),
+        ("torchrun --nnodes=2 train.py", "torchrun's --nnodes 2 does not fit the 4 hosts of the job"),
+        ("torchrun --rdzv-endpoint localhost:29400 train.py", "torchrun's --rdzv-endpoint localhost:29400 makes each"),
+        ("torchrun --nproc_per_node gpu train.py", "torchrun's --nproc-per-node gpu overrides trainer.torch.processes"),
+    ],
+)  # fmt: skip
+def test_options_of_torchrun_that_part_the_hosts_get_a_warning(command: str, warning: str | None) -> None:
+    program, *arguments = command.split()
+    torch = {"spec.slice.hardware": "CPU", "spec.trainer.backend": "Torch"}
+    job = OWN_LOOP | torch | {"spec.trainer.command": [program], "spec.trainer.args": arguments}
+    warnings = planned(job)["warnings"]
+    assert len(warnings) == (warning is not None)
+    assert all(text.startswith(warning or "") for text in warnings)
+
+
 def test_a_valid_job_is_called_valid() -> None:
     result = tpujob("validate", "-f", "-", job=job_body())
     assert (result.exit_code, result.stdout) == (0, "digits is valid: 4 hosts of v5litepod-16\n")

@@ -106,6 +106,27 @@ def test_a_package_with_its_own_finder_is_found(code: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
+    ("backend", "missing", "expected"),
+    [
+        ("XLA", "torch", "spec.trainer: the workers need torch, which {python} does not have; install tpu-training"),
+        ("Torch", "torch", "spec.trainer: the workers need torch, which"),
+        ("XLA", "torch_xla", "spec.trainer.backend: backend XLA needs torch_xla, which {python} does not have;"),
+        ("XLASPMD", "torch_xla", "spec.trainer.backend: backend XLASPMD needs torch_xla"),
+        ("Torch", "torch_xla", None),
+    ],
+)
+def test_what_the_trainer_computes_with_must_be_installed(
+    monkeypatch: pytest.MonkeyPatch, backend: str, missing: str, expected: str | None
+) -> None:
+    monkeypatch.setattr(
+        "tpu_training_operator.cli.entrypoint.find_spec",
+        lambda name: None if name == missing else ModuleSpec(name, None),
+    )
+    found = find_problem(Trainer(image="x", entrypoint="json:load", backend=backend), [])
+    assert found is None if expected is None else str(found).startswith(expected.format(python=sys.executable))
+
+
+@pytest.mark.parametrize(
     ("command", "expected"),
     [
         ("python", None),

@@ -359,6 +359,7 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
         ({"onNotFinite": "Skip"}, "Loss not finite", "Skip", "such steps change nothing"),
         (STEERED, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept, and the one with the best f1"),
         ({"precision": "BFloat16Mixed"}, "Precision", "BFloat16Mixed", ""),
+        ({"sharding": "Optimizer"}, "Sharding", "Optimizer", "each replica keeps its part of the optimizer's state"),
         ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
         ({"checkpoint": OFTEN}, "Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept"),
         ({"checkpoint": SELDOM | {"initFrom": {"uri": "gs://b/w", "strict": True}}}, "Initial weights", "gs://b/w", ""),

@@ -161,6 +161,13 @@ def test_weight_decay_compensates_for_the_learning_rate(rule: str, decay: str) -
     assert scale(before, 8, 32).weight_decay == decay
 
 
+@pytest.mark.parametrize(("replicas", "per_epoch"), [(8, 5004), (32, 1251), (256, 156)])
+def test_milestones_in_epochs_are_at_the_ends_of_these_epochs_on_every_slice(replicas: int, per_epoch: int) -> None:
+    schedule = {"name": "Step", "milestoneEpochs": [30, 60, 90]}
+    scaled = scale(recipe(batch=256, epochs=90, dataset=1_281_167, schedule=schedule), 8, replicas)
+    assert scaled.milestones == (30 * per_epoch, 60 * per_epoch, scaled.train_steps)
+
+
 def test_milestones_and_evaluations_keep_their_number_of_examples() -> None:
     schedule = {"name": "Step", "milestones": [30, 61]}
     scaled = scale(recipe(batch=64, schedule=schedule, evaluateEverySteps=10), 8, 32)

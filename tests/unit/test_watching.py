@@ -129,7 +129,7 @@ async def test_a_change_is_a_hint_with_the_version_of_the_job(api: OneJobCluster
         await operator.until(lambda: len(operator.hints) >= 3)
         with pytest.raises(NotFound):
             await operator.cluster.get(JOBS, "default", "digits")
-    assert operator.hints == [(KEY, "103", Haste.NOW), (KEY, None, Haste.NOW), (KEY, None, Haste.NOW)]
+    assert operator.hints == [(KEY, "103", Haste.FIRST), (KEY, None, Haste.FIRST), (KEY, None, Haste.FIRST)]
 
 
 async def test_only_what_completes_something_or_ends_is_urgent(api: OneJobCluster) -> None:
@@ -141,9 +141,9 @@ async def test_only_what_completes_something_or_ends_is_urgent(api: OneJobCluste
         (started[2], Haste.NOW),
         *((ready(body), Haste.SOON) for body in started[:2]),
         (ready(started[2]), Haste.NOW),
-        (ended(started[1], 1), Haste.NOW),
+        (ended(started[1], 1), Haste.FIRST),
         (ended(started[0], 1), Haste.SOON),
-        (ended(started[2], 1), Haste.NOW),
+        (ended(started[2], 1), Haste.FIRST),
     ]
     async with watching(api) as operator:
         await operator.until_known(*(body["metadata"]["name"] for body in started))

@@ -200,6 +200,53 @@ async def test_an_added_key_overtakes_the_background(time: Time, queue: WorkQueu
     assert await taken(queue, 4) == ["urgent", "c", "a", "b"]
 
 
+async def test_a_hurried_key_overtakes_all_others(time: Time, queue: WorkQueue[str]) -> None:
+    queue.add("listed", background=True)
+    for key in ("new", "failed, but new", "another"):
+        queue.add(key)
+    await time.pass_by(SETTLE * 2)
+    queue.add("edited", first=True)
+    queue.add("failed, but new", first=True)
+    await time.pass_by(SETTLE * 2)
+    assert await taken(queue, 5) == ["edited", "failed, but new", "new", "another", "listed"]
+
+
+async def test_a_key_that_was_hurried_once_is_not_hurried_for_ever(time: Time, queue: WorkQueue[str]) -> None:
+    queue.add("a", first=True)
+    queue.add("a", first=True)
+    await time.pass_by(SETTLE * 2)
+    queue.add("a", first=True)
+    await time.pass_by(SETTLE * 2)
+    assert await taken(queue, 1) == ["a"]
+    queue.add("b")
+    await time.pass_by(SETTLE * 2)
+    queue.add("a")
+    await time.pass_by(SETTLE * 2)
+    assert await taken(queue, 2) == ["b", "a"]
+
+
+async def test_a_key_hurried_in_work_comes_first_afterwards(time: Time, queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    await time.pass_by(SETTLE * 2)
+    assert await queue.get() == "a"
+    queue.add("b")
+    queue.add("a", first=True)
+    await time.pass_by(SETTLE * 2)
+    queue.done("a")
+    assert await taken(queue, 2) == ["a", "b"]
+
+
+async def test_an_endless_stream_of_hurried_keys_does_not_starve_the_others(time: Time, queue: WorkQueue[str]) -> None:
+    for key in ("x", "y"):
+        queue.add(key)
+    for number in range(20):
+        queue.add(str(number), first=True)
+    await time.pass_by(SETTLE * 2)
+    order = await taken(queue, 22)
+    assert order.index("x") < 10
+    assert order.index("y") < 20
+
+
 async def test_the_background_never_occupies_all_workers(time: Time, queue: WorkQueue[str]) -> None:
     for key in "abcdefgh":
         queue.add(key, background=True)

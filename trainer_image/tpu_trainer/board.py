@@ -79,18 +79,21 @@ class SummaryWriter:
     """
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None, *_: Any, **__: Any) -> None:
+        """A number, or a tensor with one element."""
         self._add(global_step, lambda summary: summary.scalar(plain_name(tag), _number(tag, scalar_value)))
 
     def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: int | None = None) -> None:
+        """Several of them, each as MAIN_TAG/NAME."""
         for tag, value in tag_scalar_dict.items():
             self.add_scalar(f"{main_tag}/{tag}", value, global_step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None, *_: Any, **__: Any) -> None:
+        """A text, which TensorBoard shows as Markdown."""
         text = str(text_string).encode("utf-8", "replace").decode()
         self._add(global_step, lambda summary: summary.text(plain_name(tag), text))
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None, bins: Any = None, *_: Any) -> None:
-        """Of the values that are finite. `bins`: numpy's, such as a number; 64, unless it says otherwise."""
+        """A histogram of the values that are finite. `bins`: as for numpy.histogram; 64 if it is left out."""
 
         def make(summary: Any) -> Any:
             found = _array(values)
@@ -108,7 +111,7 @@ class SummaryWriter:
         walltime: float | None = None,
         dataformats: str = "CHW",
     ) -> None:
-        """Numbers of 0..1, or bytes; `dataformats` is CHW, HWC or HW, with 1, 3 or 4 channels."""
+        """An image of numbers from 0 to 1, or of bytes, with 1, 3 or 4 channels. `dataformats`: CHW, HWC or HW."""
 
         def make(summary: Any) -> Any:
             pixels = _pixels(tag, _array(img_tensor), dataformats)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpointer
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import StorageError
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.outcome import Outcome
-from tpu_trainer.progress import Progress
 from tpu_trainer.telling import Telling
 
 
@@ -40,51 +40,50 @@ def tell_not_finite(step: int, metrics: Mapping[str, float], telling: Telling) -
             telling.finding(Finding("Evaluation", step, text))
 
 
-def tell_cost(checkpoints: Checkpoints, progress: Progress) -> None:
+def stopped(step: int, loss: float | None, instruments: Instruments) -> Outcome:
+    checkpoints = instruments.checkpoints
+    instruments.telling.progress.stopped(checkpoints.last_step)
+    safe = _safe(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
+    summary = instruments.doctor.finiteness.summary
+    ending = _Ending(ExitCode.Preempted, f"stopped on request after {step} steps", safe + summary)
+    return _outcome(ending, step, loss, {}, instruments)
+
+
+def succeeded(
+    said: str, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
+) -> Outcome:
+    """`said`: how the run's last line begins."""
+    progress, checkpoints = instruments.telling.progress, instruments.checkpoints
     if (cost := checkpoints.cost).commits:
         progress.say(
             f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
         )
+    progress.done(checkpoints.last_step)
+    ending = _Ending(ExitCode.Succeeded, said, instruments.doctor.finiteness.summary)
+    return _outcome(ending, step, loss, evaluated, instruments)
 
 
-def stopped(
-    step: int, loss: float | None, checkpoints: Checkpoints, progress: Progress, rate: float | None, summary: str
-) -> Outcome:
-    """`summary`: what the run's last line adds of steps that were not finite."""
-    safe = _safe(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
-    ending = f"stopped on request after {step} steps"
-    return _outcome(ExitCode.Preempted, ending, step, loss, {}, progress, rate, safe + summary)
+@dataclass(frozen=True)
+class _Ending:
+    """An exit code, and the run's last line around the metrics."""
 
-
-def succeeded(
-    ending: str,
-    step: int,
-    loss: float | None,
-    evaluated: Mapping[str, float],
-    progress: Progress,
-    rate: float | None,
-    summary: str,
-) -> Outcome:
-    return _outcome(ExitCode.Succeeded, ending, step, loss, evaluated, progress, rate, summary)
+    code: ExitCode
+    before: str
+    after: str
 
 
 def _outcome(
-    code: ExitCode,
-    ending: str,
-    step: int,
-    loss: float | None,
-    evaluated: Mapping[str, float],
-    progress: Progress,
-    rate: float | None,
-    safe: str,
+    ending: _Ending, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
 ) -> Outcome:
     own = {} if loss is None else {"loss": loss}
     metrics = {**own, **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
+    progress = instruments.telling.progress
     # What was logged comes last, because a message that is too long loses its last metrics.
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
-    return Outcome(code, f"{ending}{values}{safe}", step, every, rate, best=best)
+    message = f"{ending.before}{values}{ending.after}"
+    return Outcome(ending.code, message, step, every, instruments.throughput.rate, best=best)
 
 
 def _safe(step: int, kept: int | None) -> str:

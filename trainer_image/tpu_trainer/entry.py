@@ -6,12 +6,11 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NoReturn
 
-from tpu_trainer.contract import ENV_TERMINATION_LOG
 from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.outcome import Outcome, outcome_of, write_termination
+from tpu_trainer.last_words import leave_words
+from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.spec import read_run_spec
 from tpu_trainer.stop import StopSignal
 
@@ -21,7 +20,7 @@ def main() -> int:
     stop = StopSignal()
     stop.install()
     outcome = run_host(os.environ, stop)
-    _last_words(outcome, os.environ)
+    _end(outcome)
     return outcome.code
 
 
@@ -54,16 +53,10 @@ def _rights() -> str:
 
 def _die(outcome: Outcome) -> NoReturn:
     """The end of a process whose main thread no longer answers."""
-    _last_words(outcome, os.environ)
+    _end(outcome)
     os._exit(outcome.code)
 
 
-def _last_words(outcome: Outcome, environ: Mapping[str, str]) -> None:
+def _end(outcome: Outcome) -> None:
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.well else sys.stderr, flush=True)
-    path = environ.get(ENV_TERMINATION_LOG)
-    if not path:
-        return
-    try:
-        write_termination(Path(path), outcome)
-    except OSError as error:
-        print(f"{ENV_TERMINATION_LOG} {path}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+    leave_words(outcome)

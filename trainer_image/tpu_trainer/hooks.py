@@ -19,10 +19,10 @@ OFFERED = (
 
 
 class Hooks:
-    """Base of a Task's hooks, which override some of OFFERED.
+    """Base class of a Task's hooks, which override the methods that they need.
 
-    Every replica calls every method at the same steps, but `state`, which is called where checkpoints are written. What
-    one raises is an error of the user's code.
+    Every replica calls every method at the same steps, except `state`, which is called where checkpoints are written.
+    An exception in a method ends the run as an error of the user's code.
     """
 
     own_schedule = False
@@ -45,9 +45,11 @@ class Hooks:
         """Around an evaluation of one batch before the first step, which must leave no trace."""
         yield
 
-    def train_begins(self) -> None: ...
+    def train_begins(self) -> None:
+        """Before the first step of this process, which after a restart is not the first of the run."""
 
-    def epoch_begins(self, epoch: int) -> None: ...
+    def epoch_begins(self, epoch: int) -> None:
+        """Before the first step of `epoch`, counted from 0; after a restart, before what is left of it."""
 
     def step_begins(self, batch: Any, step: int) -> None:
         """`step` is the step about to be done, counted from 1; once per batch where a step has several."""
@@ -57,21 +59,23 @@ class Hooks:
     def after_backward(self) -> None: ...
 
     def before_update(self, optimizer: Optimizer) -> None:
-        """The parameters have the global gradients, which the recipe's clipping, by their present length, follows."""
+        """The parameters have the gradients of the whole global batch. The recipe's clipping comes afterwards."""
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()
 
     def after_step(self, batch: Any, loss: Tensor, step: int) -> None:
-        """The update has been traced and the gradients are gone; the device may still be working on it."""
+        """After the update. The gradients are gone, and the device may still be working on the step."""
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
         """After `step` steps; the metrics are over all replicas. The last evaluation comes after `train_ends`."""
 
-    def epoch_ends(self, epoch: int) -> None: ...
+    def epoch_ends(self, epoch: int) -> None:
+        """After the last step of `epoch`, also if the training is over inside of it; not in a run that is told to stop,
+        because it continues there."""
 
     def train_ends(self, *, stopped: bool) -> None:
-        """`stopped`: early, on request or by an evaluation; there is no last evaluation then."""
+        """After the last step. `stopped`: early, on request or by an evaluation; no evaluation follows then."""
 
     def failed(self, error: BaseException) -> None:
         """The run ends with `error`."""
@@ -81,4 +85,4 @@ class Hooks:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned, before `fit_begins`."""
+        """Restores what `state` returned, in a run that continues from a checkpoint, before its first step."""

@@ -51,11 +51,8 @@ def train(
     """
     hooks, hp, start, optimizer, checkpoints = work.hooks, work.hp, work.start, work.optimizer, instruments.checkpoints
     trainable, signals = Trainable(work.task.model, optimizer), Signals(backend, start.step)
-    update = Update(optimizer, hooks, work.average, work.clip_norm)
-    if work.skips:
-        update = SkippingUpdate(
-            optimizer, hooks, work.average, work.clip_norm, work.task.model, backend, instruments.doctor.set_aside
-        )
+    parts = (optimizer, hooks, work.average, work.clip_norm, backend)
+    update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
     # Made once, as data on the device: a flag built inside the step would be a constant of the compiled
     # graph, and the replica that is told to stop would run a graph of its own.
     flags = {asked: backend.flag(asked) for asked in (False, True)}

@@ -7,7 +7,6 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
@@ -100,11 +99,6 @@ def termination_message(outcome: Outcome) -> bytes:
         else:
             too_long = middle
     return _encode(outcome, _tail(message, fits), metrics)
-
-
-def write_termination(path: Path, outcome: Outcome) -> None:
-    """Writes in place: in a pod the path is a mounted file, which cannot be replaced by a rename."""
-    path.write_bytes(termination_message(outcome))
 
 
 def finite(value: float | None) -> float | None:

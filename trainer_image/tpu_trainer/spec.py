@@ -22,6 +22,7 @@ from tpu_trainer.errors import BadSpecError
 
 BACKENDS = ("xla", "xla-spmd", "torch")
 PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
+SHARDINGS = ("None", "Optimizer")
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
 LARGEST_SEED = 2**32 - 1
@@ -180,9 +181,14 @@ ModeField = Annotated[Mode, _choice(Mode, tuple(Mode))]
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The learning rate after warm-up; `milestones` are steps, `factor` None if the recipe does not set it.
+    """The learning rate after warm-up.
 
-    Plateau alone has `metric`, `mode` and `patience`, which counts evaluations.
+    name: "Constant", "Linear", "Cosine", "Step" or "Plateau".
+    milestones: the steps after which "Step" multiplies the rate by `factor`.
+    factor: as in the recipe; None if the recipe does not set it.
+    metric: what "Plateau" follows; None with the others.
+    mode: of "Plateau": "Min" if lower values are better, "Max" if higher ones are; None with the others.
+    patience: of "Plateau", in evaluations; None with the others.
     """
 
     name: Annotated[str, _choice(str, SCHEDULES)]
@@ -316,6 +322,7 @@ class RunSpec:
     on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
     gradient_clip_norm: Annotated[float, _positive] | None = None
     precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
+    sharding: Annotated[str, _choice(str, SHARDINGS)] = "None"
     dataset_size: Count | None = None
     seed: Annotated[int, _integer(0, LARGEST_SEED)]
     optimizer: OptimizerSpec

@@ -20,7 +20,7 @@ from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
 from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
-from tpu_trainer.checkpoint.snapshot import Snapshot, copied, fingerprint, replicated, take_snapshot
+from tpu_trainer.checkpoint.snapshot import Snapshot, copied, fingerprint, optimizer_tensors, replicated, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
 from tpu_trainer.data import Position
@@ -38,6 +38,8 @@ from tpu_trainer.trainable import Work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from tpu_trainer.sharding import Sharding
 
 Take = Callable[[int, Position, Health, bool], Snapshot]
 """Makes the snapshot of a step, whole or as the first of several parts."""
@@ -103,8 +105,11 @@ class Storage:
     ) -> Checkpoints:
         """How the loop takes checkpoints. The reporting replica leads."""
         began = work.start.step if resumed else None
-        if spec.checkpoint is not None and self.target is not None and writers is not None and not telling.aloud:
-            return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers), began)
+        if spec.checkpoint is not None and self.target is not None and not telling.aloud:
+            if writers is not None:
+                return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers), began)
+            if work.sharding is not None:
+                return Partner(_due(spec.checkpoint, spec), _giver(work, work.sharding), began)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
@@ -125,15 +130,24 @@ class Storage:
                 _average(work),
                 elsewhere=set[Item]().union(*elsewhere),
                 part=Part(0, 1 + len(elsewhere)),
+                sharding=work.sharding,
             )
 
-        return self.checkpoints_of(spec, take, telling, began, writers)
+        return self.checkpoints_of(spec, take, telling, began, writers, repeats=work.sharding is None)
 
     def checkpoints_of(
-        self, spec: RunSpec, take: Take, telling: Telling, resumed: int | None, writers: Writers | None = None
+        self,
+        spec: RunSpec,
+        take: Take,
+        telling: Telling,
+        resumed: int | None,
+        writers: Writers | None = None,
+        *,
+        repeats: bool = True,
     ) -> Checkpoints:
         """Checkpoints of the snapshots that `take` makes. `resumed`: the step that the run continues from, if any.
-        `writers`: the hosts that write a part; None if the reporting replica's host writes alone."""
+        `writers`: the hosts that write a part; None if the reporting replica's host writes alone. `repeats`: as for
+        `Checkpointer`."""
         if spec.checkpoint is None or self.target is None:
             return Checkpoints()
         due = _due(spec.checkpoint, spec)
@@ -150,7 +164,9 @@ class Storage:
         def others(snapshot: Snapshot) -> Others:
             return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
-        checkpointer = Checkpointer(self.target, due, take, warn, resumed=resumed, found_best=found_best, others=others)
+        checkpointer = Checkpointer(
+            self.target, due, take, warn, resumed=resumed, found_best=found_best, others=others, repeats=repeats
+        )
         checkpointer.best = best_in(self.target)
         if checkpointer.best is not None:
             found_best(checkpointer.best)
@@ -187,21 +203,34 @@ def _part_taker(target: Target, work: Work, writers: Writers) -> Callable[[int],
     def take(step: int) -> Callable[[], None] | None:
         tensors, parameters = _replicated(work)
         parts = writers.divide(tensors, parameters)
-        if not 0 < writers.host < len(parts):
-            return None
         mine: dict[str, dict[str, Tensor]] = {}
-        for file, name in sorted(parts[writers.host]):
-            mine.setdefault(file, {})[name] = tensors[file, name]
+        if writes := 0 < writers.host < len(parts):
+            for file, name in sorted(parts[writers.host]):
+                mine.setdefault(file, {})[name] = tensors[file, name]
+        gathered: Mapping[str, Tensor] = {}
+        if work.sharding is not None:
+            gathered = work.sharding.gathered(optimizer_tensors(work.optimizer), mine.get("optimizer", {}))
+        if not writes:
+            return None
         folder = Folder(step, target.author.job, target.author.attempt)
         part, channel = Part(writers.host, len(parts)), writers.channel(len(parts))
-        return partial(write_part, target, folder, copied(mine), part, channel, writers.host)
+        return partial(write_part, target, folder, copied(mine, gathered), part, channel, writers.host)
+
+    return take
+
+
+def _giver(work: Work, sharding: Sharding) -> Callable[[int], None]:
+    """For a process that writes nothing itself, but holds a part of the optimizer's state."""
+
+    def take(step: int) -> None:
+        sharding.gathered(optimizer_tensors(work.optimizer), ())
 
     return take
 
 
 def _replicated(work: Work) -> tuple[dict[Item, Tensor], list[list[str]]]:
     """What any host may write, and the parameters in the order by which the optimizer's state is named."""
-    tensors = replicated(work.task.model, work.optimizer, _average(work))
+    tensors = replicated(work.task.model, work.optimizer, _average(work), work.sharding)
     return tensors, work.growth.state()["names"]
 
 

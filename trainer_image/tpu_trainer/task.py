@@ -25,27 +25,45 @@ Batch = Any
 """What `collate` returns: tensors, or nested lists, tuples and dicts of them. Every tensor goes to the device."""
 
 Metrics = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+"""(model, batch) -> by name, one value per example, shape [b]. Called in evaluation mode and without gradients."""
 
 Collate = Callable[[list[Any]], Batch]
+"""A list of examples, as the dataset returns them -> a batch, on the CPU."""
 
 Orders = Callable[[int, int, int], Sequence[int]]
 """(epoch, seed, size of the dataset) -> the indices of the epoch's examples, in order; a list, an array or a tensor."""
 
 Scheduler = Callable[["Optimizer", "Hyperparameters"], Any]
+"""(optimizer, hyperparameters) -> an object with `step()`, as in torch.optim.lr_scheduler."""
 
 _INTERVALS = ("step", "epoch")
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The resolved recipe. Values that the recipe leaves out have the named optimizer's own defaults.
+    """The recipe as it is scaled to this slice. What the recipe leaves out has the named optimizer's own default.
 
-    `learning_rate` is the rate after warm-up; the loop applies warm-up and schedule to every parameter group.
-    Batch sizes are in examples per step; a replica takes its part of the batch in `accumulation_steps` passes.
-    With `ema_decay` the trainer averages the weights, with `gradient_clip_norm` it clips the gradients, and `precision`
-    is what the model computes in: "Float32", "BFloat16Mixed" or "BFloat16". `parameters` are the recipe's free-form
-    strings. `silent` names the fields that the recipe leaves out: an entrypoint's own default for a parameter of that
-    name then stands.
+    optimizer: its name, as in the recipe.
+    learning_rate: the rate after warm-up. The loop applies warm-up and schedule to every parameter group.
+    momentum: 0 if the recipe leaves it out.
+    weight_decay: 0 if the recipe leaves it out, 0.01 with adamw.
+    beta1: 0.9 if the recipe leaves it out.
+    beta2: 0.999 if the recipe leaves it out, 0.99 with lion.
+    epsilon: 1e-8 if the recipe leaves it out.
+    global_batch_size: examples per step of the whole job.
+    per_replica_batch_size: examples per pass on one replica.
+    accumulation_steps: passes per step.
+    train_steps: steps of the whole run.
+    warmup_steps: how many of them warm up.
+    schedule: the learning rate after warm-up.
+    evaluate_every_steps: None if the run is evaluated at its end only.
+    ema_decay: the trainer averages the weights with it; None if it does not.
+    gradient_clip_norm: the trainer clips the gradients to this length; None if it does not.
+    precision: what the model computes in: "Float32", "BFloat16Mixed" or "BFloat16".
+    seed: the run's seed. The entrypoint is called with all random generators seeded already.
+    data_uri: the job's `data.uri`; None if it has none.
+    parameters: the recipe's own parameters, as texts.
+    silent: the fields that the recipe leaves out. If an entrypoint's parameter of that name has a default, it stands.
     """
 
     optimizer: str
@@ -119,7 +137,7 @@ class Evaluator(Protocol):
     """A task's own way to evaluate: batches hold held-out examples only, without rows that fill them up."""
 
     def begins(self) -> None:
-        """The evaluator itself puts the model into evaluation mode and back."""
+        """Before the first batch. The evaluator itself puts the model into evaluation mode, and back in `ends`."""
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
         """Batch `index` of this process, on the device. `rows` of its examples count: all of them, or 0 in a process
@@ -133,8 +151,8 @@ class ShardedStream(Protocol):
     """A stream in parts that can be read by themselves, such as files, so that no process reads what others train on.
 
     num_shards: how many parts there are; the same in every process and on every slice.
-    A stream or a part may have `set_epoch(epoch)`, which is called before it is read, and a part may have
-    `state_dict()` and `load_state_dict()`, JSON values, to continue without reading again what was taken of it.
+    A stream or a part may have `set_epoch(epoch)`, which is called before it is read. A part may have `skip(count)`,
+    which returns the part without its first examples, so that a resumed run need not read them again.
     """
 
     num_shards: int
@@ -151,14 +169,15 @@ class Task:
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
         dropped. Or an IterableDataset, read in the order in which it comes; every process reads all of it. Or a
         `ShardedStream`, of which each process reads its own part.
-    loss: (model, batch) -> the MEAN loss over the batch, a tensor of shape []; or (sum, weight), two of them, for a
-        mean over unequal weights (class weights, padding): the step's loss is all sums over all weights.
+    loss: (model, batch) -> the MEAN loss over the batch, a tensor of shape []; or (sum, weight), two such tensors, for
+        a mean over unequal weights (class weights, padding): the step's loss is the sum of all sums divided by the sum
+        of all weights.
     optimizer: (parameters, hyperparameters) -> Optimizer; left out, it is made from the recipe's name.
-    evaluation: map-style, with `metrics` or with `evaluator`. Evaluated after training, and every
-        evaluate_every_steps if the recipe says so; every example counts once. With `metrics`, several such datasets in
+    evaluation: map-style, with `metrics` or with `evaluator`. Evaluated after the training, and during it if the recipe
+        has evaluateEverySteps; every example counts once. With `metrics`, several such datasets in
         a mapping by name; their metrics are called NAME/METRIC.
-    metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means.
-    evaluator: for metrics that are not means over examples.
+    metrics: (model, batch) -> {name: one value per example, shape [b]}, reported as means over the examples.
+    evaluator: instead of `metrics`, for values that are not means over examples.
     collate: a list of examples -> a batch; left out, torch's default_collate.
     evaluation_collate: the same for `evaluation`; left out, `collate`.
     workers: processes per trainer process that read ahead; 0 is none. A stream that is not sharded has none.

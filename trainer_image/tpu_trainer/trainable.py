@@ -28,6 +28,8 @@ from tpu_trainer.update import Average
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from tpu_trainer.sharding import Sharding
+
 Group = dict[str, Any]
 
 
@@ -37,7 +39,7 @@ class Work:
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
     None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
-    the task does so itself.
+    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is.
     """
 
     task: Task
@@ -54,6 +56,7 @@ class Work:
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None
+    sharding: Sharding | None = None
 
 
 class Trainable:

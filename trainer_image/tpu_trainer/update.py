@@ -6,7 +6,7 @@ With recipe.onNotFinite: Skip, a step whose loss or gradients are not finite lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import Sums
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.steady import SteadyNumbers
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -87,9 +88,12 @@ class Update:
     """
 
     def __init__(
-        self, optimizer: Optimizer, hooks: Hooks, average: Average | None, clip_norm: float | None = None
+        self, optimizer: Optimizer, hooks: Hooks, average: Average | None, clip_norm: float | None, backend: Backend
     ) -> None:
         self._optimizer, self._hooks, self._average, self._clip_norm = optimizer, hooks, average, clip_norm
+        self._backend = backend
+        traced = backend.device.type == "xla"
+        self._numbers: AbstractContextManager[Any] = SteadyNumbers() if traced else nullcontext()
 
     def begins(self) -> None:
         """Before the step's first forward pass."""
@@ -103,7 +107,8 @@ class Update:
             self._hooks.before_update(self._optimizer)
             if self._clip_norm is not None:
                 clip(parameters, sums, self._clip_norm)
-            self._hooks.update(self._optimizer)
+            with self._numbers:
+                self._hooks.update(self._optimizer)
         if self._average is not None:
             self._average.update()
 
@@ -125,13 +130,13 @@ class SkippingUpdate(Update):
         hooks: Hooks,
         average: Average | None,
         clip_norm: float | None,
-        model: nn.Module,
         backend: Backend,
+        model: nn.Module,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`aside`: a context for work that belongs to no step."""
-        super().__init__(optimizer, hooks, average, clip_norm)
-        self._model, self._backend, self._aside = model, backend, aside
+        super().__init__(optimizer, hooks, average, clip_norm, backend)
+        self._model, self._aside = model, aside
         self._begun: list[tuple[Tensor, Tensor]] = []
         self._known: set[nn.Parameter] = set()
 

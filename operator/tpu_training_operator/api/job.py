@@ -9,7 +9,7 @@ from pydantic import Field
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, MetricName, Rule, StorageUri
-from tpu_training_operator.api.recipe import MetricMode, Recipe
+from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, cel_list, hosts_per_slice_asked
 from tpu_training_operator.api.trainer import Backend, Trainer
@@ -145,6 +145,7 @@ class Spec(ApiModel):
                 == (spec.trainer.torch is not None and spec.trainer.torch.device == "tpu")
             ),
             field="trainer",
+            at_creation=True,
         ),
         Rule(
             cel="!has(self.trainer.entrypoint) || self.slice.hardware != 'TPU' || self.slice.count == 1"
@@ -158,12 +159,21 @@ class Spec(ApiModel):
                 or spec.trainer.backend is not Backend.XLA
             ),
             field="trainer.backend",
+            at_creation=True,
+        ),
+        Rule(
+            cel="self.recipe.sharding == 'None' || self.trainer.backend != 'XLASPMD'",
+            message="sharding Optimizer needs a process per replica, and backend XLASPMD runs one per host; use backend"
+            " XLA or Torch",
+            holds=lambda spec: spec.recipe.sharding is Sharding.NONE or spec.trainer.backend is not Backend.XLA_SPMD,
+            field="recipe.sharding",
         ),
         Rule(
             cel="!has(self.report) || has(self.trainer.entrypoint)",
             message="report needs trainer.entrypoint; your own loop writes its own reports",
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
             field="report",
+            at_creation=True,
         ),
         Rule(
             cel="self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"
@@ -175,6 +185,7 @@ class Spec(ApiModel):
             explain=lambda spec: (
                 f"slice and slice.provisioning set these; leave them out: {', '.join(_doubled_labels(spec))}"
             ),
+            at_creation=True,
         ),
         Rule(
             cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || has(self.recipe.evaluateEverySteps)",
@@ -186,6 +197,7 @@ class Spec(ApiModel):
                 or spec.recipe.evaluate_every_steps is not None
             ),
             field="checkpoint.keepBest",
+            at_creation=True,
         ),
         _immutable("slice"),
         _immutable("trainer"),
@@ -248,6 +260,7 @@ class TPUTrainingJob(ApiModel):
             message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
             " with a letter: it becomes the Service's name and part of every worker's name",
             holds=_name_fits,
+            at_creation=True,
         ),
         Rule(
             cel=f"[{cel_hosts_per_slice('self.spec.slice')}].all(hosts, hosts > {MAX_HOSTS}"
@@ -256,6 +269,7 @@ class TPUTrainingJob(ApiModel):
             " (TPU_WORKER_HOSTNAMES) holds the names of all hosts, and Linux allows 128 KiB",
             holds=_host_names_fit,
             explain=_explain_host_names,
+            at_creation=True,
         ),
     )
 

@@ -63,6 +63,11 @@ class Precision(StrEnum):
     BFLOAT16 = "BFloat16"
 
 
+class Sharding(StrEnum):
+    NONE = "None"
+    OPTIMIZER = "Optimizer"
+
+
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
         description="Name of the optimizer. The trainer builds sgd, adam, adamw, rmsprop, adafactor and lion; with any"
@@ -93,10 +98,19 @@ class Optimizer(ApiModel):
 class Schedule(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="has(self.milestones) == (self.name == 'Step')",
-            message="milestones and schedule Step need each other: give both or neither",
-            holds=lambda schedule: (schedule.milestones is not None) == (schedule.name is ScheduleName.STEP),
+            cel="(has(self.milestones) || has(self.milestoneEpochs)) == (self.name == 'Step')",
+            message="milestones (or milestoneEpochs) and schedule Step need each other: give both or neither",
+            holds=lambda schedule: (
+                (schedule.milestones is not None or schedule.milestone_epochs is not None)
+                == (schedule.name is ScheduleName.STEP)
+            ),
             field="milestones",
+        ),
+        Rule(
+            cel="!(has(self.milestones) && has(self.milestoneEpochs))",
+            message="give the milestones in steps (milestones) or in epochs (milestoneEpochs), not both",
+            holds=lambda schedule: schedule.milestones is None or schedule.milestone_epochs is None,
+            field="milestoneEpochs",
         ),
         Rule(
             cel="[has(self.metric), has(self.mode), has(self.patience)].all(given, given == (self.name == 'Plateau'))",
@@ -126,6 +140,11 @@ class Schedule(ApiModel):
     )
     milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Steps on tunedOn at which schedule Step multiplies the learning rate by factor."
+    )
+    milestone_epochs: Annotated[list[Count], Field(min_length=1, max_length=32)] | None = Field(
+        None,
+        description="Epochs after which schedule Step multiplies the learning rate by factor; instead of milestones,"
+        " for a recipe with epochs. Kept on every slice.",
     )
     factor: NonNegativeDecimal | None = Field(
         None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step and Plateau."
@@ -200,6 +219,13 @@ class Recipe(ApiModel):
             field="datasetSize",
         ),
         Rule(
+            cel="has(self.epochs) || !has(self.schedule) || !has(self.schedule.milestoneEpochs)",
+            message="schedule.milestoneEpochs needs epochs and datasetSize, which say how many steps an epoch has; with"
+            " trainSteps, give schedule.milestones in steps",
+            holds=lambda recipe: recipe.epochs is not None or recipe.schedule.milestone_epochs is None,
+            field="schedule.milestoneEpochs",
+        ),
+        Rule(
             cel="has(self.evaluateEverySteps) || !(has(self.stopEarly)"
             " || (has(self.schedule) && self.schedule.name == 'Plateau'))",
             message="stopEarly and schedule Plateau need evaluateEverySteps: they follow the evaluations during the"
@@ -260,6 +286,12 @@ class Recipe(ApiModel):
         description="Float32: the model computes in the types that it was built with. BFloat16Mixed: loss and metrics"
         " run under autocast to bfloat16, and weights and optimizer state keep their types. BFloat16: the model's"
         " float32 weights and buffers become bfloat16, and the optimizer's state with them.",
+    )
+    sharding: Sharding = Field(
+        Sharding.NONE,
+        description="None: every replica keeps the whole state of the optimizer. Optimizer: each keeps its part of it"
+        " (ZeRO stage 1), for models whose state does not fit; a step then sends half as many bytes more. Not with"
+        " backend XLASPMD.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,

@@ -80,6 +80,11 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
     if recipe.get("evaluateEverySteps"):
         recipe["evaluateEverySteps"] = max(1, int(recipe["evaluateEverySteps"] * share))
     schedule = recipe.get("schedule") or {}
+    if schedule.pop("milestoneEpochs", None):
+        # Without epochs they are steps of the recipe's batch.
+        schedule["milestones"] = [
+            Fraction(step * scaled.batch.total, recipe["globalBatchSize"]) for step in scaled.milestones
+        ]
     if schedule.get("milestones"):
         schedule["milestones"] = sorted({max(1, int(step * share)) for step in schedule["milestones"]})
 

@@ -10,9 +10,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
-from tpu_training_operator.api.trainer import Trainer
+from tpu_training_operator.api.trainer import Backend, Trainer
 from tpu_training_operator.api.validation import Problem
 
 _FIELD = "spec.trainer.entrypoint"
@@ -22,6 +23,8 @@ def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | Non
     """The problem that would keep the workers from starting the job's code; None if there is none."""
     if trainer.command is not None:
         return _command_problem(trainer.command[0])
+    if missing := _missing_package(trainer.backend):
+        return missing
     module, _, attribute = (trainer.entrypoint or "").partition(":")
     spec, problem = _find_module(module, [str(path) for path in python_path])
     if problem is not None or spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -33,6 +36,17 @@ def _command_problem(command: str) -> Problem | None:
     if command in ("python", "python3") or shutil.which(command):
         return None
     return Problem("spec.trainer.command[0]", f"there is no program {command!r} on this machine")
+
+
+def _missing_package(backend: Backend) -> Problem | None:
+    """`tpujob` brings the trainer, but not what it computes with, because most commands do without."""
+    remedy = f"{sys.executable} does not have; install tpu-training-operator[trainer] there"
+    if find_spec("torch") is None:
+        return Problem("spec.trainer", f"the workers need torch, which {remedy}")
+    if backend is not Backend.TORCH and find_spec("torch_xla") is None:
+        other = "or, on a system without its wheels, add --set trainer.backend=Torch"
+        return Problem("spec.trainer.backend", f"backend {backend} needs torch_xla, which {remedy}, {other}")
+    return None
 
 
 def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Problem | None]:

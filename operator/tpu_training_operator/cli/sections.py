@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, State
+from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
 from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.words import ago, duration, several
 from tpu_training_operator.domain.failures.messages import failed_where, failed_why, gist
@@ -61,7 +61,7 @@ def state_style(view: JobView) -> str:
             return "green"
         case State.FAILED | State.INVALID | State.BLOCKED:
             return "red"
-        case State.STARTING | State.RESTARTING:
+        case State.QUEUED | State.STARTING | State.RESTARTING:
             return "yellow"
         case _:
             return ""
@@ -122,7 +122,7 @@ def _spec(view: JobView) -> list[Section]:
 
 
 def _hosts_shown(view: JobView) -> Hosts | None:
-    without = (State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
+    without = (State.QUEUED, State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
     return None if view.state in without else view.hosts
 
 
@@ -149,10 +149,11 @@ def _progress(view: JobView) -> list[Section]:
     """What was reported last. Speed and silence matter only while the job runs."""
     progress = view.status.progress
     if progress is None:
-        return [_always("step", ["nothing reported yet"])] if view.is_running else []
+        waits = "nothing reported yet" if view.has_own_loop else "nothing reported yet: the hosts import torch and meet"
+        return [_always("step", [waits])] if view.is_running else []
     done = min(1.0, progress.step / progress.total_steps) if progress.total_steps > 0 else 0.0
     bar = "━" * int(_BAR * done) + "─" * (_BAR - int(_BAR * done))
-    phase = f", {progress.phase.lower()}" if progress.phase and view.is_running else ""
+    phase = f", {_phase(progress.phase)}" if progress.phase and view.is_running else ""
     step = f"{progress.step}/{progress.total_steps} {bar} {int(100 * done)} %{phase}"
     saved = [f"step {progress.checkpoint_step}"] if progress.checkpoint_step is not None else []
     facts = {"checkpoint": saved, "best": [best] if (best := best_checkpoint(progress)) else []}
@@ -164,6 +165,10 @@ def _progress(view: JobView) -> list[Section]:
         *([_reported(view, progress)] if view.is_running else []),
         *(_always("warning", [warning], "yellow") for warning in progress.warnings),
     ]
+
+
+def _phase(phase: ReportPhase) -> str:
+    return "starting: loads the task, compiles the first steps" if phase is ReportPhase.STARTING else phase.lower()
 
 
 def best_checkpoint(progress: Progress) -> str:
@@ -310,6 +315,8 @@ def advice(view: JobView, command: str) -> list[str]:
             return ["Correct what the message names, then delete the job and create it again: a spec is immutable."]
         case State.BLOCKED:
             return ["Remove what the message names; the operator tries again every 30 s."]
+        case State.QUEUED:
+            return []
         case State.SUSPENDED:
             resume = """-p '{"spec":{"runPolicy":{"suspend":false}}}'"""
             return [f"To resume: kubectl patch tpujob {job} --type=merge {resume}"]

@@ -1,5 +1,8 @@
 """The table of a job before it runs: the recipe as tuned, as it runs, and the rule between them."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -7,10 +10,12 @@ from rich.table import Table
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.cli.job_file import JobFile
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval_text
-from tpu_training_operator.domain.recipe.comparison import comparison
+from tpu_training_operator.domain.recipe.comparison import Row, comparison
 from tpu_training_operator.domain.recipe.cost import Cost
 
 _NARROWEST = 100
+# Of a terminal: below it, a column of rules would be a word wide.
+_NARROWEST_TABLE = 80
 # For a loop of the user's own nobody does what these rows say, unless the loop does it.
 _TRAINERS_ROWS = (
     "evaluate every",
@@ -20,6 +25,7 @@ _TRAINERS_ROWS = (
     "stop early",
     "gradient clip norm",
     "precision",
+    "sharding",
 )
 _LEFT_TO_COMMAND = "left to your command"
 _OWN_LOOP = (
@@ -33,7 +39,12 @@ def print_summary(file: JobFile, warnings: list[str], cost: Cost | None = None) 
     if not console.is_terminal:
         # A pipe has no width, and the default of 80 would break the rules into many lines.
         console = Console(highlight=False, width=_NARROWEST + 40)
-    console.print(_table(file, cost))
+    hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
+    # Not as the table's title, which would be padded with spaces to its width.
+    console.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
+    rows = list(_rows(file, cost))
+    tuned_on = "recipe" if file.job.spec.recipe.tuned_on is None else "tuned on"
+    console.print(_table(rows, tuned_on) if console.width >= _NARROWEST_TABLE else _list(rows))
     if file.job.spec.trainer.command is not None:
         console.print(f"note: {_OWN_LOOP}", soft_wrap=True)
     for warning in warnings:
@@ -41,31 +52,46 @@ def print_summary(file: JobFile, warnings: list[str], cost: Cost | None = None) 
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
-def _table(file: JobFile, cost: Cost | None) -> Table:
-    spec = file.job.spec
-    hardware = "" if spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
-    title = f"{file.job.name}: {file.resolution.layout}{hardware}"
-    table = Table(title=title, title_justify="left", title_style="bold")
+def _table(rows: Iterable[Row], tuned_on: str) -> Table:
+    table = Table()
     table.add_column("")
-    table.add_column("tuned on", justify="right")
+    table.add_column(tuned_on, justify="right")
     table.add_column("runs on", justify="right", style="bold")
     table.add_column("rule", style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, row.tuned_on, row.runs_on, escape(row.rule))
+    return table
+
+
+def _list(rows: Iterable[Row]) -> Table:
+    """For a narrow terminal: every rule below its numbers."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        changed = row.tuned_on not in ("", "-", row.runs_on)
+        table.add_row(
+            row.name, f"{row.tuned_on} -> [bold]{row.runs_on}[/bold]" if changed else f"[bold]{row.runs_on}[/bold]"
+        )
+        if row.rule:
+            table.add_row("", f"[dim]{escape(row.rule)}[/dim]")
+    return table
+
+
+def _rows(file: JobFile, cost: Cost | None) -> Iterator[Row]:
+    spec = file.job.spec
     is_own_loop = spec.trainer.command is not None
     for row in comparison(spec.recipe, file.resolution):
         left = is_own_loop and row.name in _TRAINERS_ROWS
-        rule = f"{row.rule}; {_LEFT_TO_COMMAND}" if left else row.rule
-        table.add_row(row.name, row.tuned_on, row.runs_on, escape(rule))
+        yield replace(row, rule=f"{row.rule}; {_LEFT_TO_COMMAND}") if left else row
     if (checkpoint := spec.checkpoint) is not None:
         best = f" and the best by {checkpoint.keep_best.metric}" if checkpoint.keep_best else ""
         kept = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
-        rule = f"in {folder(file.job, checkpoint)}; {kept}"
-        table.add_row("checkpoint", "", interval_text(checkpoint), escape(rule))
+        yield Row("checkpoint", "", interval_text(checkpoint), f"in {folder(file.job, checkpoint)}; {kept}")
         if checkpoint.resume_from is not None:
-            table.add_row("starts from", "", "", escape(checkpoint.resume_from))
+            yield Row("starts from", "", "", checkpoint.resume_from)
         if checkpoint.init_from is not None:
             weights = f"the weights of {checkpoint.init_from.uri}"
-            rule = f"{weights}; {_LEFT_TO_COMMAND}" if is_own_loop else weights
-            table.add_row("starts with", "", "", escape(rule))
+            yield Row("starts with", "", "", f"{weights}; {_LEFT_TO_COMMAND}" if is_own_loop else weights)
     for name, value in (cost.lines() if cost else {}).items():
-        table.add_row(name, "", value, "one training without interruption")
-    return table
+        yield Row(name, "", value, "one training without interruption")

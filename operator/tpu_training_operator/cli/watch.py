@@ -89,7 +89,8 @@ async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SEC
     try:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), tick_seconds)
+                async with asyncio.timeout(tick_seconds):
+                    await changed.wait()
                 await asyncio.sleep(_SETTLE_SECONDS)
             changed.clear()
             for task in tasks:

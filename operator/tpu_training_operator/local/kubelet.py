@@ -5,6 +5,7 @@ leaves behind (log, termination message, progress) stays in its directory.
 """
 
 import asyncio
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.local.container_env import container_env, expand
+from tpu_training_operator.local.forks import Forks, gains
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
 
@@ -22,6 +24,7 @@ _NODE = "this-machine"
 # What containerd answers when the command does not exist.
 _CANNOT_START = 128
 _LONGEST_MESSAGE = 4096
+_IMPORTS = "torch is imported once for these hosts"
 # More than a kubelet's 80 lines: torchrun's closing lines alone may take as much, and the cause stands above them.
 _LOG_TAIL_LINES = 400
 _LONGEST_TAIL = 64 * 1024
@@ -61,6 +64,7 @@ class Kubelet:
         self._doomed: set[str] = set()
         self._kill_at_once = False
         self._ports: dict[tuple[str, str], int] = {}
+        self._forks = Forks()
         store.subscribe(self._on_change)
 
     def pod_directory(self, pod_name: str) -> PodDirectory:
@@ -75,8 +79,13 @@ class Kubelet:
     def kill_all(self) -> None:
         """End every process now, without a grace period, including those that are just starting."""
         self._kill_at_once = True
+        self._forks.give_up()
         for process in self._processes.values():
             process.kill()
+
+    async def close(self) -> None:
+        """After the last process has ended."""
+        await self._forks.close()
 
     def _on_change(self, body: Object) -> None:
         if body["kind"] != PODS.kind:
@@ -91,7 +100,9 @@ class Kubelet:
     def _stop(self, pod: Object) -> None:
         uid = pod["metadata"]["uid"]
         process = self._processes.get(uid)
-        if process is not None and uid not in self._stopping:
+        if process is None:
+            self._forks.give_up()
+        elif uid not in self._stopping:
             grace = pod["spec"]["terminationGracePeriodSeconds"]
             self._stopping[uid] = asyncio.create_task(process.stop(grace))
 
@@ -143,9 +154,19 @@ class Kubelet:
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
         command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]
+        if gains(command, env):
+            self._tell_of_imports(pod)
+        if (forked := await self._forks.fork(command, env, files.log)) is not None:
+            return forked
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
+
+    def _tell_of_imports(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        waiting = {"waiting": {"reason": "Importing", "message": _IMPORTS}}
+        status = _status("Pending", waiting, ready=False)
+        self._store.set_pod_status(metadata["namespace"], metadata["name"], metadata["uid"], status)
 
     def _mount(self, pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
         """Write the pod's volumes below `directory`; return the place of each mount path."""
@@ -217,9 +238,14 @@ def _status(phase: str, state: Object, *, ready: bool) -> Object:
 
 def _last_words(files: PodDirectory, code: int) -> str:
     """The termination message, or for a failure without one the end of the log."""
-    if files.termination.exists():
-        return files.termination.read_text(encoding="utf-8", errors="replace")[:_LONGEST_MESSAGE]
-    if code == 0 or not files.log.exists():
+    if files.termination.exists() and (words := files.termination.read_text(encoding="utf-8", errors="replace")):
+        return words[:_LONGEST_MESSAGE]
+    if code == 0:
+        return ""
+    # The end of the log would be whatever the worker happened to print last.
+    if shutil.disk_usage(files.path).free < _LONGEST_MESSAGE:
+        return f"the disk is full: the worker could write neither its log nor its last words in {files.path}"
+    if not files.log.exists():
         return ""
     lines = files.log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-_LOG_TAIL_LINES:])[-_LONGEST_TAIL:]

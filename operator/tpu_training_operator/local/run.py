@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite
@@ -60,6 +60,13 @@ class Outcome:
     seconds: float
     pods_directory: Path
 
+    @property
+    def checkpoint_step(self) -> int | None:
+        """The newest step that is safe. The status of a cancelled job ends before its workers save."""
+        if self.cancelled and self.curves.checkpoint_step is not None:
+            return self.curves.checkpoint_step
+        return self.status.progress.checkpoint_step if self.status.progress else None
+
 
 def pods_below(directory: Path) -> Path:
     """Where a run in `directory` keeps what its pods leave behind."""
@@ -109,12 +116,13 @@ async def run_job(
                 await control
             kubelet.kill_all()
             await kubelet.drain()
+            await kubelet.close()
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in range(1, watch.status.attempt + 1))
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return Outcome(
         status=watch.status,
         # A loop of the user's own may report without recording.
-        curves=recorded if recorded.losses else Curves(dict(sorted(watch.losses.items())), recorded.evaluations),
+        curves=recorded if recorded.losses else replace(recorded, losses=dict(sorted(watch.losses.items()))),
         warnings=tuple(watch.warnings),
         cancelled=cancelled,
         seconds=time.monotonic() - started,
@@ -193,7 +201,8 @@ class _Watch:
         while not any(is_true(self.status.conditions, end) for end in _ENDS):
             # Without a change it is shown all the same, because clocks move on.
             with contextlib.suppress(TimeoutError):
-                self._see(await asyncio.wait_for(self._changes.get(), _TICK_SECONDS))
+                async with asyncio.timeout(_TICK_SECONDS):
+                    self._see(await self._changes.get())
                 await asyncio.sleep(_SETTLE_SECONDS)
             await self.catch_up()
 

@@ -8,14 +8,26 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Process(Protocol):
+    """A process that leads a session."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def wait(self) -> int:
+        """The exit code, or minus the signal that ended it. Any number of callers may wait."""
+        ...
 
 
 class WorkerProcess:
     """A process in its own session, so that Ctrl-C reaches only us and we stop the gang in order."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
 
     @staticmethod
@@ -29,7 +41,7 @@ class WorkerProcess:
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
         return WorkerProcess(process)
 
@@ -46,7 +58,8 @@ class WorkerProcess:
         """Send SIGTERM, and SIGKILL if the process still runs after the grace period."""
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()
@@ -60,7 +73,7 @@ class WorkerProcess:
             os.killpg(self._process.pid, number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     # Even a killed tpujob leaves no worker behind. This runs between fork and exec: no imports, hardly any allocation.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -234,6 +234,7 @@ class RunSpec(_RunSpecPart):
     ema_decay: float | None = None
     gradient_clip_norm: float | None = None
     precision: str | None = None
+    sharding: str | None = None
     parameters: Mapping[str, str] = {}
     data_uri: str | None = None
     checkpoint: Checkpoint | None = None

@@ -54,6 +54,8 @@ def _whole(spec: RunSpec) -> Iterator[Row]:
         yield Row("Gradient clip norm", number(spec.gradient_clip_norm), "at most, over all parameters")
     if spec.precision is not None:
         yield Row("Precision", spec.precision)
+    if spec.sharding is not None:
+        yield Row("Sharding", spec.sharding, "each replica keeps its part of the optimizer's state")
     if spec.evaluate_every_steps is not None:
         yield Row("Evaluation", f"every {_interval(spec.evaluate_every_steps, 'step')}", "and at the end")
     if (stop := spec.stop_early) is not None:

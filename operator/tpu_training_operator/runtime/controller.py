@@ -47,7 +47,8 @@ class Controller:
         last write: the pass that wrote it also said when to requeue."""
         if job_version is None or not self._reconciler.wrote(key, job_version):
             settle_seconds = self._reconciler.settle_seconds(key) if haste is Haste.SOON else 0.0
-            self._queue.add(key, settle_seconds=settle_seconds, background=haste is Haste.IDLE)
+            background, first = haste is Haste.IDLE, haste is Haste.FIRST
+            self._queue.add(key, settle_seconds=settle_seconds, background=background, first=first)
 
     def enqueue_within(self, key: JobKey, seconds: float) -> None:
         """The job is worth a pass within so many seconds."""

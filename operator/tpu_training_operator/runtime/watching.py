@@ -32,6 +32,8 @@ _PATIENCE_SECONDS = 10.0
 class Haste(Enum):
     """How soon a job should have its pass."""
 
+    FIRST = auto()
+    """Before jobs that have just come: hosts stand idle, or somebody has changed the job."""
     NOW = auto()
     SOON = auto()
     """More of the same is about to come."""
@@ -129,7 +131,8 @@ class _Hints:
 
     def job_changed(self, change: Change[JobRecord]) -> None:
         if not change.only_listed:
-            self._hint(JobKey(*change.name), None if change.after is None else str(change.number), Haste.NOW)
+            haste = Haste.NOW if change.before is None else Haste.FIRST
+            self._hint(JobKey(*change.name), None if change.after is None else str(change.number), haste)
         elif change.after is not None and (not change.after.is_finished or self._runs(change.name)):
             # A finished job needs no pass unless its workers still run; the resync knows when its time to live is over.
             self._waiting[JobKey(*change.name)] = None
@@ -138,9 +141,14 @@ class _Hints:
         # Pods are listed before jobs, unless that fails at first.
         if change.only_listed and (not self._are_listed or change.after is None or change.after.has_ended):
             return
-        haste = Haste.IDLE if change.only_listed else Haste.NOW if self._completes(change) else Haste.SOON
+        haste = Haste.IDLE if change.only_listed else self._haste(change)
         for job in {record.job for record in (change.before, change.after) if record is not None and record.is_hint}:
             self._hint(JobKey(change.name[0], job), None, haste)
+
+    def _haste(self, change: Change[PodRecord]) -> Haste:
+        if not self._completes(change):
+            return Haste.SOON
+        return Haste.FIRST if change.after is None or change.after.stage in _ENDINGS else Haste.NOW
 
     def _completes(self, change: Change[PodRecord]) -> bool:
         """Whether the pod is the last of its attempt to leave its stage, or the first to end."""
@@ -162,6 +170,9 @@ class _Hints:
 
 
 async def _run_after(second: Informer[Any], first: Informer[Any]) -> None:
+    # Not wait_for: Python 3.11's loses a cancellation that comes together with what it waits for, and the operator
+    # would never stop.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(first.has_tried.wait(), _PATIENCE_SECONDS)
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await first.has_tried.wait()
     await second.run()

@@ -3,12 +3,11 @@
 The algorithm is client-go's: adding a key that waits already changes nothing, adding a key in work makes it come again
 afterwards, and a key whose work failed waits longer every time.
 
-Keys that were only listed wait in the background: the resync of thousands of jobs must not delay the job whose worker
-has just failed.
+A key may go before the others: the job whose worker has just failed must not wait for a thousand that have just come.
+Keys that were only listed wait in the background, so that a resync delays nobody.
 """
 
 import asyncio
-from collections import deque
 from typing import Generic, TypeVar
 
 from tpu_training_operator.runtime.metrics import Metrics
@@ -19,7 +18,7 @@ _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 60.0
 # Background keys in work at once, beside other work: enough to use up the request rate without being in the way.
 _BACKGROUND_AT_ONCE = 2
-# If other keys never run out, the background gets one turn in this many.
+# However many keys go before it, each kind gets one turn in this many.
 _TURNS = 8
 
 
@@ -29,11 +28,16 @@ class WorkQueue(Generic[Key]):
     def __init__(self, settle_seconds: float, metrics: Metrics | None = None) -> None:
         self._settle_seconds = settle_seconds
         self._metrics = metrics
-        self._ready: deque[Key] = deque()
-        # In order of arrival. A dictionary, because keys also leave from the middle.
+        # Each in order of arrival. Dictionaries, because keys also leave from the middle.
+        self._first: dict[Key, None] = {}
+        self._ready: dict[Key, None] = {}
         self._background: dict[Key, None] = {}
+        # Keys that go before others when they are due.
+        self._hurried: set[Key] = set()
         self._background_in_work: set[Key] = set()
+        # Since the background had its last one, and since the others had theirs.
         self._turns = 0
+        self._first_turns = 0
         self._wanted: set[Key] = set()
         self._in_work: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -42,9 +46,11 @@ class WorkQueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
         self._available = asyncio.Event()
 
-    def add(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False) -> None:
-        """The key needs work; with `background`, nothing says that it does. `settle_seconds`: if this key should wait
-        longer than others to be added again."""
+    def add(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False, first: bool = False) -> None:
+        """The key needs work, and goes before others with `first`; with `background`, nothing says that it does.
+        `settle_seconds`: if this key should wait longer than others to be added again."""
+        if first:
+            self._hurried.add(key)
         if not background:
             self.add_after(key, max(self._settle_seconds, settle_seconds))
         elif key in self._paused:
@@ -95,14 +101,15 @@ class WorkQueue(Generic[Key]):
 
     def _next(self) -> Key | None:
         may = self._background and len(self._background_in_work) < _BACKGROUND_AT_ONCE
-        if self._ready and not (may and self._turns >= _TURNS):
+        if (self._first or self._ready) and not (may and self._turns >= _TURNS):
             self._turns += 1
-            return self._ready.popleft()
+            goes_first = bool(self._first) and not (self._ready and self._first_turns >= _TURNS)
+            self._first_turns = self._first_turns + 1 if goes_first else 0
+            return _taken_from(self._first if goes_first else self._ready)
         if not may:
             return None
         self._turns = 0
-        key = next(iter(self._background))
-        del self._background[key]
+        key = _taken_from(self._background)
         self._background_in_work.add(key)
         return key
 
@@ -112,7 +119,7 @@ class WorkQueue(Generic[Key]):
         if self._metrics:
             self._metrics.key_done(key)
         if key in self._wanted and key not in self._paused:
-            self._ready.append(key)
+            self._line_up(key)
         # This also wakes workers that wait for a background turn.
         self._available.set()
 
@@ -125,16 +132,33 @@ class WorkQueue(Generic[Key]):
     def _add(self, key: Key) -> None:
         self._timers.pop(key, None)
         was_paused = self._paused.pop(key, None) is not None
-        if key in self._wanted and key not in self._background and not was_paused:
+        is_behind = key in self._background or (key in self._ready and key in self._hurried)
+        if key in self._wanted and not is_behind and not was_paused:
+            if key in self._first:
+                self._hurried.discard(key)
             return
         self._background.pop(key, None)
+        self._ready.pop(key, None)
         self._want(key)
         if key not in self._in_work:
-            self._ready.append(key)
+            self._line_up(key)
             self._available.set()
+
+    def _line_up(self, key: Key) -> None:
+        if key in self._hurried:
+            self._hurried.discard(key)
+            self._first[key] = None
+        else:
+            self._ready[key] = None
 
     def _want(self, key: Key) -> None:
         if key not in self._wanted:
             self._wanted.add(key)
             if self._metrics:
                 self._metrics.key_queued(key)
+
+
+def _taken_from(waiting: dict[Key, None]) -> Key:
+    key = next(iter(waiting))
+    del waiting[key]
+    return key

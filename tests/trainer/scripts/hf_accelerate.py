@@ -40,6 +40,7 @@ def main():
                     run.step(step, loss, learning_rate=scheduler.get_last_lr()[0])
         run.evaluated(step, {"accuracy": right / seen})
     accelerator.print("processes", accelerator.num_processes, flush=True)
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -89,6 +89,17 @@ class Backend(Protocol):
             PeerLostError: a peer went away.
         """
 
+    def part(self, whole: Tensor) -> Tensor:
+        """This process's part of a tensor, shape [n]: of its elements in `world` equal rows, filled up with zeros, the
+        row with the number of the rank. The process's own copy, where `whole` is."""
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """All processes' parts of each tensor on the device, one after the other: shape [world x n] each.
+
+        Raises:
+            PeerLostError: a peer went away.
+        """
+
     def flag(self, up: bool) -> Tensor:
         """A flag of this process as data on the device, shape [k].
 
@@ -239,6 +250,13 @@ def summed(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) ->
         for place, piece in zip(places, unflatten(all_reduce(flatten(same)), same), strict=True):
             sums[place] = piece
     return sums
+
+
+def in_rows(whole: Tensor, count: int) -> Tensor:
+    """The elements in `count` equal rows, filled up with zeros at the end; shape [count, n]."""
+    flat = whole.reshape(-1)
+    missing = -flat.numel() % count
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(count, -1)
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpu_trainer.backends.base import as_complex, as_real, summed
+from tpu_trainer.backends.base import as_complex, as_real, flatten, summed
 from tpu_trainer.errors import PeerLostError
 
 if TYPE_CHECKING:
@@ -44,6 +44,21 @@ class Group:
                     row = as_real(tensor.detach()).contiguous()
                     self._together(dist.broadcast, row, src=source)
                     tensor.copy_(as_complex(row, tensor))
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """All processes' tensors of each place, flat, one after the other in the order of ranks."""
+        if self.size == 1:
+            return list(parts)
+        joined = list(parts)
+        for dtype in dict.fromkeys(part.dtype for part in parts):
+            places = [place for place, part in enumerate(parts) if part.dtype == dtype]
+            own = flatten([parts[place] for place in places])
+            rows = torch.empty([self.size, own.numel()], dtype=dtype, device=own.device)
+            self._together(dist.all_gather_into_tensor, rows.view(-1), own)
+            pieces = torch.split(rows, [parts[place].numel() for place in places], dim=1)
+            for place, piece in zip(places, pieces, strict=True):
+                joined[place] = piece.reshape(-1)
+        return joined
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         """Every process's row of float32 values, in rank order."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import Counters, map_tensors, move_model
+from tpu_trainer.backends.base import Counters, in_rows, map_tensors, move_model
 from tpu_trainer.backends.feed import feed_in_turn
 from tpu_trainer.backends.group import Group
 from tpu_trainer.errors import BadSpecError
@@ -65,6 +65,12 @@ class TorchDistributed:
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         return self._group.sum(gradients, signals)
+
+    def part(self, whole: Tensor) -> Tensor:
+        return in_rows(whole, self.world)[self.rank].clone()
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        return self._group.join(parts)
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         return self._group.gather(row)

@@ -81,6 +81,7 @@ class XlaHost(_XlaHosts):
         super().__init__(group)
         self.drawing_rank = group.rank
         self.terms = group.size
+        self._rank_on_device = self.send(torch.tensor(group.rank))
         # With peers the sums pass through host memory anyway; alone they stay on the device.
         self.reads_free = group.size > 1
 
@@ -93,6 +94,14 @@ class XlaHost(_XlaHosts):
         *hosts, host_signals = self.to_host([*gradients, signals])
         sums, total = self._group.sum(hosts, host_signals)
         return [self.send(piece) for piece in sums], total
+
+    def part(self, whole: Tensor) -> Tensor:
+        return self.row(whole, self.world, self._rank_on_device)
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        # As for sums: everything pending.
+        torch_xla.sync()
+        return [self.send(joined) for joined in self._group.join(self.to_host(parts))]
 
 
 class XlaSpmd(_XlaHosts):
@@ -149,6 +158,12 @@ class XlaSpmd(_XlaHosts):
         """What comes in covers the global batch already."""
         return list(gradients), signals
 
+    def part(self, whole: Tensor) -> Tensor:
+        raise NotImplementedError("recipe.sharding is refused before the first step")
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        raise NotImplementedError("recipe.sharding is refused before the first step")
+
 
 class XlaChip(XlaDevice):
     """One replica per TPU device, in a process of its own (`host`)."""
@@ -188,6 +203,12 @@ class XlaChip(XlaDevice):
         # Backwards, because the backward pass makes the last layer's gradients first; the signals need all of them.
         total, *sums = reversed(self._sum([*reversed(gradients), signals]))
         return sums, total
+
+    def part(self, whole: Tensor) -> Tensor:
+        return self.row(whole, self.world, self._rank_on_device)
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        return [xm.all_gather(part) for part in parts] if self.world > 1 else list(parts)
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         if self.world == 1:

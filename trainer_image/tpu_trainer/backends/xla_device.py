@@ -12,7 +12,7 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor
 from torch_xla.debug import metrics
 
-from tpu_trainer.backends.base import Counters, map_tensors
+from tpu_trainer.backends.base import Counters, in_rows, map_tensors
 from tpu_trainer.backends.feed import feed_ahead
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
@@ -59,6 +59,12 @@ class XlaDevice:
         (sent,) = xm.send_cpu_data_to_device([tensor], self.device)
         result: Tensor = sent
         return result
+
+    def row(self, whole: Tensor, count: int, number: Tensor) -> Tensor:
+        """Row `number`, data on the device, of the elements in `count` equal rows; see `in_rows`."""
+        if whole.device.type != "xla":
+            whole = self.send(whole)
+        return in_rows(whole, count).index_select(0, number.reshape(1)).reshape(-1)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """In one transfer: fetched one by one, each would wait for a graph of its own. Host tensors pass through."""

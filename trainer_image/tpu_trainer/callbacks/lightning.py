@@ -62,6 +62,9 @@ class TPUJobCallback(_package.Callback):  # type: ignore[misc, name-defined]
         if not trainer.sanity_checking:
             self._run.evaluated(trainer.global_step, trainer.callback_metrics)
 
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._run.evaluated(trainer.global_step, trainer.callback_metrics)
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # It is being put together; at the next hook it will be written.
         self._saved = trainer.global_step

@@ -13,7 +13,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from tpu_trainer.callbacks.last_words import leave_words, outcome_of_own
+from tpu_trainer.callbacks.joined import apart
+from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
 from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
@@ -21,6 +22,7 @@ from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.errors import BadSpecError, NotFiniteError
+from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
@@ -33,6 +35,8 @@ from tpu_trainer.telling import Telling
 
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
 """The codes with which Python exits by itself: at the end of the program, and after an exception."""
+
+_NOTHING = "the session ended without a step: nothing was trained, or run.step was not called"
 
 REPORT_SECONDS = 5.0
 REPORT_EVERY = 10
@@ -55,6 +59,8 @@ class Run:
         self.stopping = False
         self._told = Told()
         self._agreement = Agreement(self._told, agree, torch_store)
+        # Who brings another way to agree has another way to meet.
+        self._meets_in_torch = spec.backend == "torch" and agree is None
         self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), Pace(), Losses()
         self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
@@ -123,6 +129,8 @@ class Run:
     def end(self, error: BaseException | None) -> None:
         """As `Session.end`."""
         outcome = self._close(error)
+        if outcome.code is ExitCode.Succeeded:
+            sys.excepthook = self._uncaught_after
         if outcome.code in _PYTHONS_OWN or isinstance(error, SystemExit):
             return
         if error is not None:
@@ -138,6 +146,18 @@ class Run:
         if outcome.code not in _PYTHONS_OWN:
             raise SystemExit(int(outcome.code))
 
+    def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
+        leave_words(outcome_of_own(error, self._progress.step))
+        self._uncaught_before(kind, error, frames)
+
+    def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics of an evaluation after the training, for the result."""
+        self._metrics = dict(_numbers(metrics))
+        leave_words(self._outcome(None))
+        self._progress.evaluated(step, self._metrics)
+        self._progress.done(self._progress.checkpoint_step)
+
     def _close(self, error: BaseException | None) -> Outcome:
         self._told.forget()
         sys.excepthook = self._uncaught_before
@@ -146,6 +166,8 @@ class Run:
         outcome = self._outcome(error)
         leave_words(outcome)
         if outcome.code is ExitCode.Succeeded:
+            if not self._begun and (self._progress.checkpoint_step or 0) < self._spec.train_steps:
+                self._telling.finding(Finding("NothingTrained", 0, _NOTHING))
             self._progress.done(self._progress.checkpoint_step)
         self._telling.ended(outcome)
         return outcome
@@ -156,6 +178,9 @@ class Run:
         self._clock.enter(Phase.HOST)
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._telling.began(step)
+        warning = apart(self._spec.slice.hosts) if self._meets_in_torch else None
+        if warning is not None:
+            self._telling.finding(Finding("SeparateModels", step, warning))
 
     def _training_seconds(self) -> float:
         spent = self._clock.seconds()

@@ -33,8 +33,8 @@ def session(
 ) -> Session:
     """The session of this process; every training process of the job opens one, and calls it in the same steps.
 
-    total_steps, global_batch_size: if they differ from the recipe's. agree: takes whether this process was told to
-    stop, and returns whether any process was; called in every step of every process. By default the processes agree
+    `total_steps`, `global_batch_size`: if they differ from the recipe's. `agree`: takes whether this process was told
+    to stop, and returns whether any process was; called in every step of every process. By default the processes agree
     through the store of torch.distributed; without one each decides for itself.
 
     Raises:
@@ -44,14 +44,19 @@ def session(
 
 
 class Session:
-    """Everything is a no-op outside of a job. Callbacks use `begin` and `end` where `with` does not fit."""
+    """What `with session() as run` gives. Outside of a job every call does nothing.
+
+    Where `with` does not fit, as in callbacks, call `begin` and `end`.
+    """
 
     def __init__(self, total_steps: int | None, global_batch_size: int | None, agree: Agree | None) -> None:
         self._run: Run | None = None
+        self._ended: Run | None = None
         self._asked = (total_steps, global_batch_size, agree)
 
     @property
     def in_job(self) -> bool:
+        """Whether this process belongs to a job, and the session is open."""
         return self._run is not None
 
     @property
@@ -69,8 +74,8 @@ class Session:
     ) -> None:
         """Call it after every step, on every process. `step`: how many steps the whole training has made.
 
-        loss: a number, or a tensor with one element; a tensor on a device is read a few steps later, so that the
-        device need not wait. metrics: of an evaluation after this step, as numbers.
+        `loss`: a number, or a tensor with one element; a tensor on a device is read a few steps later, so that the
+        device need not wait. `metrics`: of an evaluation after this step, as numbers.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite, and the recipe's onNotFinite is Stop.
@@ -84,9 +89,12 @@ class Session:
             self._run.record(step, loss, learning_rate)
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The metrics of an evaluation after `step` steps, for those who have them between two steps."""
+        """The metrics of an evaluation after `step` steps, for those who have them between two steps, or after the
+        session: the result has the last ones."""
         if self._run is not None:
             self._run.evaluated(step, metrics)
+        elif self._ended is not None:
+            self._ended.evaluated_after(step, metrics)
 
     def checkpoint(self, step: int) -> None:
         """A checkpoint of `step` is written, and a restarted job would continue from it. Before the first step: the
@@ -108,6 +116,7 @@ class Session:
         return nullcontext() if self._run is None else self._run.saving()
 
     def begin(self) -> Session:
+        """What `with` does at the beginning of its block."""
         if os.environ.get(ENV_RUN_SPEC):
             from tpu_trainer.callbacks.run import Run
 
@@ -124,6 +133,7 @@ class Session:
         run, self._run = self._run, None
         if run is not None:
             run.end(error)
+            self._ended = run if error is None else None
 
     def __enter__(self) -> Session:
         return self.begin()

@@ -132,7 +132,8 @@ class Partner(Checkpoints):
 class Checkpointer(Checkpoints):
     """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
     new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
-    continues from. others: the hosts that write parts of a snapshot. best: the best checkpoint that is known."""
+    continues from. others: the hosts that write parts of a snapshot. repeats: a step's snapshot can be taken a second
+    time, by this process alone. best: the best checkpoint that is known."""
 
     def __init__(
         self,
@@ -144,10 +145,11 @@ class Checkpointer(Checkpoints):
         now: Callable[[], float] = time.monotonic,
         found_best: Callable[[Best], None] = lambda best: None,
         others: Callable[[Snapshot], Others] = lambda _: Others(),
+        repeats: bool = True,
     ) -> None:
         super().__init__(due)
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
-        self._others = others
+        self._others, self._repeats = others, repeats
         self._writing: Thread | None = None
         self._results: list[Result] = []
         self.last_step = self._newest = resumed
@@ -184,7 +186,7 @@ class Checkpointer(Checkpoints):
         # takes part.
         again = self._newest == step
         self.finish()
-        if self.last_step != step:
+        if self.last_step != step and (self._repeats or not again):
             self._save(step, position, health, alone=again)
             self.finish()
         return step if self.last_step == step else None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer import errors
-from tpu_trainer.backends.base import Backend
+from tpu_trainer.backends.base import Backend, in_groups
 from tpu_trainer.backends.rendezvous import COLLECTIVE_SECONDS
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.commit import Commit, Folder
@@ -33,6 +33,8 @@ from tpu_trainer.update import Average, tensors_in
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.optim import Optimizer
+
+    from tpu_trainer.sharding import Sharding
 
 SMALL = 64
 """Elements of a tensor whose values are told with its name. Step counts are among them: an optimizer may look at their
@@ -81,13 +83,15 @@ def give_model(found: Found, model: nn.Module, backend: Backend) -> None:
     backend.place(model, found.reader)
 
 
-def give_optimizer(found: Found, optimizer: Optimizer, backend: Backend) -> None:
-    """Gives the optimizer, whose parameters are on the device, the checkpoint's state. A collective.
+def give_optimizer(found: Found, optimizer: Optimizer, backend: Backend, sharding: Sharding | None = None) -> None:
+    """Gives the optimizer, whose parameters are on the device, the checkpoint's state, or its part. A collective.
 
     Raises:
         UserCodeError: as `restore_optimizer`.
     """
-    if _restores_in_its_own_way(optimizer):
+    if sharding is not None:
+        restore_optimizer(_divided(found, backend, sharding).snapshot, optimizer)
+    elif _restores_in_its_own_way(optimizer):
         restore_optimizer(_fetched(found, "optimizer", backend).snapshot, optimizer)
     else:
         restore_optimizer(found.snapshot, optimizer)
@@ -118,6 +122,20 @@ def _fetched(found: Found, file: str, backend: Backend) -> Found:
     tensors = {name: room_for(tensor) for name, tensor in found.snapshot.tensors[file].items()}
     _deliver(tensors.values(), found, backend)
     return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, file: tensors}))
+
+
+def _divided(found: Found, backend: Backend, sharding: Sharding) -> Found:
+    """With this replica's parts of the optimizer's state, in host memory; never more of the whole than one group."""
+    parts: dict[str, Tensor] = {}
+    kept = found.snapshot.tensors["optimizer"]
+    names = iter(kept)
+    for group in in_groups(kept.values()):
+        # The reader has the values, and gives them away.
+        whole = {next(names): room_for(tensor) for tensor in group}
+        _deliver(whole.values(), found, backend)
+        own = {name: sharding.own(name, tensor) for name, tensor in whole.items()}
+        parts |= dict(zip(own, backend.to_host(list(own.values())), strict=True))
+    return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, "optimizer": parts}))
 
 
 def _deliver(tensors: Iterable[Tensor], found: Found, backend: Backend) -> None:

@@ -22,6 +22,8 @@ from tpu_trainer.errors import UserCodeError, user_code
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from tpu_trainer.sharding import Sharding
+
 Tensors = Mapping[str, Tensor]
 
 STORABLE = frozenset(
@@ -68,9 +70,12 @@ def take_snapshot(
     average: Tensors | None = None,
     elsewhere: Collection[Item] = (),
     part: Part = WHOLE,
+    sharding: Sharding | None = None,
 ) -> Snapshot:
     """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Of the optimizer,
     its state but not its parameter groups: rates are the recipe's, which may be a new one.
+
+    sharding: how the optimizer's state is divided, if it is. This is a collective then.
 
     Waits for the device, so it belongs at the end of a step: pending work would be computed for this copy alone.
 
@@ -90,20 +95,25 @@ def take_snapshot(
         for file, tensors in live.items()
     }
     trees = {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks}
-    return Snapshot(step, examples, document, trees, copied(here), part)
+    gathered = {} if sharding is None else sharding.gathered(of_optimizer, here["optimizer"])
+    return Snapshot(step, examples, document, trees, copied(here, gathered), part)
 
 
-def replicated(model: nn.Module, optimizer: Optimizer, average: Tensors | None = None) -> dict[Item, Tensor]:
-    """The tensors that are the same in every replica, where they are: any host can store them. Not buffers: each
-    replica's own batches change them."""
-    _, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
+def replicated(
+    model: nn.Module, optimizer: Optimizer, average: Tensors | None = None, sharding: Sharding | None = None
+) -> dict[Item, Tensor]:
+    """The tensors that any host can store, where they are: those that are the same in every replica, and what is
+    divided among them, as tensors without values. Not buffers: each replica's own batches change them."""
+    of_optimizer: Tensors = optimizer_tensors(optimizer)
+    if sharding is not None:
+        of_optimizer = sharding.described(of_optimizer)
     weights = {name: value for name, value in _unique_tensors(model).items() if isinstance(value, nn.Parameter)}
     files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": average or {}}
     return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
-def copied(live: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """Copies on the host.
+def copied(live: Mapping[str, Tensors], gathered: Tensors | None = None) -> dict[str, Tensors]:
+    """Copies on the host. `gathered`: tensors of the optimizer's state that are there already.
 
     Raises:
         UserCodeError: a checkpoint cannot keep one of them.
@@ -111,9 +121,21 @@ def copied(live: Mapping[str, Tensors]) -> dict[str, Tensors]:
     for file, tensors in live.items():
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
+    copies = {("optimizer", name): tensor for name, tensor in (gathered or {}).items()}
+    rest = {
+        (file, name): tensor
+        for file, tensors in live.items()
+        for name, tensor in tensors.items()
+        if (file, name) not in copies
+    }
     # All at once: every transfer from a device costs a round trip.
-    copies = iter(_to_host([tensor for tensors in live.values() for tensor in tensors.values()]))
-    return {file: {name: next(copies) for name in tensors} for file, tensors in live.items()}
+    copies |= zip(rest, _to_host(list(rest.values())), strict=True)
+    return {file: {name: copies[file, name] for name in tensors} for file, tensors in live.items()}
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors of the optimizer's state by name ("/0/exp_avg"), where they are."""
+    return take_apart(_optimizer_state(optimizer), "the optimizer's state")[1]
 
 
 def is_lightnings(snapshot: Snapshot) -> bool:

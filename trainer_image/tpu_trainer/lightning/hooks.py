@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -34,21 +34,22 @@ def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
     A second call would expect gradients at other weights, and get the old ones. So would a first call after the
     optimizer has changed the weights or the gradients.
     """
-    calls, before = count(), _versions(optimizer)
+    # Now: during a step of a divided optimizer its groups hold parts of the weights.
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    calls, before = count(), _versions(weights)
 
     def closure() -> Tensor:
         if next(calls):
             raise NeedsTrainerError(str(closure_repeated(optimizer)))
-        if _versions(optimizer) != before:
+        if _versions(weights) != before:
             raise NeedsTrainerError(str(closure_late(optimizer)))
         return loss
 
     return closure
 
 
-def _versions(optimizer: Optimizer) -> list[tuple[int, int | None]]:
+def _versions(weights: Sequence[Tensor]) -> list[tuple[int, int | None]]:
     """How often each weight and its gradient were written to, as torch counts it; None without a gradient."""
-    weights = (weight for group in optimizer.param_groups for weight in group["params"])
     return [(weight._version, None if weight.grad is None else weight.grad._version) for weight in weights]
 
 

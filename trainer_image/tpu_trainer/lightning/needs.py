@@ -36,8 +36,8 @@ class NeedsTrainerError(UserCodeError):
 class LightningRun:
     """What an entrypoint returns to have its module trained by Lightning's own Trainer.
 
-    `options` are the Trainer's own (callbacks, logger, precision, gradient_clip_val), except for those that follow from
-    the recipe and the slice.
+    `module` is a LightningModule, `data` a LightningDataModule or None. `options` are the Trainer's own (callbacks,
+    logger, precision, gradient_clip_val), except for those that follow from the recipe and the slice.
     """
 
     def __init__(self, module: nn.Module, data: Any = None, **options: Any) -> None:

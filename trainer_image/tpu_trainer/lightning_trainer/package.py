@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.errors import UserCodeError
@@ -25,15 +26,36 @@ def package_of(module: nn.Module, why: str) -> Any:
     Raises:
         UserCodeError: it is none.
     """
-    for owner in type(module).__mro__:
-        for name in _PACKAGES:
-            if owner.__name__ == "LightningModule" and f"{owner.__module__}.".startswith(f"{name}."):
-                _quieten(name)
-                return importlib.import_module(name)
+    if (name := _package_name(module)) is not None and isinstance(
+        module, importlib.import_module(name).LightningModule
+    ):
+        _quieten(name)
+        return importlib.import_module(name)
     raise UserCodeError(
         f"{why}. Only Lightning's own Trainer does that, and {type(module).__name__} is not a LightningModule: derive "
         "it from pytorch_lightning.LightningModule"
     )
+
+
+def refuse_mixed(module: nn.Module, parts: Iterable[object]) -> None:
+    """Lightning itself ends with "Expected a parent".
+
+    Raises:
+        UserCodeError: one of the parts is of the other package than the module.
+    """
+    name = _package_name(module)
+    for part in parts:
+        if _package_name(part) not in (None, name):
+            raise UserCodeError(
+                f"{type(module).__name__} is of {name} and {type(part).__name__} of {_package_name(part)}, which"
+                f" Lightning's Trainer does not take together: import both from {name}"
+            )
+
+
+def _package_name(part: object) -> str | None:
+    """The package that the nearest class of Lightning's below `part`'s is of; None for a part of neither."""
+    bases = [f"{owner.__module__}." for owner in type(part).__mro__]
+    return next((name for base in bases for name in _PACKAGES if base.startswith(f"{name}.")), None)
 
 
 def as_kind_of(base: type, methods: type) -> Any:

@@ -7,36 +7,32 @@ the trainer's (`strategy`, `loaders`, `state`, `watch`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import fetched
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.data import GENERATORS, Order, Position, Share, seed_generators
+from tpu_trainer.clock import Phase
+from tpu_trainer.context import RunContext
+from tpu_trainer.data import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.doctor.hang import Pace
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_cost, tell_not_finite
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_not_finite
 from tpu_trainer.entrypoint import load_lightning
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PreemptedError, UserCodeError, user_code
+from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.lightning.needs import LightningRun
 from tpu_trainer.lightning.session import overridden
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division, Place
 from tpu_trainer.lightning_trainer.logs import Logs
-from tpu_trainer.lightning_trainer.package import as_kind_of, package_of
+from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse_mixed
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
@@ -45,11 +41,9 @@ from tpu_trainer.logbook import Logbook
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.resume import Start, document
 from tpu_trainer.spec import OnNotFinite, RunSpec
-from tpu_trainer.stop import StopFlag
 from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
 from tpu_trainer.task import Hyperparameters
 from tpu_trainer.telemetry.rates import Throughput, Utilisation
-from tpu_trainer.telling import Telling
 
 _DECIDED = {
     **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy", "plugins", "sync_batchnorm"), "the slice"),
@@ -67,15 +61,15 @@ _DIFFERENT = (
 )
 
 
+def _parts(run: LightningRun) -> Iterator[object]:
+    """What comes to the Trainer beside the module; an option may be one part or a list of them."""
+    for part in (run.data, run.options.get("callbacks"), run.options.get("logger")):
+        yield from part if isinstance(part, list | tuple) else [part]
+
+
 @dataclass(frozen=True)
 class OwnTrainer:
-    spec: RunSpec
-    environment: WorkerEnvironment
-    stop: StopFlag
-    backend: Backend
-    clock: Clock
-    pace: Pace
-    telling: Telling
+    context: RunContext
 
     def whole(self, why: str | None) -> Outcome:
         """`why`: what the module needs that only Lightning's Trainer does; None if the entrypoint asks for it.
@@ -84,35 +78,34 @@ class OwnTrainer:
             UserCodeError: the module or the recipe asks for what Lightning's Trainer cannot do here, or the module's
                 code raised.
         """
-        hp, backend = Hyperparameters.of(self.spec), self.backend
+        hp, backend = Hyperparameters.of(self.context.spec), self.context.backend
         run = self._load(hp)
         lightning = package_of(run.module, why or "the entrypoint returns a LightningRun")
-        _refuse(self.spec, hp, run)
+        refuse_mixed(run.module, _parts(run))
+        _refuse(self.context.spec, hp, run)
         if why is not None:
-            self.telling.finding(Finding("Lightning", 0, f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"))
+            text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
+            self.context.telling.finding(Finding("Lightning", 0, text))
         hp = self._in_one_pass(run.module, hp)
-        storage = Storage.of(self.spec, run.module, backend)
-        found = storage.choose(backend, self.telling)
-        start = start_of(found, hp, self.spec, None)
+        storage = Storage.of(self.context.spec, run.module, backend)
+        found = storage.choose(backend, self.context.telling)
+        start = start_of(found, hp, self.context.spec, None)
         if found is not None and storage.target is not None:
             _check_kind(found)
             found = fetched(found, backend)
-            tell_origin(start, found, storage.target.author, hp, self.telling)
+            tell_origin(start, found, storage.target.author, hp, self.context.telling)
         return self._train(lightning, run, hp, storage, found, start)
 
     def _load(self, hp: Hyperparameters) -> LightningRun:
-        with GENERATORS:
-            seed_generators(hp.seed)
-            torch.manual_seed(hp.seed)
-            self.backend.seed(hp.seed)
-            return load_lightning(self.spec.entrypoint, hp)
+        with self.context.seeded(hp.seed):
+            return load_lightning(self.context.spec.entrypoint, hp)
 
     def _in_one_pass(self, module: Any, hp: Hyperparameters) -> Hyperparameters:
         """Without accumulation if the module makes its own steps: only it could accumulate."""
         if module.automatic_optimization or hp.accumulation_steps == 1:
             return hp
         rows = hp.per_replica_batch_size * hp.accumulation_steps
-        self.telling.finding(
+        self.context.telling.finding(
             Finding(
                 "Lightning", 0, f"manual optimization does not accumulate: a replica takes its {rows} examples at once"
             )
@@ -128,7 +121,7 @@ class OwnTrainer:
         found: Found | None,
         start: Start,
     ) -> Outcome:
-        module, backend, telling = run.module, self.backend, self.telling
+        module, backend, telling = run.module, self.context.backend, self.context.telling
         rates = Rates(hp, start.ramp, telling.finding)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
@@ -136,10 +129,10 @@ class OwnTrainer:
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             return snapshot_of_state(strategy.state, module, step, int(own["examples"]), own)
 
-        checkpoints = storage.checkpoints_of(self.spec, take, telling, None if found is None else start.step)
+        checkpoints = storage.checkpoints_of(self.context.spec, take, telling, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
         kept = {} if found is None else found.snapshot.document
-        gradients = Gradients(backend, instruments, self.stop, last=kept.get("loss"))
+        gradients = Gradients(backend, instruments, self.context.stop, last=kept.get("loss"))
         place, exact = _place(kept, hp)
         watch = as_kind_of(lightning.Callback, Watch)(
             backend,
@@ -149,18 +142,16 @@ class OwnTrainer:
             lambda: rates.present,
             place,
             kept,
-            keeps=self.spec.checkpoint is not None,
+            keeps=self.context.spec.checkpoint is not None,
         )
-        order = Order(
-            hp.global_batch_size, hp.seed, Share(backend.rank, backend.world, backend.local_rank), hp.accumulation_steps
-        )
+        order = Order(hp.global_batch_size, hp.seed, self.context.share, hp.accumulation_steps)
         rows = hp.global_batch_size // backend.world // hp.accumulation_steps
         division = Division(
             order,
             rows,
             place,
             backend,
-            self.clock,
+            self.context.clock,
             warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
             note=telling.progress.say,
         )
@@ -173,10 +164,7 @@ class OwnTrainer:
             if kept["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
         log_everywhere(module, watch.logged)
-        telling.began(start.step)
-        # Before anything is compiled, which takes minutes.
-        if any(asked for (asked,) in backend.gather([float(self.stop())])):
-            raise PreemptedError("stopped on request before the first step")
+        self.context.begin(start.step)
         done = nothing_left(start, found, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
@@ -187,7 +175,7 @@ class OwnTrainer:
             raise
         finally:
             # However the run ends, a snapshot that was taken is worth writing.
-            with self.clock.during(Phase.CHECKPOINT):
+            with self.context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
             telling.progress.committed(checkpoints.last_step)
 
@@ -195,9 +183,9 @@ class OwnTrainer:
         self, make: Callable[[Logs], Any], run: LightningRun, checkpoint: str | None, *, only_validate: bool
     ) -> bool:
         """`make` makes the Trainer. Returns whether the run was stopped on request."""
-        place = self.spec.report.uri or _absolute(self.environment.report_directory)
+        place = self.context.spec.report.uri or _absolute(self.context.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
-            logs = Logs(place, Path(scratch), self.spec.job.attempt)
+            logs = Logs(place, Path(scratch), self.context.spec.job.attempt)
             trainer = make(logs)
             try:
                 with user_code("Lightning's Trainer"), suppress(StoppedError):
@@ -208,19 +196,19 @@ class OwnTrainer:
                     return False
                 return True
             finally:
-                if self.telling.aloud:
+                if self.context.telling.aloud:
                     logs.upload()
 
     def _trainer(
         self, lightning: Any, run: LightningRun, hp: Hyperparameters, strategy: Any, watch: Any, logs: Logs
     ) -> Any:
-        kind = self.backend.device.type
+        kind = self.context.backend.device.type
         manual = not run.module.automatic_optimization
         own: dict[str, Any] = {
             "strategy": strategy,
             "accelerator": kind if kind in ("cpu", "cuda") else self._accelerator(lightning),
             "devices": 1,
-            "num_nodes": self.backend.world,
+            "num_nodes": self.context.backend.world,
             # With manual optimization Lightning counts every optimizer's steps; `watch` counts the gang's.
             "max_steps": -1 if manual else hp.train_steps,
             "max_epochs": -1,
@@ -266,36 +254,37 @@ class OwnTrainer:
 
     def _root(self, logs: Logs) -> str:
         """Where files of the module's own go, such as ModelCheckpoint's."""
-        if self.spec.checkpoint is None:
+        if self.context.spec.checkpoint is None:
             return str(logs.directory)
-        return f"{self.spec.checkpoint.uri.rstrip('/')}/lightning"
+        return f"{self.context.spec.checkpoint.uri.rstrip('/')}/lightning"
 
     def _instruments(self, module: Any, checkpoints: Any, hp: Hyperparameters, start: Start) -> Instruments:
-        batch = replace(self.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
-        spec = replace(self.spec, batch=batch)
+        spec = self.context.spec
+        batch = replace(spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
+        spec = replace(spec, batch=batch)
         doctor = Doctor(
             spec,
-            self.backend,
-            self.clock,
-            self.telling.finding,
+            self.context.backend,
+            self.context.clock,
+            self.context.telling.finding,
             model=module,
-            host=self.environment.host_index,
-            pace=self.pace,
+            host=self.context.environment.host_index,
+            pace=self.context.pace,
             health=start.health,
             known_steps=False,
         )
-        logbook = Logbook(self.backend, lambda text: self.telling.finding(Finding("Logging", 0, text)))
+        logbook = Logbook(self.context.backend, lambda text: self.context.telling.finding(Finding("Logging", 0, text)))
         # What the module logs goes to Lightning's loggers: there are no names to agree on later.
         logbook.agree()
         return Instruments(
-            backend=self.backend,
-            clock=self.clock,
+            backend=self.context.backend,
+            clock=self.context.clock,
             doctor=doctor,
             checkpoints=checkpoints,
             throughput=Throughput(hp.global_batch_size, start.step),
-            utilisation=Utilisation(spec, self.backend.terms),
+            utilisation=Utilisation(spec, self.context.backend.terms),
             noise=None,
-            telling=self.telling,
+            telling=self.context.telling,
             logbook=logbook,
             first=start.step,
         )
@@ -303,20 +292,15 @@ class OwnTrainer:
     def _end(
         self, watch: Any, instruments: Instruments, hp: Hyperparameters, done: str | None, was_stopped: bool
     ) -> Outcome:
-        progress, checkpoints = self.telling.progress, instruments.checkpoints
-        rate, finiteness = instruments.throughput.rate, instruments.doctor.finiteness
         if was_stopped:
-            progress.stopped(checkpoints.last_step)
-            return stopped(watch.step, watch.loss, checkpoints, progress, rate, finiteness.summary)
-        tell_not_finite(watch.step, watch.metrics, self.telling)
+            return stopped(watch.step, watch.loss, instruments)
+        tell_not_finite(watch.step, watch.metrics, self.context.telling)
         if done is None:
-            with self.clock.during(Phase.CHECKPOINT):
+            with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(watch.step, Position(watch.place.epoch), instruments)
-        tell_cost(checkpoints, progress)
-        progress.done(checkpoints.last_step)
         early = f" of {hp.train_steps}, ended early by the module or a callback" if watch.step < hp.train_steps else ""
-        ending = done or f"trained {watch.step} steps{early}"
-        return succeeded(ending, watch.step, watch.loss, watch.metrics, progress, rate, finiteness.summary)
+        said = done or f"trained {watch.step} steps{early}"
+        return succeeded(said, watch.step, watch.loss, watch.metrics, instruments)
 
 
 def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
@@ -372,6 +356,8 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
         )
     if hp.precision == "BFloat16":
         raise UserCodeError("recipe.precision: BFloat16: with Lightning's Trainer use BFloat16Mixed or Float32")
+    if spec.sharding != "None":
+        raise UserCodeError("recipe.sharding: Lightning's Trainer keeps optimizers whole; leave it out")
     if hp.gradient_clip_norm is not None and not getattr(run.module, "automatic_optimization", True):
         raise UserCodeError(
             "recipe.gradientClipNorm: the module makes its own steps (automatic_optimization = False) and must clip"

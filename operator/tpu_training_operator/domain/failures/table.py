@@ -200,6 +200,9 @@ def own_words(pod: WorkerPod) -> str:
     """What the program that trains said last, without its launcher's closing lines."""
     if pod.runs_trainer:
         return pod.last_words
+    if (pod.trainer_message or {}).get("outcome") == "Succeeded":
+        # They were about the training; what failed afterwards, such as an export, left none.
+        return with_ending(f"{_AFTER_THE_TRAINING} (exit code {pod.exit_code}; its log says why)", pod.last_words)
     found = launched(pod.last_words)
     return found.words if found else without_ranks(pod.last_words)
 
@@ -306,6 +309,7 @@ def _always(_: WorkerPod) -> bool:
     return True
 
 
+_AFTER_THE_TRAINING = "the program failed after its training had ended"
 DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost track of the container, as after a restart of the node"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"

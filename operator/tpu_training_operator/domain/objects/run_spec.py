@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
-from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName
+from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval
 from tpu_training_operator.domain.recipe.comparison import Row, comparison
@@ -64,6 +64,8 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["gradientClipNorm"] = spec.recipe.gradient_clip_norm
     if spec.recipe.precision is not Precision.FLOAT32:
         document["precision"] = spec.recipe.precision.value
+    if spec.recipe.sharding is not Sharding.NONE:
+        document["sharding"] = spec.recipe.sharding.value
     if spec.recipe.dataset_size is not None:
         document["datasetSize"] = spec.recipe.dataset_size
     if spec.data is not None:
@@ -89,7 +91,7 @@ def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 # They do not affect the weights, or are in the run spec already; the parameters may take half a megabyte.
-_NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale"}
+_NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale", "sharding"}
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -121,5 +123,6 @@ def _scaling(row: Row) -> dict[str, str]:
 
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
-    given = schedule.model_dump(by_alias=True, exclude_none=True, mode="json")
+    """The trainer knows milestones in steps only."""
+    given = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
     return given | {"milestones": list(recipe.milestones)}

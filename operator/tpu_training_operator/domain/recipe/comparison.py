@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, ScheduleName
+from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.domain.recipe.ledger import Note
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.words import count
@@ -25,16 +25,17 @@ class Row:
 
 def comparison(recipe: Recipe, resolution: Resolution) -> tuple[Row, ...]:
     """The slices first, then every number of the recipe that a rule may change."""
-    return (*_slices(resolution), *_numbers(recipe, resolution))
+    return (*_slices(recipe, resolution), *_numbers(recipe, resolution))
 
 
-def _slices(resolution: Resolution) -> Iterator[Row]:
-    layout, tuned = resolution.layout, resolution.tuned_on
+def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+    """Without `tunedOn` nothing is known of another slice."""
+    layout, tuned = resolution.layout, resolution.tuned_on if recipe.tuned_on is not None else None
     yield _row("slice", tuned, layout)
-    yield _row("topology", tuned.shape.topology, layout.shape.topology)
-    yield _row("hosts", tuned.hosts, layout.hosts, f"{count(layout.shape.chips_per_host, 'chip')} each")
-    yield _row("chips", tuned.chips, layout.chips)
-    yield _row("replicas", tuned.replicas, layout.replicas, "one per XLA device")
+    yield _row("topology", tuned and tuned.shape.topology, layout.shape.topology)
+    yield _row("hosts", tuned and tuned.hosts, layout.hosts, f"{count(layout.shape.chips_per_host, 'chip')} each")
+    yield _row("chips", tuned and tuned.chips, layout.chips)
+    yield _row("replicas", tuned and tuned.replicas, layout.replicas, "one per XLA device")
 
 
 def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
@@ -48,9 +49,10 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
     yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
     unusual = recipe.on_not_finite is not OnNotFinite.STOP
+    divided = recipe.sharding is not Sharding.NONE
     reduced = recipe.precision is not Precision.FLOAT32
     optional = (
-        ("milestones", recipe.schedule.milestones, list(scaled.milestones) or None, "milestones"),
+        ("milestones", _tuned_milestones(recipe.schedule), list(scaled.milestones) or None, "milestones"),
         ("evaluate every", recipe.evaluate_every_steps, scaled.evaluate_every_steps, "evaluateEverySteps"),
         ("weight decay", recipe.optimizer.weight_decay, scaled.weight_decay, "weightDecay"),
         ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
@@ -58,12 +60,18 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
         ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
         ("gradient clip norm", recipe.gradient_clip_norm, recipe.gradient_clip_norm, "gradientClipNorm"),
         ("precision", recipe.precision, recipe.precision if reduced else None, "precision"),
+        ("sharding", recipe.sharding, recipe.sharding if divided else None, "sharding"),
         ("on not finite", recipe.on_not_finite, recipe.on_not_finite if unusual else None, "onNotFinite"),
     )
     for name, before, now, field in optional:
         if now is not None:
             yield _row(name, before, now, rules.get(field, "as in the recipe"))
     yield from _followed(recipe)
+
+
+def _tuned_milestones(schedule: Schedule) -> object:
+    epochs = schedule.milestone_epochs
+    return schedule.milestones if epochs is None else f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
 
 
 def _followed(recipe: Recipe) -> Iterator[Row]:

@@ -89,11 +89,23 @@ def evaluate_every(recipe: Recipe, batch: int, ledger: Ledger) -> int | None:
 
 
 def milestones(recipe: Recipe, batch: int, ledger: Ledger) -> list[int]:
+    if recipe.schedule.milestone_epochs is not None:
+        return _ends_of_epochs(recipe.schedule.milestone_epochs, recipe.dataset_size or 0, batch, ledger)
     tuned = recipe.schedule.milestones or []
     scaled = [_countable("schedule.milestones", in_examples(milestone, recipe, batch)) for milestone in tuned]
     if scaled and scaled != tuned:
         ledger.note("milestones", f"{_listed(tuned)} = {_listed(scaled)} (the same examples, rounded up)")
     return scaled
+
+
+def _ends_of_epochs(epochs: list[int], dataset: int, batch: int, ledger: Ledger) -> list[int]:
+    """Whole batches, as the training itself counts its epochs."""
+    per_epoch = dataset // batch
+    steps = [_countable("schedule.milestoneEpochs", epoch * per_epoch) for epoch in epochs]
+    ledger.note(
+        "milestones", f"epochs {_listed(epochs)} x floor({dataset} / {batch}) = {_listed(steps)} (the epochs are kept)"
+    )
+    return steps
 
 
 def in_examples(steps: int, recipe: Recipe, batch: int) -> int:

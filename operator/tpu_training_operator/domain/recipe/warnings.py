@@ -12,6 +12,7 @@ from tpu_training_operator.api.recipe import Optimizer, Recipe, ScheduleName
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.domain.recipe.scale import ScaledRecipe
+from tpu_training_operator.domain.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.topology import SliceLayout
 from tpu_training_operator.domain.words import count
 
@@ -35,6 +36,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
     """Warnings that hold on a cluster and on the user's machine alike."""
     yield from recipe.warnings
     yield from _separate_models(spec, layout.hosts)
+    yield from torchrun_warnings(spec, layout.hosts)
     if spec.trainer.entrypoint is not None:
         yield from _unused_optimizer_settings(spec.recipe.optimizer)
         yield from _unused_scaling(spec.recipe)

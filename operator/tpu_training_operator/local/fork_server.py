@@ -1,0 +1,195 @@
+"""A process that imports packages once, and forks processes that run a module with them: seconds saved for each.
+
+What is forked begins where `python -m MODULE` would, only with these packages imported. It is real in everything else:
+a process with a session, an environment and standard streams of its own, whose main thread runs MODULE as `__main__`,
+and which the interpreter ends, unless all went well: then it leaves once the exit handlers have run, since taking the
+interpreter apart would copy the server's pages, which costs as much as a small training. The processes that it starts
+are fresh interpreters if multiprocessing spawns them.
+
+This is sound as long as the imports start no thread and read no variable in which the processes differ. The server
+checks the first and gives up otherwise; the second is its client's part. A fork cannot show what belongs to the start
+of an interpreter: the seed of hashes, which all forks share, and the import itself.
+
+`python -m tpu_training_operator.local.fork_server FD PACKAGE...`: FD is a socket for requests (`request`). The server
+has a single thread and ends with its client, however that ends. With it end all processes that it has forked.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+LONGEST_ANSWER = 32
+
+_LONGEST_REQUEST = 1 << 17
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def request(control: socket.socket, module: str, env: Mapping[str, str], output: int) -> socket.socket:
+    """Asks for a process that runs `module` and writes to `output`. The socket returned receives its pid and, once it
+    has ended, its exit code or minus the signal that ended it; it is closed without them if the server has ended.
+
+    Raises:
+        OSError: the environment is too long, or the server has ended.
+    """
+    message = json.dumps({"module": module, "env": dict(env)}).encode()
+    if len(message) > _LONGEST_REQUEST:
+        raise OSError("the environment is too long")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            socket.send_fds(control, [message], [output, theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+    return ours
+
+
+@dataclass(frozen=True)
+class _Running:
+    pid: int
+    pidfd: int
+    answers: socket.socket
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.answers.close()
+
+
+def _serve(control: socket.socket, packages: Iterable[str]) -> str:
+    """Forks until the client has gone. Returns in the forked processes only: the module that they run."""
+    # First, so that the packages' own exit handlers run before it.
+    atexit.register(_leave_after_success)
+    imported = _import(packages)
+    server, selector, running = os.getpid(), selectors.PollSelector(), set[_Running]()
+    selector.register(control, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if (ended := key.data) is not None:
+                selector.unregister(ended.pidfd)
+                running.remove(ended)
+                _report(ended)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 2)
+            if not message:
+                _end(running)
+            wanted, (output, answers) = json.loads(message), descriptors
+            channel = socket.socket(fileno=answers)
+            if (pid := os.fork()) == 0:
+                os.setsid()
+                _die_with(server)
+                # Only now: whoever knows the pid may signal the session.
+                _answer(channel, os.getpid())
+                channel.close()
+                control.close()
+                for other in running:
+                    other.close()
+                _become(output, {**wanted["env"], **imported})
+                return str(wanted["module"])
+            os.close(output)
+            started = _Running(pid, os.pidfd_open(pid), channel)
+            running.add(started)
+            selector.register(started.pidfd, selectors.EVENT_READ, started)
+
+
+def _import(packages: Iterable[str]) -> dict[str, str]:
+    """Imports the packages; returns the variables that they have set."""
+    before = dict(os.environ)
+    for package in packages:
+        importlib.import_module(package)
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        raise SystemExit(f"cannot fork: the imports have started {threads - 1} threads")
+    # What is still buffered would come from every process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What the server has is never garbage: its processes need not look at it, which would copy it.
+    gc.freeze()
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
+def _report(ended: _Running) -> None:
+    _, status = os.waitpid(ended.pid, 0)
+    _answer(ended.answers, os.waitstatus_to_exitcode(status))
+    ended.close()
+
+
+def _answer(answers: socket.socket, number: int) -> None:
+    # The client may be gone.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        answers.send(str(number).encode())
+
+
+def _end(running: Iterable[_Running]) -> NoReturn:
+    for process in running:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in running:
+        os.waitpid(process.pid, 0)
+    os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """Dies when `parent` dies, for whatever reason."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that died before sends no signal.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _become(output: int, env: Mapping[str, str]) -> None:
+    """Gives a fork what a started process has of its own."""
+    _copy_what_the_imports_printed(output)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [""]
+    # Python seeds its own generator again after a fork.
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+
+
+def _copy_what_the_imports_printed(output: int) -> None:
+    # Printed by the server, whose output is a file: each process would have printed it, too.
+    with suppress(OSError):
+        os.write(output, os.pread(1, 1 << 16, 0))
+
+
+def _run(module: str) -> None:
+    """Notes whether it went well, and leaves the process's end to the interpreter."""
+    global _succeeded
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        _succeeded = end.code in (None, 0)
+        raise
+    _succeeded = True
+
+
+_succeeded = False
+
+
+def _leave_after_success() -> None:
+    """The last exit handler."""
+    if _succeeded:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    _module = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    # The last statement, so that the interpreter ends the process as it ends any other.
+    _run(_module)

@@ -1,0 +1,152 @@
+"""Forks the workers of a large enough gang from one process that has imported torch.
+
+A worker of the trainer spends most of its start on imports, and a laptop has fewer cores than a gang has hosts. Host 0
+starts by the real command all the same, on another core than the process that imports for all others. So it has hashes
+of its own, and the rehearsal still finds data whose order depends on them. A gang of two hosts would gain nothing and
+is not forked, nor is a command of the user's own.
+
+Whatever keeps a worker from being forked, `fork` returns None and the real command shows what is wrong, if anything is.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tpu_training_operator.api.constants import TRAINER_COMMAND
+from tpu_training_operator.local.fork_server import LONGEST_ANSWER, request
+from tpu_training_operator.local.worker_process import WorkerProcess, die_with_parent
+
+_SMALLEST_GANG = 3
+# What a worker imports anyway; an optimizer's first step imports torch._dynamo.
+_TORCH = ("tpu_trainer.replica", "tpu_trainer.backends.torch_dist", "torch._dynamo")
+_XLA = ("tpu_trainer.replica", "tpu_trainer.backends.xla")
+_DIFFER = ("TPUJOB_", "KUBEFLOW_TRAINER_", "MASTER_", "MEGASCALE_", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")
+"""How the operator's variables begin that differ between hosts and attempts. No import of the above reads them."""
+
+
+class Forks:
+    """The server of one run, started with the first worker that it can fork."""
+
+    def __init__(self) -> None:
+        self._server: _Server | None = None
+        self._given_up: list[_Server] = []
+        self._turn = asyncio.Lock()
+
+    async def fork(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> WorkerProcess | None:
+        """A process like one that `command` starts, with its output in `log`; None if it has to be started."""
+        if not gains(command, env):
+            return None
+        # One at a time: the server answers in milliseconds, and its socket holds only so many environments.
+        async with self._turn:
+            if self._server is None:
+                self._server = await _Server.start(_imports(env), env)
+            if self._server.environment != _read_by_imports(env):
+                return None
+            with log.open("wb") as output, contextlib.suppress(OSError):
+                process = await self._server.fork(command[-1], env, output.fileno())
+                return WorkerProcess(process) if process is not None else None
+        return None
+
+    def give_up(self) -> None:
+        """End the server if it still imports: who waits for it is to stop, too. A later attempt starts another."""
+        if self._server is not None and not self._server.has_forked:
+            self._server.kill()
+            self._given_up.append(self._server)
+            self._server = None
+
+    async def close(self) -> None:
+        """End the server, and with it what it has forked."""
+        self.give_up()
+        for server in filter(None, (*self._given_up, self._server)):
+            await server.close()
+
+
+def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether it is worth to fork what `command` would start."""
+    is_large = int(env["TPUJOB_NUM_HOSTS"]) >= _SMALLEST_GANG and env["TPUJOB_HOST_INDEX"] != "0"
+    return is_large and list(command) == TRAINER_COMMAND and sys.platform == "linux"
+
+
+def _imports(env: Mapping[str, str]) -> Sequence[str]:
+    run_spec = json.loads(Path(env["TPUJOB_RUN_SPEC"]).read_text(encoding="utf-8"))
+    return _TORCH if run_spec["backend"] == "torch" else _XLA
+
+
+def _read_by_imports(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if not name.startswith(_DIFFER)}
+
+
+class _Server:
+    """`environment`: of the imports, which processes may not contradict."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, control: socket.socket, environment: dict[str, str]
+    ) -> None:
+        self._process = process
+        self._control = control
+        self.environment = environment
+        self.has_forked = False
+
+    @classmethod
+    async def start(cls, packages: Sequence[str], env: Mapping[str, str]) -> "_Server":
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A file, because what the imports print belongs in every log.
+        with theirs, tempfile.TemporaryFile() as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tpu_training_operator.local.fork_server", str(theirs.fileno()), *packages),
+                env=dict(env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        return cls(process, control, _read_by_imports(env))
+
+    async def fork(self, module: str, env: Mapping[str, str], output: int) -> "_Forked | None":
+        """None if the server has ended. The first call waits for the imports."""
+        answers = request(self._control, module, env, output)
+        answers.setblocking(False)
+        pid = await asyncio.get_running_loop().sock_recv(answers, LONGEST_ANSWER)
+        if not pid:
+            answers.close()
+            return None
+        self.has_forked = True
+        return _Forked(int(pid), answers)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        self._control.close()
+        await self._process.wait()
+
+
+class _Forked:
+    """A process of the server."""
+
+    def __init__(self, pid: int, answers: socket.socket) -> None:
+        self.pid = pid
+        self._code = asyncio.create_task(_exit_code(answers))
+
+    async def wait(self) -> int:
+        # Who gives up waiting must not end the wait of another.
+        return await asyncio.shield(self._code)
+
+
+async def _exit_code(answers: socket.socket) -> int:
+    with answers:
+        try:
+            code = await asyncio.get_running_loop().sock_recv(answers, LONGEST_ANSWER)
+        except ConnectionResetError:
+            code = b""
+    # Without the server, its processes are killed.
+    return int(code) if code else -signal.SIGKILL

@@ -1,0 +1,38 @@
+"""The images of README's commands, in every node of a cluster: the operator's, and one for the examples without torch.
+
+The operator's is built from its Dockerfile. In the examples' stands the environment of the tests, which the nodes share
+with every container; copying its 7 GB into an image would test nothing more.
+"""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+from tests.cluster import oci
+from tests.cluster.images import base_image_with, build_image
+from tests.cluster.nodes import RealCluster
+
+_REPOSITORY = Path(__file__).parents[2]
+# Containers see these at the same path as here: the environment, and the Python behind it.
+SHARED = tuple(dict.fromkeys([_REPOSITORY, Path(sys.base_prefix)]))
+
+OPERATOR = "localhost/tpu-training-operator"
+EXAMPLES = "localhost/tpu-examples:1"
+
+_EXAMPLES_SETTINGS = {
+    "Env": [f"PATH={sys.prefix}/bin:{oci.PATH}", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"],
+    "WorkingDir": str(_REPOSITORY),
+    "User": "65532:65532",
+}
+
+
+def load(cluster: RealCluster) -> None:
+    """Into a cluster whose nodes share SHARED. Raises MachineUnfit, ImageBuildError."""
+    operator = f"{OPERATOR}:{importlib.metadata.version('tpu-training-operator')}"
+    for image in (
+        build_image(_REPOSITORY / "operator" / "Dockerfile", _REPOSITORY, operator, {}, into=cluster.directory),
+        # The environment may be below root's home, which is closed to others.
+        base_image_with(EXAMPLES, "root", _EXAMPLES_SETTINGS, into=cluster.directory),
+    ):
+        cluster.load_image(image.archive)
+        image.archive.unlink()

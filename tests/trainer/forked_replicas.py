@@ -1,0 +1,18 @@
+"""`python -m tpu_trainer` on a host of several processes, which are forked.
+
+Spawned ones would import torch each, for three seconds; `test_backends` has the real command's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from unittest import mock
+
+from tpu_trainer.entry import main
+
+if __name__ == "__main__":
+    forks = multiprocessing.get_context("fork")
+    with mock.patch("tpu_trainer.host.multiprocessing.get_context", return_value=forks):
+        code = main()
+    sys.exit(code)

@@ -1,0 +1,251 @@
+"""A run under the trainer's own loop, from the loaded task to its outcome: training, evaluations, and the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from tpu_trainer.backends.base import move_model
+from tpu_trainer.checkpoint.checkpointer import Checkpoints
+from tpu_trainer.checkpoint.snapshot import is_lightnings, weights_of
+from tpu_trainer.clock import Phase
+from tpu_trainer.context import RunContext
+from tpu_trainer.data import Order, evaluation_size
+from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_not_finite
+from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
+from tpu_trainer.evaluate import evaluate, try_evaluation
+from tpu_trainer.hooks import Hooks
+from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.logbook import closed
+from tpu_trainer.loop import Trained, train
+from tpu_trainer.outcome import Outcome, finite
+from tpu_trainer.preparation import load, prepare
+from tpu_trainer.reading import Reading, check_data, open_reading
+from tpu_trainer.storage import Storage, nothing_left
+from tpu_trainer.task import Hyperparameters
+from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
+from tpu_trainer.trainable import Work
+
+
+def run_own_loop(context: RunContext) -> Outcome:
+    """Raises NeedsTrainerError, in all replicas alike, before the first step."""
+    backend, spec, telling = context.backend, context.spec, context.telling
+    hp = Hyperparameters.of(spec)
+    task, hooks = load(context, hp)
+    try:
+        check_data(task, hp.seed, backend, context.environment.host_index, telling.finding)
+        storage = Storage.of(spec, task.model, backend)
+        found = storage.choose(backend, telling)
+        if found is not None and is_lightnings(found.snapshot):
+            raise NeedsTrainerError("the job's checkpoint was written under it")
+        writers = storage.writers(backend, context.environment, telling)
+        work, resumed = prepare(context, task, hooks, hp, storage, found), found is not None
+        done = nothing_left(work.start, found, hp)
+        # As large as the model and its optimizer, and not needed any more.
+        del found
+        checkpoints = storage.checkpoints(spec, work, telling, writers, resumed)
+        try:
+            return _Training(context, work, _instruments(context, work, checkpoints)).whole(done)
+        except PeerLostError:
+            if writers is not None:
+                writers.peer_lost()
+            raise
+        finally:
+            # However the run ends, a snapshot that was taken is worth writing.
+            with context.clock.during(Phase.CHECKPOINT):
+                checkpoints.finish()
+            telling.progress.committed(checkpoints.last_step)
+    except NeedsTrainerError:
+        raise
+    except BaseException as error:
+        _tell_hooks(hooks, error)
+        raise
+
+
+def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> Instruments:
+    backend, batch = context.backend, work.hp.global_batch_size
+    doctor = Doctor(
+        context.spec,
+        backend,
+        context.clock,
+        context.telling.finding,
+        model=work.task.model,
+        host=context.environment.host_index,
+        pace=context.pace,
+        health=work.start.health,
+        average=None if work.average is None else work.average.tensors,
+    )
+    return Instruments(
+        backend=backend,
+        clock=context.clock,
+        doctor=doctor,
+        checkpoints=checkpoints,
+        throughput=Throughput(batch, work.start.step),
+        utilisation=Utilisation(context.spec, backend.terms),
+        noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
+        telling=context.telling,
+        logbook=work.logbook,
+        first=work.start.step,
+    )
+
+
+@dataclass(frozen=True)
+class _Training:
+    context: RunContext
+    work: Work
+    instruments: Instruments
+
+    def whole(self, done: str | None) -> Outcome:
+        """`done`: what to say of a run whose steps were all made before it began."""
+        self.context.begin(self.work.start.step)
+        try:
+            trained = self._train()
+        except NeedsTrainerError:
+            raise
+        except BaseException:
+            self.instruments.leave()
+            raise
+        if trained.stopped:
+            return stopped(trained.step, trained.loss, self.instruments)
+        evaluated = self._last_evaluation(trained)
+        tell_not_finite(trained.step, evaluated, self.context.telling)
+        with self.context.clock.during(Phase.CHECKPOINT):
+            keep_last(trained.step, trained.position, self.instruments)
+            self._leave_weights()
+            self._finish()
+        ending = trained.early or done or f"trained {trained.step} steps"
+        return succeeded(ending, trained.step, trained.loss, evaluated, self.instruments)
+
+    def _train(self) -> Trained:
+        work, instruments, backend = self.work, self.instruments, self.context.backend
+        with user_code("the start of the training"), work.growth.restored():
+            work.hooks.fit_begins(work.optimizer, work.start.step)
+        # A resumed run has done it before.
+        if work.start.step == 0:
+            with work.hooks.rehearsal():
+                tried = try_evaluation(work.task, self._evaluation_rows, self.context.share, backend)
+            # A LightningModule may log nothing in a rehearsal, which it can tell by its Trainer.
+            if tried:
+                work.steering.check(tried)
+        reading = self._reading()
+        if self.context.spec.checkpoint is not None:
+            instruments.whole = reading.whole
+        with backend.feed(reading.batches) as batches, instruments.logbook.open():
+            try:
+                trained = train(work, batches, backend, instruments, self.context.stop, self._evaluate_now)
+            except NeedsTrainerError as needs:
+                # The other replicas may not have come to it.
+                raise needs.in_training() from None
+        if not trained.stopped:
+            instruments.finish_log(trained.step)
+        return trained
+
+    def _reading(self) -> Reading:
+        context, hp, start = self.context, self.work.hp, self.work.start
+        order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
+        passes = range(start.step * hp.accumulation_steps, hp.train_steps * hp.accumulation_steps)
+        host, epoch_size = context.environment.host_index, context.spec.dataset_size
+        say, tell = context.telling.progress.say, context.telling.finding
+        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell, say)
+
+    def _evaluate_now(self, step: int) -> bool:
+        """In the middle of the training. Whether it is the best evaluation so far."""
+        with self.context.clock.during(Phase.EVALUATE), self.instruments.doctor.set_aside():
+            metrics, values = self._evaluate(step)
+            return self._judge(step, values, metrics)
+
+    def _last_evaluation(self, trained: Trained) -> dict[str, float]:
+        steering = self.work.steering
+        # An evaluation has just ended the training.
+        if steering.evaluated == trained.step:
+            return dict(steering.metrics)
+        self.context.telling.progress.evaluating(evaluation_size(self.work.task))
+        with self.context.clock.during(Phase.EVALUATE):
+            metrics, values = self._evaluate(trained.step)
+            is_best = self._judge(trained.step, values, metrics)
+        # Otherwise the checkpoint that this run wrote after its last step has the evaluation by now.
+        if is_best and trained.loss is None:
+            self.instruments.save(trained.step, trained.position, now=False)
+        return metrics
+
+    @property
+    def _evaluation_rows(self) -> int:
+        """As many rows at once as a training pass has: what fits into memory there fits here."""
+        hp = self.work.hp
+        return hp.global_batch_size // self.context.backend.world // hp.accumulation_steps
+
+    def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
+        """The metrics, and rank 0's values of those that the run follows."""
+        work, backend = self.work, self.context.backend
+        with closed(), nullcontext() if work.average is None else work.average.in_model():
+            metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
+        self.context.telling.evaluated(step, metrics)
+        values = work.steering.agreed(metrics, backend)
+        if metrics:
+            with user_code("the end of an evaluation"):
+                work.hooks.evaluation_ends(step, {**metrics, **values})
+            backend.sync()
+        return metrics, values
+
+    def _judge(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> bool:
+        """Whether the evaluation is the best so far. `values`: rank 0's, of the metrics that the run follows."""
+        rates = self.work.rates
+        before = rates.reduction
+        is_best = self.work.steering.judge(step, values, metrics)
+        if rates.reduction != before and not self.work.hooks.own_schedule:
+            share = f"{rates.reduction:.6g} times the recipe's"
+            self.context.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
+        known = {name: finite(value) for name, value in {**metrics, **values}.items()}
+        self.instruments.checkpoints.evaluated(step, known)
+        return is_best
+
+    def _leave_weights(self) -> None:
+        """On the user's machine, a run without checkpoints leaves its weights beside its report."""
+        context, work = self.context, self.work
+        directory = context.environment.report_directory
+        if directory is None or context.spec.checkpoint is not None or not context.telling.aloud:
+            return
+        try:
+            average = work.average.tensors if work.average else None
+            for name, content in weights_of(work.task.model, average):
+                (directory / name).write_bytes(content)
+        except (OSError, UserCodeError) as error:
+            context.telling.progress.say(f"the weights were not kept: {error}")
+
+    def _finish(self) -> None:
+        """Calls the task's `finish` in the reporting replica; the others wait.
+
+        Raises:
+            UserCodeError: in every replica, if it failed.
+        """
+        task, average = self.work.task, self.work.average
+        if task.finish is None:
+            return
+        failure: UserCodeError | None = None
+        if self.context.telling.aloud:
+            try:
+                with nullcontext() if average is None else average.in_model():
+                    move_model(task.model, torch.device("cpu"))
+                    with user_code("the task's finish"):
+                        task.finish(task.model.eval())
+            except UserCodeError as error:
+                failure = error
+        rows = self.context.backend.gather([float(failure is not None)])
+        if failure is not None:
+            raise failure
+        if any(bad for (bad,) in rows):
+            raise UserCodeError("the task's finish failed on worker 0, whose log says why")
+
+
+def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
+    """What a hook raises about a failure must not take the failure's place."""
+    try:
+        hooks.failed(error)
+    except Exception as raised:
+        print(f"the task's hook for failures raised {type(raised).__name__}: {raised}", file=sys.stderr, flush=True)
