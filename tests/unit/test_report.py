@@ -80,6 +80,8 @@ numbers = st.floats(-1e299, 1e299)
 
 
 @settings(deadline=None)
+@example([5e-324, 1.0], False, True)
+@example([1e-299, 1e299], False, True)
 @given(st.lists(numbers, max_size=20), st.booleans(), st.booleans())
 def test_an_axis_holds_all_its_values_and_its_ticks_rise(values: list[float], zero: bool, logarithm: bool) -> None:
     axis = axis_of(values, from_zero=zero, logarithm=logarithm)
@@ -101,9 +103,10 @@ def test_steps_are_labelled_at_whole_numbers_inside_the_axis(first: int, more: i
 
 
 def test_losses_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
-    assert axis_of([0.02, 2.3], logarithm=True).ticks == pytest.approx((0.02, 0.05, 0.1, 0.2, 0.5, 1, 2))
-    assert axis_of([0.01, 8.0], logarithm=True).ticks == pytest.approx((0.01, 0.03, 0.1, 0.3, 1, 3))
-    assert axis_of([1e-6, 8.0], logarithm=True).ticks == pytest.approx([10.0**power for power in range(-6, 1)])
+    assert axis_of([0.05, 2.0], logarithm=True).ticks == pytest.approx((0.05, 0.1, 0.2, 0.5, 1, 2))
+    assert axis_of([0.0118, 2.3], logarithm=True).ticks == pytest.approx((0.01, 0.03, 0.1, 0.3, 1, 3))
+    assert axis_of([2e-5, 8.0], logarithm=True).ticks == pytest.approx([10.0**power for power in range(-5, 2)])
+    assert axis_of([2e-9, 8.0], logarithm=True).ticks == pytest.approx([10.0**power for power in range(-9, 2, 2)])
     assert not axis_of([1.0, 2.0], logarithm=True).logarithmic
     assert not axis_of([0.0, 2.0], logarithm=True).logarithmic
 

@@ -71,6 +71,12 @@ def test_a_failure_before_the_first_step_has_no_empty_sections() -> None:
     assert [part.partition('"')[0] for part in page.split('<section id="')[1:]] == list(sections)
 
 
+def test_of_a_failed_run_nobody_says_that_there_was_no_problem() -> None:
+    assert "no problems" in page_of(FINITE, outcome=SUCCEEDED)
+    assert "no problems" not in page_of(FINITE, outcome=PEER_LOST)
+    assert "no problems" not in page_of(FINITE, FAILED)
+
+
 def test_a_success_says_its_metrics_in_the_key_numbers_only() -> None:
     evaluations = [{"step": 20, "metrics": {"clean/f1": 0.5, "a+b": 1e-9}}]
     message = "trained 20 steps, loss 0.35, clean/f1 0.5, a+b 1e-09; 2 steps skipped, because loss was not finite"

@@ -26,18 +26,25 @@ PAGE = "report.html"
 )
 def report(place: str, output: Path) -> None:
     """Write the report page of a job; PLACE is its spec.report.uri, or a directory."""
-    is_uri = "://" in place
-    document = _from_bucket(place) if is_uri else _from_directory(Path(place))
-    write_page(document, f"{place.rstrip('/')}/{HISTORY}", output, None if is_uri else job_end(Path(place)))
+    write_page(read_history(place), place, output, None if is_uri(place) else job_end(Path(place)))
     click.echo(output)
 
 
-def write_page(document: bytes, source: str, output: Path, end: JobEnd | None = None) -> None:
-    """Raises BadInput if the document, read from `source`, is not a history."""
+def is_uri(place: str) -> bool:
+    return "://" in place
+
+
+def read_history(place: str) -> bytes:
+    """Raises BadInput if there is none, or it cannot be read."""
+    return _from_bucket(place) if is_uri(place) else _from_directory(Path(place))
+
+
+def write_page(document: bytes, place: str, output: Path, end: JobEnd | None = None) -> None:
+    """Raises BadInput if the document, read from `place`, is not a history."""
     try:
         page = render(parse_history(document), end)
     except UnreadableHistory as error:
-        raise BadInput(source, [Problem("", str(error))]) from error
+        raise BadInput(f"{place.rstrip('/')}/{HISTORY}", [Problem("", str(error))]) from error
     # A name that a trainer took from a file system may hold bytes that have no UTF-8 form.
     output.write_text(page, encoding="utf-8", errors="replace")
 

@@ -28,8 +28,8 @@ from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_end import RESULT, job_end
 from tpu_training_operator.cli.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.job_view import job_view
-from tpu_training_operator.cli.lost_history import lost_history
 from tpu_training_operator.cli.report import PAGE, write_page
+from tpu_training_operator.cli.run_history import run_history
 from tpu_training_operator.cli.sections import best_checkpoint
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.domain.hosts import host_of
@@ -39,7 +39,6 @@ from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.capacity import GB_PER_PROCESS, free_gb, largest_that_fits
 from tpu_training_operator.local.logs import Logs
 from tpu_training_operator.local.run import WEIGHTS, Outcome, pods_below, run_job
-from tpu_training_operator.report.history import HISTORY
 
 _INTERRUPTED = 130
 _LOCAL_VOLUMES = ("empty_dir",)
@@ -82,15 +81,13 @@ def run(
     _make(directory)
     print_summary(file, [*file.resolution.warnings, *_left_out(file)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose))
-    result, page, history = (directory / name for name in (RESULT, PAGE, HISTORY))
+    result, page = directory / RESULT, directory / PAGE
     # A full disk must not hide how the training ended.
     with _reporting_failures(result):
         result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
     with _reporting_failures(page):
-        # A loop of the user's own need not leave a history; a worker of ours that was killed could not.
-        if history.exists() or (file.job.spec.trainer.entrypoint is not None and outcome.status.attempt):
-            document = history.read_bytes() if history.exists() else lost_history(file, outcome)
-            write_page(document, str(history), page, job_end(directory))
+        if (found := run_history(file, outcome, directory)) is not None:
+            write_page(*found, page, job_end(directory))
     _print_end(file, outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
 

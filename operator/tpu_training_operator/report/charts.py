@@ -134,7 +134,7 @@ def norm_chart(measured: Measured) -> Element | None:
     """The norm of the gradients before clipping; None without a curve."""
     points = [
         _at(each.step, each.gradient_norm, f"{_steps_up_to(each.step, each.steps)}: {number(each.gradient_norm)}")
-        for each in _stretch_columns(measured)
+        for each in _stretch_columns(measured, SMALL_COLUMNS)
         if each.gradient_norm is not None and drawable(each.gradient_norm)
     ]
     if len(points) < 2:
@@ -186,7 +186,7 @@ def _merged_losses(group: Sequence[Losses]) -> Losses:
     return Losses(step=group[-1].step, count=steps, mean=min(max(mean, low), high), low=low, high=high, broken=broken)
 
 
-def _stretch_columns(measured: Measured) -> list[Stretch]:
+def _stretch_columns(measured: Measured, limit: int = COLUMNS) -> list[Stretch]:
     return [
         Stretch(
             step=group[-1].step,
@@ -196,7 +196,7 @@ def _stretch_columns(measured: Measured) -> list[Stretch]:
             learning_rate=group[-1].learning_rate,
             gradient_norm=_mean_norm(group),
         )
-        for group in _columns(measured.stretches)
+        for group in _columns(measured.stretches, limit)
     ]
 
 

@@ -74,7 +74,7 @@ def _metric_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
 
 def _compared(last: Evaluation, name: str, best: Evaluation | None) -> str:
     if best is None or best.metrics[name] == last.metrics[name]:
-        return f"evaluated at step {count(last.step)}"
+        return f"at step {count(last.step)}"
     return f"best {number(best.metrics[name])} at step {count(best.step)}"
 
 

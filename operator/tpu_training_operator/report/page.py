@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from tpu_training_operator.report import charts
 from tpu_training_operator.report.blocks import aside, figure, key, pair, section, table
-from tpu_training_operator.report.ending import ENDINGS, JobEnd, said, verdict, what_went_wrong
+from tpu_training_operator.report.ending import ENDINGS, JobEnd, failed, said, verdict, what_went_wrong
 from tpu_training_operator.report.evaluations import evaluations
 from tpu_training_operator.report.formatting import count, duration, number, plural, share
 from tpu_training_operator.report.history import FirstLoss, History, Measured, RunSpec
@@ -52,7 +52,7 @@ def render(history: History, end: JobEnd | None = None) -> str:
         evaluations(measured, spec),
         _throughput(measured, spec),
         _time(split, measured, OWN_LOOP if spec.entrypoint is None else PHASES),
-        _warnings(measured),
+        _warnings(measured, failed(history, end)),
         _recipe(measured, spec),
         _attempts(history),
         _environment(history),
@@ -158,8 +158,8 @@ def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tu
     )
 
 
-def _warnings(measured: Measured) -> Element | None:
-    """Without a step the doctor has looked at nothing."""
+def _warnings(measured: Measured, has_failed: bool) -> Element | None:
+    """That there are none is said of a run that has trained and has not failed."""
     items = []
     for warned in measured.warnings:
         often = f"{count(warned.times)} times, steps {count(warned.first)} to {count(warned.last)}"
@@ -168,7 +168,7 @@ def _warnings(measured: Measured) -> Element | None:
         items.append(tag("li", heading, tag("p", warned.message)))
     if items:
         return section("warnings", "Warnings", tag("ul", items, class_="warnings"))
-    if not measured.stretches:
+    if has_failed or not measured.stretches:
         return None
     return section("warnings", "Warnings", tag("p", "The doctor found no problems.", class_="none"))
 
@@ -187,19 +187,18 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
     pairs = (
         pair(row.name, tag("b", row.value), " " if row.note else None, aside(row.note)) for row in recipe_rows(spec)
     )
-    rates, norms = charts.rate_chart(measured), charts.norm_chart(measured)
+    drawn = {
+        "Learning rate": charts.rate_chart(measured),
+        "Gradient norm, before clipping": charts.norm_chart(measured),
+    }
+    figures = [figure(caption, drawing) for caption, drawing in drawn.items() if drawing is not None]
     noise = _noise_sentence(measured, spec)
     return section(
         "recipe",
         "The recipe on this slice",
         table(["", "Tuned on", "Runs on", "Rule"], scaled, class_="scaling") if scaled else None,
-        tag(
-            "div",
-            tag("table", tag("tbody", pairs), class_="pairs"),
-            None if rates is None else figure("Learning rate", rates),
-            class_="beside",
-        ),
-        None if norms is None else figure("Gradient norm, before clipping", norms),
+        tag("table", tag("tbody", pairs), class_="pairs"),
+        tag("div", figures, class_="small") if figures else None,
         None if noise is None else tag("p", noise, class_="note"),
     )
 

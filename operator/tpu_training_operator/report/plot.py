@@ -163,14 +163,18 @@ def draw(plot: Plot) -> Element:
 
 
 def _logarithmic(low: float, high: float) -> Axis:
-    low, high = low / 1.2, high * 1.2
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    """Widened to whole ticks; as many of them as have room."""
+    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
+    ticks: list[float] = []
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
-        ticks = [tick for tick in ticks if low <= tick <= high]
+        every = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+        # The smallest numbers have no power of ten below them.
+        below = max((tick for tick in every if 0 < tick <= low), default=low)
+        above = min(tick for tick in every if tick >= high)
+        ticks = [tick for tick in every if below <= tick <= above]
         if len(ticks) <= MOST_TICKS:
             break
-    return Axis(low, high, tuple(ticks[:: math.ceil(len(ticks) / MOST_TICKS)]), logarithmic=True)
+    return Axis(below, above, tuple(ticks[:: math.ceil(len(ticks) / MOST_TICKS)]), logarithmic=True)
 
 
 def _round_size(size: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:

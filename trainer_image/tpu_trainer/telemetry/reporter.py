@@ -34,7 +34,20 @@ EVERY_SECONDS = 180.0
 LAST_SECONDS = 10.0
 """How long the end waits for the last version: a third of the grace period that Kubernetes gives a pod by default."""
 
-PACKAGES = ("torch", "torch_xla", "libtpu", "numpy", "pytorch-lightning", "transformers")
+PACKAGES = (
+    "torch",
+    "torch_xla",
+    "libtpu",
+    "numpy",
+    "torchvision",
+    "pytorch-lightning",
+    "lightning",
+    "torchmetrics",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "scikit-learn",
+)
 """Packages whose version changes what a training computes, or how fast."""
 
 
