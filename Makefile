@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds lock images push cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds docs lock images push cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -52,6 +52,11 @@ crds: .setup
 	.venv/bin/python scripts/chart_readme.py > charts/tpu-training-operator/README.md
 	.venv/bin/python scripts/python_reference.py > docs/python.md
 	.venv/bin/python scripts/cli_reference.py
+
+# The pages as a website. A link that leads nowhere is an error.
+docs: .setup
+	.venv/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -b html . build/docs
+	@echo "docs: open build/docs/docs/README.html"
 
 lock: .setup
 	scripts/lock

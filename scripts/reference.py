@@ -12,7 +12,8 @@ _INTRODUCTION = """\
 
 Made from the [definition](../crds/tputrainingjobs.yaml) by `make crds`; `kubectl explain tputrainingjob.spec` shows the
 same text. Required fields are **bold**. `[]` is an item of a list, `{}` a value of a map. Decimal numbers are strings
-("0.05"), because a Kubernetes object must not lose digits.
+("0.05"), because a Kubernetes object must not lose digits. [examples/bucket.yaml](../examples/bucket.yaml) is a job
+that uses most sections of the spec.
 """
 _UNBOUNDED = 2**31 - 1
 

@@ -11,6 +11,9 @@ import itertools
 import json
 import logging
 import os
+import secrets
+import signal
+import socket
 import sys
 import threading
 import time
@@ -37,13 +40,17 @@ from tpu_training_operator.kube.turns import Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.events import EventSender
-from tpu_training_operator.runtime.health import Health, beat
+from tpu_training_operator.runtime.health import Health, Unhealthy, beat
 from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.leadership import Candidate, Election, LeaseName
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
+from tpu_training_operator.runtime.progress.relay import relay
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
+from tpu_training_operator.runtime.queue_watching import QueueWatching
+from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 from tpu_training_operator.runtime.watching import Haste, Watching
@@ -83,7 +90,8 @@ _BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
 
 @dataclass(frozen=True)
 class Options:
-    """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report."""
+    """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report; without a
+    `lease` it works at once. `pod_address`: where other operators reach this one."""
 
     namespaces: tuple[str, ...]
     qps: float
@@ -94,6 +102,8 @@ class Options:
     max_hosts: int
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
+    lease: LeaseName | None = None
+    pod_address: str = ""
 
 
 class Operator:
@@ -105,6 +115,7 @@ class Operator:
         self._resources = contextlib.AsyncExitStack()
         self._controller: Controller | None = None
         self._health: Health | None = None
+        self._turns: asyncio.Task[None] | None = None
         self._has_logged_in = False
 
     def registry(self) -> kopf.OperatorRegistry:
@@ -116,7 +127,45 @@ class Operator:
         return registry
 
     async def _start(self, **_: Any) -> None:
-        options, metrics, enter = self._options, Metrics(), self._resources.enter_async_context
+        metrics = Metrics()
+        if self._options.metrics_port is not None:
+            await self._resources.enter_async_context(serve_metrics(self._options.metrics_port, metrics))
+        if self._options.lease is None:
+            await self._work(self._resources, metrics)
+        else:
+            self._turns = asyncio.create_task(self._take_turns(self._options.lease, metrics), name="turns")
+            self._resources.push_async_callback(_cancel, self._turns)
+
+    async def _take_turns(self, lease: LeaseName, metrics: Metrics) -> None:
+        """Wait until this process leads, and pass workers' reports on to the one that does; then work."""
+        options = self._options
+        address = f"{options.pod_address}:{options.progress_port}" if options.service and options.pod_address else ""
+        candidate = Candidate(f"{socket.gethostname()}-{secrets.token_hex(4)}", address)
+        # With connections of its own: a renewal must not wait behind thousands of creations.
+        async with connect(self._credentials, ClientOptions(connections=2)) as client:
+            election = Election(client, lease, candidate, client.clock.now, time.monotonic)
+            async with contextlib.AsyncExitStack() as waiting:
+                if options.service:
+                    await waiting.enter_async_context(relay(options.progress_port, lambda: election.leader_address))
+                await election.win()
+            try:
+                await self._work_while_leading(election, metrics)
+            finally:
+                await election.release()
+        # What this process knows and counts is of its own term. The next process begins as one that waits.
+        signal.raise_signal(signal.SIGTERM)
+
+    async def _work_while_leading(self, election: Election, metrics: Metrics) -> None:
+        async with contextlib.AsyncExitStack() as resources:
+            begun = asyncio.create_task(self._work(resources, metrics), name="begin to work")
+            try:
+                await election.hold(begun)
+            finally:
+                await _cancel(begun)
+
+    async def _work(self, resources: contextlib.AsyncExitStack, metrics: Metrics) -> None:
+        """Reconcile jobs and take reports until `resources` are closed."""
+        options, enter = self._options, resources.enter_async_context
 
         def answered(method: str, status: int, seconds: float) -> None:
             metrics.request_answered(method, status, seconds)
@@ -138,6 +187,7 @@ class Operator:
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
         events = EventSender(client)
+        queue_watching = QueueWatching(watcher, options.namespaces, self._hint)
         reconciler = Reconciler(
             cluster,
             now,
@@ -148,21 +198,25 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
+            queues=Queues(client, queue_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
-        self._health = Health(self._controller, (client, watcher), watching)
         if options.service and authority and inboxes:
             tls = await enter(server_tls(authority, options.service.dns_names, _now))
             reviewer = Reviewer(client, time.monotonic)
             enqueue = self._controller.enqueue_within
             service = ProgressService(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
             await enter(serve(service, options.progress_port, tls))
-        if options.metrics_port is not None:
-            await enter(serve_metrics(options.metrics_port, metrics))
-        runs = {"events": events.run(), "controller": self._controller.run(), "watching": watching.run()}
+        runs = {
+            "events": events.run(),
+            "controller": self._controller.run(),
+            "watching": watching.run(),
+            "queues": queue_watching.run(),
+        }
         for name, work in runs.items():
-            self._resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
+            resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
+        self._health = Health(self._controller, (client, watcher), watching)
 
     async def _stop(self, **_: Any) -> None:
         # If the API server is away, kopf may wait forever for an answer that its start still needs.
@@ -193,6 +247,8 @@ class Operator:
         )
 
     async def _probe(self, **_: Any) -> dict[str, float]:
+        if self._turns is not None and self._turns.done():
+            raise Unhealthy("the election has stopped")
         return self._health.check() if self._health else {}
 
     def _hint(self, key: JobKey, job_version: str | None, haste: Haste) -> None:
@@ -273,6 +329,17 @@ class _ServiceType(click.ParamType[ServiceName]):
             self.fail(str(error), param, ctx)
 
 
+class _LeaseType(click.ParamType[LeaseName]):
+    name = "NAME.NAMESPACE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LeaseName:
+        name, _, namespace = str(value).rpartition(".")
+        if not name or not namespace:
+            message = f"{value!r} is not NAME.NAMESPACE of a Lease, such as tpu-training-operator.tpu-system"
+            self.fail(message, param, ctx)
+        return LeaseName(name, namespace)
+
+
 class _IngressRuleType(click.ParamType[Object]):
     name = "JSON"
 
@@ -298,6 +365,12 @@ class _IngressRuleType(click.ParamType[Object]):
     type=_ServiceType(),
     help="The Service through which workers reach the progress service. Default: workers do not report.",
 )
+@click.option(
+    "--lease",
+    type=_LeaseType(),
+    help="Work only while holding this Lease, of several operators with the same one. Default: work at once.",
+)
+@click.option("--pod-address", default="", help="With --lease: the address at which the others reach this one's port.")
 @click.option(
     "--isolate-workers/--no-isolate-workers",
     default=True,

@@ -164,6 +164,9 @@ SWITCHES = (
     Switch(
         "reservedLabels.enabled", True, _names("ValidatingAdmissionPolicyBinding"), [f"{FULL_NAME}-reserved-labels"]
     ),
+    Switch(
+        "kueue.enabled", True, lambda o: [n for n in _names("ClusterRole")(o) if "-kueue" in n], [f"{FULL_NAME}-kueue"]
+    ),
     Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
     Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),
     _metrics("serviceMonitor.enabled", True, shows=_names("ServiceMonitor"), expected=[FULL_NAME]),
@@ -196,4 +199,7 @@ SWITCHES = (
 )
 
 # Rendered in every combination that adds or removes objects, and with the defaults.
-VARIANTS: dict[str, Object] = {"defaults": {}} | {switch.path: switch.values for switch in SWITCHES}
+VARIANTS: dict[str, Object] = {
+    "defaults": {},
+    "two operators": {"replicas": 2, "networkPolicy": {"enabled": True}},
+} | {switch.path: switch.values for switch in SWITCHES}

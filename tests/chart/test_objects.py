@@ -28,6 +28,7 @@ NEEDED = [
     for file in ("rbac.yaml", "progress_rbac.yaml")
     for role in yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / file).read_text())
 ]
+FOR_QUEUES = list(yaml.safe_load_all((REPOSITORY / "tests" / "controlplane" / "kueue_rbac.yaml").read_text()))
 PROGRESS = f"{FULL_NAME}-progress"
 Grant = tuple[str, str, str, str]
 NAMESPACED_ONLY = {
@@ -154,6 +155,11 @@ def test_the_operator_has_exactly_the_rights_it_needs(helm: Helm) -> None:
     assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED)}
 
 
+def test_with_kueue_it_has_the_rights_that_queues_need_besides(helm: Helm) -> None:
+    roles = of_kind(helm.template({"rbac": {"userRoles": False}, "kueue": {"enabled": True}}), "Role", "ClusterRole")
+    assert {unnamed(grant) for grant in grants(roles)} == {unnamed(grant) for grant in grants(NEEDED + FOR_QUEUES)}
+
+
 def documented_rights() -> set[Grant]:
     """The rights in the tables of SECURITY.md; names there stand for the release's names."""
     page = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
@@ -168,6 +174,35 @@ def documented_rights() -> set[Grant]:
         plain = "" if group == "core" else group.strip("`")
         found |= {(plain, names[0], verb, name) for verb in verbs.split(", ")}
     return found
+
+
+def test_several_operators_have_one_right_more(helm: Helm) -> None:
+    (role,) = yaml.safe_load_all((REPOSITORY / "tests/controlplane/lease_rbac.yaml").read_text())
+    one, two = (of_kind(helm.template({"replicas": n}), "Role", "ClusterRole") for n in (1, 2))
+    more = grants(two) - grants(one)
+    assert more == {(group, kind, verb, FULL_NAME) for group, kind, verb, _ in grants([role])}
+    assert_bound(helm.template({"replicas": 2}), "Role", NAMESPACE, f"{FULL_NAME}-lease")
+
+
+def test_several_operators_share_a_lease_and_survive_a_drain(helm: Helm) -> None:
+    objects = helm.template({"replicas": 2})
+    assert {"Lease", "PodDisruptionBudget"} & {item["kind"] for item in helm.template()} == set()
+    lease, budget = named(objects, "Lease"), named(objects, "PodDisruptionBudget")
+    with main.make_context("tpu-training-operator", list(container(objects)["args"])) as context:
+        chosen = context.params["lease"]
+    assert (chosen.name, chosen.namespace) == (lease["metadata"]["name"], lease["metadata"]["namespace"])
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"] == named(objects, "Deployment")["spec"]["selector"]
+    # An upgrade would wait for nobody otherwise: the old operators work until a new one is ready.
+    assert named(objects, "Deployment")["spec"]["strategy"] == {"type": "RollingUpdate"}
+
+
+def test_operators_may_pass_reports_on_to_each_other(helm: Helm) -> None:
+    policy = named(helm.template({"replicas": 2, "networkPolicy": {"enabled": True}}), "NetworkPolicy")["spec"]
+    own = {"podSelector": policy["podSelector"]}
+    (ingress,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == "progress"]
+    assert own in ingress["from"]
+    assert {"to": [own], "ports": [{"protocol": "TCP", "port": "progress"}]} in policy["egress"]
 
 
 def test_its_rights_match_the_security_page(helm: Helm) -> None:

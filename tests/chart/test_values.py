@@ -84,7 +84,7 @@ def test_the_guides_name_no_value_that_is_not_there() -> None:
         ("watchNamespaces", "team-a", "at '/watchNamespaces': got string, want array"),
         ("watchNamespaces", ["team_a"], "at '/watchNamespaces/0': 'team_a' does not match pattern"),
         ("watchNamespaces", ["team-a", "team-a"], "at '/watchNamespaces': items at 0 and 1 are equal"),
-        ("replicas", 2, "replicas: 2 is too many: the operator has no leader election"),
+        ("replicas", 4, "at '/replicas': maximum"),
         ("replicas", -1, "at '/replicas': minimum"),
         ("logLevel", "info", "at '/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING'"),
         ("qps", -1, "at '/qps': minimum"),

@@ -76,6 +76,7 @@ BINARIES = {
             "30 s",
             (),
         ),
+        Binary("gitops", "gitops", "", ".", "1 min", ()),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", "75 s"),
     )
 }

@@ -26,13 +26,13 @@ def trained(step: int, losses: tuple[float, ...] = (0.5,), examples_per_second: 
     return Sample(step, losses, 0.1, seconds=1.0, split={}, examples_per_second=examples_per_second)
 
 
-def test_every_loss_is_read_with_its_step(worker: Progress, file: Path) -> None:
+def test_every_loss_is_read_with_its_step_and_the_newest_step_that_is_safe(worker: Progress, file: Path) -> None:
     worker.starting("default/digits attempt 1")
     worker.sample(trained(19, (0.75, 0.5)))
     worker.sample(trained(20, (0.25,), 900.5))
     worker.evaluating(360)
     worker.done(checkpoint_step=20)
-    assert read_curves([file]) == Curves(losses={18: 0.75, 19: 0.5, 20: 0.25})
+    assert read_curves([file]) == Curves(losses={18: 0.75, 19: 0.5, 20: 0.25}, checkpoint_step=20)
 
 
 def test_an_evaluation_is_read_with_its_own_step(worker: Progress, file: Path) -> None:

@@ -92,6 +92,16 @@ def test_without_a_traceback_it_says_which_process_ended_and_how(code: int, mess
     assert failure_of(torchrun_ends(code)[-2048:]).message == message
 
 
+def test_without_a_traceback_its_last_line_may_say_why() -> None:
+    says = "usage: train.py [-h] [--epochs N]\ntrain.py: error: unrecognized arguments: --dist-backend gloo\n"
+    failure = failure_of(torchrun_ends(2, 2, says=says))
+    assert failure.exit_code == 2
+    assert failure.message == (
+        "rank 0 exited with code 2; the last line before that: train.py: error: unrecognized arguments: --dist-backend"
+        " gloo"
+    )
+
+
 def test_a_launcher_that_was_told_to_stop_was_ended_from_outside() -> None:
     words = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 40 got signal: 15"
     assert (failure_of(words).reason, failure_of(words).exit_code) == ("Killed", 143)

@@ -18,10 +18,11 @@ ACCOUNT = "tpu-training-operator"
 class OperatorProcess:
     """One operator that serves one namespace. Its log goes to the cluster's directory."""
 
-    def __init__(self, cluster: ControlPlane, namespace: str) -> None:
+    def __init__(self, cluster: ControlPlane, namespace: str, name: str = "operator", *arguments: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
-        self._name = f"operator-{namespace}"
+        self._name = f"{name}-{namespace}"
+        self._arguments = arguments
         grant(cluster, namespace)
         self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT)
         self._health = ""
@@ -36,6 +37,7 @@ class OperatorProcess:
             f"KUBECONFIG={self._kubeconfig}",
             sys.executable,
             *("-m", "tpu_training_operator", "--namespace", self._namespace, "--health-port", str(port)),
+            *self._arguments,
         )
         child.wait_ready(lambda: answers_ok(self._health), timeout=60)
         self._child = child
@@ -54,6 +56,11 @@ class OperatorProcess:
 
     def log(self) -> str:
         return self._child.log.read_text()
+
+    @property
+    def works(self) -> bool:
+        """Whether it leads, where several operators share a Lease."""
+        return "longestStandstillSeconds" in self.health()
 
 
 def grant(cluster: ControlPlane, namespace: str) -> None:

@@ -50,16 +50,22 @@ def test_an_interrupt_asks_every_worker_to_stop(runs: Runs, number: signal.Signa
     assert [run.told("stopped", host) for host in range(4)] == ["SIGTERM"] * 4
 
 
-def test_a_cancelled_run_keeps_its_loss_curve(runs: Runs) -> None:
+def test_a_cancelled_run_keeps_its_loss_curve_and_what_was_saved_as_it_stopped(runs: Runs) -> None:
     report = """
-with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
-    print(json.dumps({"phase": "training", "step": 1, "totalSteps": 300, "losses": [0.5]}), file=file)
+def report(**more):
+    with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
+        print(json.dumps({"phase": "training", "step": 1, "totalSteps": 300, **more}), file=file)
+
+report(losses=[0.5])
 """
-    run = ready(runs.start(report + OBEDIENT, AN_HOUR), hosts=1)
+    saves = OBEDIENT.replace("    sys.exit", "    report(checkpointStep=1)\n    sys.exit")
+    run = ready(runs.start(report + saves, AN_HOUR), hosts=1)
     run.interrupt()
     assert_cancelled(run)
     result = run.result()
     assert (result["attempts"], result["lossCurve"]) == (1, [{"step": 1, "loss": 0.5}])
+    assert result["checkpointStep"] == 1
+    assert "checkpoint step 1" in run.stdout
 
 
 def test_a_worker_that_does_not_stop_is_killed_after_its_grace_period(runs: Runs) -> None:

@@ -1,6 +1,7 @@
 """How local mode's kubelet handles deletions and kills that race with the start of a process."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,27 @@ async def test_waiting_for_the_end_can_be_cancelled(store: Store, kubelet: Kubel
     assert await exit_code(store) == 128 + 9
 
 
+async def last_words(store: Store) -> list[str]:
+    status = (await store.get(PODS, "default", NAME))["status"]
+    words: str = status["containerStatuses"][0]["state"]["terminated"]["message"]
+    return words.splitlines()
+
+
+async def test_a_full_disk_is_told_instead_of_what_fitted_into_the_log(
+    store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    await store.create(worker("import sys\nprint('half a li', end='')\nsys.exit(1)"))
+    await drained(kubelet)
+    (words,) = await last_words(store)
+    assert words.startswith("the disk is full: ")
+    assert words.endswith(str(kubelet.pod_directory(NAME).path))
+
+
 async def test_the_termination_message_is_the_end_of_a_long_log(store: Store, kubelet: Kubelet) -> None:
     await store.create(worker("import sys\nfor line in range(1000): print('line', line)\nsys.exit('the cause')"))
     await drained(kubelet)
-    status = (await store.get(PODS, "default", NAME))["status"]
-    message = status["containerStatuses"][0]["state"]["terminated"]["message"].splitlines()
+    message = await last_words(store)
     assert message[-2:] == ["line 999", "the cause"]
     assert len(message) == 400

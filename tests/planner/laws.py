@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.planner.story import reason
-from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.conditions import ConditionType, find, is_true, without_condition
 from tpu_training_operator.api.status import Goodput, Progress, Status
 from tpu_training_operator.domain.observed import parse_time
 
@@ -15,6 +15,11 @@ _PICTURES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALL
 
 def is_finished(status: Status) -> bool:
     return is_true(status.conditions, ConditionType.SUCCEEDED) or is_true(status.conditions, ConditionType.FAILED)
+
+
+def is_queued(status: Status) -> bool:
+    admitted = find(status.conditions, ConditionType.ADMITTED)
+    return admitted is not None and not admitted.is_true
 
 
 def is_restart(before: Status, after: Status) -> bool:
@@ -47,7 +52,7 @@ def _one_picture(_: Status, after: Status) -> bool:
 def _every_attempt_has_a_reason(before: Status, after: Status) -> bool:
     if after.attempt == before.attempt or before.attempt == 0:
         return True
-    resumed = is_true(before.conditions, ConditionType.SUSPENDED)
+    resumed = is_true(before.conditions, ConditionType.SUSPENDED) or is_queued(before)
     return resumed or is_restart(before, after) or reason(after) == ("False", "PartlyPlaced")
 
 
@@ -87,7 +92,9 @@ def _the_unsaved_part_is_a_part(_: Status, after: Status) -> bool:
 
 def _the_end_is_the_end(before: Status, after: Status) -> bool:
     def without_generation(status: Status) -> Status:
-        return replace(status, observed_generation=None)
+        """Nor with whether it holds quota, which it gives back once its workers have stopped."""
+        conditions = without_condition(status.conditions, ConditionType.ADMITTED)
+        return replace(status, observed_generation=None, conditions=conditions)
 
     return not is_finished(before) or without_generation(before) == without_generation(after)
 

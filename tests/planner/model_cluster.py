@@ -15,6 +15,7 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.workload import Workload
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -33,6 +34,8 @@ class ModelCluster:
         self.job_is_gone = False
         self.pods: dict[str, Object] = {}
         self.others: dict[str, Object] = {}
+        # Kueue's ResourceFlavors, by name.
+        self.flavors: dict[str, Object] = {}
         self.events: list[Object] = []
         # Events about pods from other components, and how often they were read.
         self.pod_events: list[Object] = []
@@ -85,6 +88,9 @@ class ModelCluster:
         if place is self.pods:
             body["status"] = {"phase": "Pending"}
         place[name] = body
+        if body["kind"] == "Workload":
+            body["status"] = {}
+            self.touch(body)
         return copied(body)
 
     def write_status(self, body: Object) -> None:
@@ -98,8 +104,36 @@ class ModelCluster:
     def replace_other(self, body: Object) -> Object:
         name = key_of(body)
         _find(self.others, name, body["metadata"]["uid"])
+        if body["kind"] == "Workload":
+            body = copied(body) | {"status": self._unchanged(body)["status"]}
+            self.touch(body)
         self.others[name] = copied(body)
         return copied(body)
+
+    def write_workload_status(self, body: Object) -> Object:
+        found = self._unchanged(body)
+        held = Workload(found).holds_quota and not Workload(found).is_finished
+        if held and (not Workload(body).holds_quota or Workload(body).is_finished):
+            active = [name for name, pod in self.pods.items() if self._is_active_worker(pod)]
+            assert active == [], f"quota is given back while {active} use the chips"
+        found["status"] = copied(body["status"])
+        self.touch(found)
+        return copied(found)
+
+    def _unchanged(self, body: Object) -> Object:
+        found = self.others.get(key_of(body))
+        if found is None:
+            raise NotFound(404, "NotFound", "there is no such Workload")
+        if found["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            raise Conflict(409, "Conflict", "the Workload has changed since it was read")
+        return found
+
+    def _is_active_worker(self, pod: Object) -> bool:
+        return controller(pod).get("uid") == self.uid and pod["status"]["phase"] not in ("Succeeded", "Failed")
+
+    def touch(self, body: Object) -> None:
+        """It has changed."""
+        body["metadata"]["resourceVersion"] = self._next_revision(JOBS)
 
     # What watches tell.
 

@@ -33,6 +33,7 @@ from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.kube.replica import Replica, Version
 from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
 from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.records import keep_job, keep_pod
 
@@ -80,10 +81,17 @@ class Requests:
         self.reads.append(f"get {resource.kind}")
         if resource is JOBS:
             return copied(self.seen[0]) if self.seen else self.cluster.read_job()
+        if resource.kind == "ResourceFlavor":
+            return self._flavor(name)
         found = self.cluster.pods.get(name) if resource is PODS else self.cluster.others.get(f"{resource.kind}/{name}")
         if found is None:
             raise NotFound(404, "NotFound", f"there is no {name}")
         return self.cluster.versioned(found) if resource is PODS else copied(found)
+
+    def _flavor(self, name: str) -> Object:
+        if name not in self.cluster.flavors:
+            raise NotFound(404, "NotFound", f"there is no flavor {name}")
+        return copied(self.cluster.flavors[name])
 
     async def list(
         self,
@@ -113,6 +121,9 @@ class Requests:
         return replaced
 
     async def update_status(self, body: Object) -> Object:
+        if body["kind"] == "Workload":
+            told: Object = await self._effect("tell Kueue", lambda: self.cluster.write_workload_status(body))
+            return told
         await self._effect("write status", lambda: self.cluster.write_status(body))
         return self.cluster.read_job()
 
@@ -226,7 +237,8 @@ class Operator:
         connection = cast("Cluster", self._connection)
         self._memory = Memory(cluster)
         cached = CachedCluster(connection, lambda _: self._memory.served)
-        shared = {"inboxes": self.inboxes, "reporting": cluster.reporting}
+        queues = Queues(connection)
+        shared = {"inboxes": self.inboxes, "reporting": cluster.reporting, "queues": queues}
         self._reconciler = Reconciler(cached, lambda: cluster.now, fresh=cached.fresh, **shared)
         # For passes that hang between their reads and their effects.
         self._slow_reconciler = Reconciler(connection, lambda: cluster.now, **shared)
@@ -269,7 +281,8 @@ class Operator:
     def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
         """What the planner sees."""
         job, pods = self._cluster.read()
-        return Observed.of(job, list(map(thinned, pods)), self.inbox)
+        queue = _loop.run_until_complete(Queues(cast("Cluster", Requests(self._cluster))).of(job))
+        return replace(Observed.of(job, list(map(thinned, pods)), self.inbox), queue=queue)
 
 
 def look(cluster: ModelCluster) -> Plan:

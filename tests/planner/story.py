@@ -18,6 +18,8 @@ from tpu_training_operator.domain.actions import (
     DeletePod,
     Plan,
     Publish,
+    UpdateWorkload,
+    WriteWorkloadStatus,
 )
 from tpu_training_operator.kube.cluster import Object
 
@@ -85,6 +87,10 @@ def _describe(action: Action) -> str:
             return f"delete TPUTrainingJob {name}"
         case AskForStacks():
             return "ask for stacks"
+        case UpdateWorkload():
+            return "update Workload"
+        case WriteWorkloadStatus(frees_quota=frees_quota):
+            return "give quota back" if frees_quota else "report to Kueue"
 
 
 def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.planner import kubelet
+from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import KEY, Crash, Operator
 from tests.planner.scheduler import place_all
@@ -30,6 +30,7 @@ class Story:
     end: str
     policy: dict[str, Any] = field(default_factory=dict)
     spare_nodes: int = 4
+    is_queued: bool = False
 
 
 def attempt_runs(cluster: ModelCluster, attempt: int) -> bool:
@@ -89,6 +90,18 @@ def a_node_has_broken_chips(cluster: ModelCluster, _: Operator) -> None:
         kubelet.find_chips_busy(cluster, on_node_1(cluster))
 
 
+def it_is_evicted_once(cluster: ModelCluster, _: Operator) -> None:
+    """Kueue admits the job again as soon as it has its quota back."""
+    if attempt_runs(cluster, 1):
+        kueue.evict(cluster)
+    kueue.works(cluster)
+
+
+def it_leaves_and_enters_its_queue(cluster: ModelCluster, operator: Operator) -> None:
+    it_is_suspended_and_resumed(cluster, operator)
+    kueue.works(cluster)
+
+
 STORIES = {
     "nothing happens": Story(nothing, 1, "AllWorkersSucceeded"),
     "restart": Story(a_worker_is_killed, 2, "AllWorkersSucceeded"),
@@ -100,6 +113,8 @@ STORIES = {
     "deadline": Story(nothing, 0, "DeadlineExceeded", {"activeDeadlineSeconds": 100}),
     "time to live": Story(nothing, 1, "", {"ttlSecondsAfterFinished": 60}),
     "broken chips and a release": Story(a_node_has_broken_chips, 4, "AllWorkersSucceeded", spare_nodes=0),
+    "eviction": Story(it_is_evicted_once, 2, "AllWorkersSucceeded", is_queued=True),
+    "suspension in a queue": Story(it_leaves_and_enters_its_queue, 2, "AllWorkersSucceeded", is_queued=True),
 }
 
 
@@ -116,6 +131,7 @@ class End:
     pods: dict[str, str]
     others: list[str]
     gone: bool
+    gave_back: bool
 
 
 def end_of(cluster: ModelCluster) -> End:
@@ -131,6 +147,7 @@ def end_of(cluster: ModelCluster) -> End:
         pods={name: pod["status"]["phase"] for name, pod in sorted(cluster.pods.items())},
         others=sorted(cluster.others),
         gone=cluster.job_is_gone,
+        gave_back=kueue.workload(cluster) is not None and kueue.seen(cluster).is_finished,
     )
 
 
@@ -138,6 +155,8 @@ def told(story: Story, lives_for: int | None) -> tuple[End, int]:
     """How the story ends, and after how many effects, with an operator that dies after this many effects and is
     started again."""
     cluster = ModelCluster({"spec.runPolicy": story.policy} if story.policy else None, listens=True)
+    if story.is_queued:
+        kueue.put_in_queue(cluster)
     operator, left, effects = Operator(cluster), lives_for, 0
     nodes = [*NODES, *(f"spare-{i}" for i in range(story.spare_nodes))]
     for _ in range(ENOUGH_PASSES):
@@ -187,7 +206,10 @@ def test_each_story_contains_what_its_name_says() -> None:
         "deadline": (1, {}),
         "time to live": (1, {}),
         "broken chips and a release": (4, {"Infrastructure": 2}),
+        "eviction": (2, {}),
+        "suspension in a queue": (2, {}),
     }
+    assert {name for name, end in ends.items() if end.gave_back} == {"eviction", "suspension in a queue"}
     assert [name for name, end in ends.items() if end.gone] == ["time to live"]
     # The worker that failed last is kept for its log.
     kept = {end.failure[0] for end in ends.values() if end.failure}

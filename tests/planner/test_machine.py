@@ -78,6 +78,7 @@ class Gang(Surroundings):
             },
         }
         self.cluster = ModelCluster(changes | (trainer if own_loop else {}), listens=listens)
+        self.prepare()
         self.operators = [Operator(self.cluster), Operator(self.cluster)]
         # One more than the gang needs: if two must be avoided, they have to be used again.
         self.nodes = [f"node-{i}" for i in range(2 * slices + 1)]
@@ -87,6 +88,9 @@ class Gang(Surroundings):
         self.begin_to_watch()
         # Most examples begin with a gang that runs already.
         self.all_goes_well_for_a_while(passes, which=0)
+
+    def prepare(self) -> None:
+        """For a cluster that has more."""
 
     def begin_to_watch(self) -> None:
         self.status = self.cluster.status

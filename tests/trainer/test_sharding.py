@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,20 @@ def test_the_trajectory_is_that_of_whole_optimizers(replicas: int, changes: dict
     divided.assert_replicas_equal()
 
 
+def test_replicas_may_hold_their_parameters_in_any_order() -> None:
+    def shuffled(hp: Hyperparameters, rank: int) -> Task:
+        def build(parameters: Any, hp: Hyperparameters) -> Optimizer:
+            ordered = list(parameters)
+            return torch.optim.AdamW(ordered[rank:] + ordered[:rank], lr=0.02, weight_decay=1e-4)
+
+        return replace(wide(hp), optimizer=build)
+
+    ran = run(shuffled, 4, recipe=ADAMW, trainSteps=24, sharding="Optimizer")
+    assert ran.outcome.well
+    ran.assert_replicas_equal()
+    assert ran.losses == pytest.approx(trained(4, "None", warmupSteps=0).losses, abs=CLOSE)
+
+
 @pytest.mark.parametrize("kind", ["torch", "xla", "chips"])
 def test_every_backend_divides_alike(launcher: Launcher, kind: str) -> None:
     expected = trained(1, "None", warmupSteps=2, trainSteps=12, seed=3).losses
@@ -86,13 +101,11 @@ def test_each_replica_holds_its_share_of_the_state(replicas: int) -> None:
     held: dict[int, Optimizer] = {}
 
     def noted(hp: Hyperparameters, rank: int) -> Task:
-        task = wide(hp)
-
         def build(parameters: Any, hp: Hyperparameters) -> Optimizer:
             held[rank] = torch.optim.AdamW(parameters, lr=hp.learning_rate)
             return held[rank]
 
-        return Task(model=task.model, train=task.train, loss=task.loss, optimizer=build)
+        return replace(wide(hp), optimizer=build)
 
     assert run(noted, replicas, recipe=ADAMW, trainSteps=2, sharding="Optimizer").outcome.well
     for optimizer in held.values():
@@ -139,10 +152,7 @@ class ByNorm(Optimizer):
 @pytest.mark.parametrize("build", [ByNorm, torch.optim.Adafactor], ids=lambda build: build.__name__)
 def test_an_optimizer_that_needs_whole_parameters_is_refused(build: Any) -> None:
     def task(hp: Hyperparameters, rank: int) -> Task:
-        small = wide(hp)
-        return Task(
-            model=small.model, train=small.train, loss=small.loss, optimizer=lambda given, hp: build(given, lr=0.1)
-        )
+        return replace(wide(hp), optimizer=lambda given, hp: build(given, lr=0.1))
 
     outcome = run(task, 2, sharding="Optimizer").outcome
     assert outcome.code is ExitCode.UserError

@@ -181,9 +181,28 @@ def test_values_that_a_tasks_own_optimizer_ignores_are_reported(
     assert all(text.startswith(said or "") for text in texts)
 
 
-def test_a_rate_scaled_for_another_optimizer_is_reported() -> None:
-    (said,) = unused_by(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1), recipe(name="sgd"))
-    assert said.startswith("the recipe's optimizer is sgd and the task built AdamW")
+@pytest.mark.parametrize(
+    ("base", "name", "named", "another"),
+    [
+        (torch.optim.AdamW, "AdamW", "sgd", True),
+        (torch.optim.AdamW, "AdamW", "adam", True),
+        (torch.optim.AdamW, "AdamW", "AdamW", False),
+        (torch.optim.Adadelta, "Adadelta", "adam", True),
+        (torch.optim.Adadelta, "Adadelta", "adadelta", False),
+        (torch.optim.SGD, "Clipped", "sgd", False),
+        (torch.optim.SGD, "Clipped", "lion", True),
+        (torch.optim.Optimizer, "FusedAdamW", "adamw", False),
+        (torch.optim.Optimizer, "Lamb", "adamw", True),
+        (torch.optim.Optimizer, "Lamb", "novograd", False),
+    ],
+)
+def test_a_rate_scaled_for_another_optimizer_is_reported(base: Any, name: str, named: str, another: bool) -> None:
+    built = type(name, (base,), {}) if base.__name__ != name else base
+    defaults = {"defaults": {"lr": 0.1}} if base is torch.optim.Optimizer else {"lr": 0.1}
+    texts = list(unused_by(built([torch.nn.Parameter(torch.zeros(1))], **defaults), recipe(name=named)))
+    assert [text.partition(":")[0] for text in texts] == [
+        f"the recipe's optimizer is {named} and the task built {name}"
+    ] * another
 
 
 class _OwnSchedule(Hooks):

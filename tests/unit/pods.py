@@ -74,9 +74,11 @@ def deleted(body: dict[str, Any], *, after: float = 0, grace: int = 30) -> dict[
     return {**body, "metadata": {**body["metadata"], **marks}}
 
 
-def disrupted(body: dict[str, Any], reason: str, *, after: float = 0, message: str = "") -> dict[str, Any]:
+def disrupted(
+    body: dict[str, Any], reason: str, *, after: float = 0, message: str = "", kind: str = "DisruptionTarget"
+) -> dict[str, Any]:
     condition = {
-        "type": "DisruptionTarget",
+        "type": kind,
         "status": "True",
         "reason": reason,
         "message": message,

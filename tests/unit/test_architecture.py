@@ -51,6 +51,16 @@ def test_the_trainer_image_installs_the_packages_that_the_trainer_imports() -> N
     assert set(installed.split()) == wanted
 
 
+def test_an_installed_package_has_every_file_that_is_no_module() -> None:
+    """The tests run in an editable installation, which has them anyway."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    for root, package in PRODUCT.items():
+        folder = ROOT / root / package
+        named = {file for pattern in tool["setuptools"]["package-data"][package] for file in folder.glob(pattern)}
+        there = {file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")}
+        assert there - named == set()
+
+
 def test_every_module_says_why_it_exists() -> None:
     files = [path for root in PRODUCT for path in (ROOT / root).rglob("*.py")]
     assert [

@@ -168,7 +168,14 @@ def test_the_rules_of_a_model_are_at_its_path(path: str, model: type[ApiModel]) 
 
 def test_every_rule_is_in_the_schema() -> None:
     written = {rule["rule"] for node in NODES.values() for rule in node.get("x-kubernetes-validations", ())}
-    assert {rule.cel for model in _models(ApiModel) for rule in model.rules} == written
+    assert {rule.as_schema()["rule"] for model in _models(ApiModel) for rule in model.rules} == written
+
+
+@pytest.mark.parametrize("path", ["", ".spec"])
+def test_a_rule_over_several_parts_of_a_job_is_judged_when_the_job_is_created(path: str) -> None:
+    """A change of one part makes the API server judge it again: a job from before the rule could not be suspended."""
+    rules = [rule for rule in NODES[path]["x-kubernetes-validations"] if "optionalOldSelf" not in rule]
+    assert [rule["rule"] for rule in rules if "oldSelf" not in rule["rule"]] == []
 
 
 def test_no_rule_has_a_message_that_is_too_long() -> None:

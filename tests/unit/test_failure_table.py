@@ -176,6 +176,11 @@ def test_the_surest_of_several_signs_counts(body: Object, reason: str) -> None:
     assert told(body)[1] == reason
 
 
+def test_a_gang_that_kueue_stops_is_preempted() -> None:
+    stopped = deleted(disrupted(exited(137), "Preempted", kind="TerminationTarget"))
+    assert told(stopped)[:2] == ("Preemption", "Preempted")
+
+
 def test_a_disruption_after_its_end_does_not_excuse_a_worker() -> None:
     evicted_later = deleted(disrupted(exited(1, "KeyError"), "EvictionByEvictionAPI", after=60), after=60)
     assert told(evicted_later)[1] == "UserError"

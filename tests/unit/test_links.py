@@ -32,7 +32,8 @@ def dead(page: Path) -> Iterator[str]:
         if file.startswith(("http:", "https:", "mailto:")):
             continue
         target = (page.parent / file).resolve() if file else page
-        if not target.exists():
+        # GitHub shows a directory, but a website has no page for it (`make docs`).
+        if not target.is_file():
             yield file
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             yield f"{file}#{anchor}"

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.pods import pod
 from tpu_training_operator.api import constants
+from tpu_training_operator.domain.hosts import waits_for
 from tpu_training_operator.domain.lifecycle.waiting import line_of, slim_event
 from tpu_training_operator.domain.observed import WorkerPod, slim, slim_worker
 
@@ -43,6 +44,25 @@ def container(name: str = constants.CONTAINER_NAME, **fields: Any) -> dict[str, 
 )
 def test_a_slim_pod_keeps_nothing_whose_length_a_user_chooses(bulky: dict[str, Any]) -> None:
     assert len(json.dumps(slim_worker(bulky))) < 5000
+
+
+@pytest.mark.parametrize(
+    ("gates", "labels", "taken"),
+    [
+        ([constants.KUEUE_POD_GATE], {}, True),
+        (["another", constants.KUEUE_POD_GATE], {}, True),
+        (["another"], {}, False),
+        ([constants.KUEUE_POD_GATE], {constants.LABEL_POD_GROUP: "mine"}, False),
+    ],
+)
+def test_whether_kueue_holds_a_worker_alone_is_kept_and_said(
+    gates: list[str], labels: dict[str, str], taken: bool
+) -> None:
+    raw = a_pod({"labels": labels}, schedulingGates=[{"name": gate} for gate in gates])
+    raw["spec"].pop("nodeName", None)
+    raw["status"] = {"phase": "Pending"}
+    assert WorkerPod(slim(raw)).was_taken_by_kueue == taken
+    assert ("integrations.externalFrameworks" in waits_for(WorkerPod(slim(raw)))) == taken
 
 
 @pytest.mark.parametrize("name", [constants.CONTAINER_NAME, "sidecar"])

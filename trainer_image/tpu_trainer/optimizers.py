@@ -137,11 +137,21 @@ def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
             f"{kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, or "
             "leave them out of the recipe"
         )
-    if kind.lower() in BUILDERS and hp.optimizer.lower() in BUILDERS and kind.lower() != hp.optimizer.lower():
+    if _is_another(optimizer, hp.optimizer.lower()):
         yield (
             f"the recipe's optimizer is {hp.optimizer} and the task built {kind}: the learning rate was scaled by the "
             f"rule for {hp.optimizer}. Name {kind.lower()} in recipe.optimizer"
         )
+
+
+def _is_another(optimizer: Optimizer, named: str) -> bool:
+    """Whether an optimizer is none of those that the recipe's name may mean, as FusedAdamW is an adamw. A name that the
+    trainer does not know has no rule of its own, so nothing was chosen for it."""
+    if named not in BUILDERS:
+        return False
+    kinds = [owner.__name__.lower() for owner in type(optimizer).__mro__]
+    known = next((kind for kind in kinds if kind in BUILDERS), None)
+    return named not in kinds[0] if known is None else known != named
 
 
 def _unused_rate(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:

@@ -51,7 +51,7 @@ def prepare(
     optimizer = build_optimizer(task, hp)
     if not hooks.gives_closure:
         refuse_closure(optimizer)
-    sharding = _sharding(context, optimizer)
+    sharding = _sharding(context, optimizer, task.model)
     if skips := spec.on_not_finite is OnNotFinite.SKIP:
         count_on_device(optimizer, backend.device)
 
@@ -137,7 +137,7 @@ def _begin_with(context: RunContext, model: nn.Module) -> str | None:
     return source
 
 
-def _sharding(context: RunContext, optimizer: Optimizer) -> Sharding | None:
+def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Sharding | None:
     """How the optimizer's state is divided among the replicas; None if each has all of it.
 
     Raises:
@@ -152,7 +152,7 @@ def _sharding(context: RunContext, optimizer: Optimizer) -> Sharding | None:
         )
     # Also on the smallest slice, where recipes are tried first.
     refuse_whole_parameters(optimizer, context.backend)
-    return Sharding(optimizer, context.backend) if context.backend.world > 1 else None
+    return Sharding(optimizer, model, context.backend) if context.backend.world > 1 else None
 
 
 def _average(context: RunContext, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:

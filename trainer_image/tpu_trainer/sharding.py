@@ -46,21 +46,26 @@ class _Part:
 class Sharding:
     """Divides the steps of `optimizer`, which `refuse_whole_parameters` has let pass, from its creation on."""
 
-    def __init__(self, optimizer: Optimizer, backend: Backend) -> None:
+    def __init__(self, optimizer: Optimizer, model: nn.Module, backend: Backend) -> None:
         self._optimizer, self._backend = optimizer, backend
+        # The groups' own order may come from a set, and differ from replica to replica.
+        self._places = {parameter: place for place, parameter in enumerate(model.parameters())}
         self._parts: list[_Part] = []
         self._groups: list[list[nn.Parameter]] = []
         optimizer.register_step_pre_hook(self._divide)
         optimizer.register_step_post_hook(self._join)
 
     def parts(self, state: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-        """The tensors of the optimizer's state that are parts, by name ("/0/exp_avg"), each with its parameter."""
-        named = {name: self._parameter(name) for name in state}
-        return {
-            name: parameter
-            for name, parameter in named.items()
-            if parameter is not None and state[name].shape == (self._length(parameter),)
-        }
+        """The tensors of the optimizer's state that are parts, by name ("/0/exp_avg"), each with its parameter; in the
+        same order in every replica."""
+        parameters = self._divided()
+        found = {}
+        for name, tensor in state.items():
+            _, number, *_ = name.split("/")
+            parameter = parameters.get(number)
+            if parameter is not None and tensor.shape == (self._length(parameter),):
+                found[name] = parameter
+        return dict(sorted(found.items(), key=lambda item: (self._places[item[1]], item[0].split("/")[2:])))
 
     def described(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state with parts replaced by tensors without values, in the shape and type of the whole."""
@@ -87,19 +92,14 @@ class Sharding:
 
     def own(self, name: str, whole: Tensor) -> Tensor:
         """This replica's part of a tensor of a checkpoint; all of it if it is not divided."""
-        parameter = self._parameter(name)
-        if parameter is None or whole.shape != parameter.shape:
-            return whole
-        return self._backend.part(whole)
+        _, number, *_ = name.split("/")
+        parameter = self._divided().get(number)
+        return whole if parameter is None or whole.shape != parameter.shape else self._backend.part(whole)
 
-    def _parameter(self, name: str) -> nn.Parameter | None:
-        """The divided parameter that a tensor of the optimizer's state belongs to."""
-        number = name.split("/")[1]
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        if not number.isdigit() or int(number) >= len(parameters):
-            return None
-        parameter: nn.Parameter = parameters[int(number)]
-        return parameter if divides(parameter) else None
+    def _divided(self) -> dict[str, nn.Parameter]:
+        """The divided parameters, by the numbers that they have in the optimizer's state."""
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return {str(number): parameter for number, parameter in enumerate(parameters) if divides(parameter)}
 
     def _length(self, parameter: Tensor) -> int:
         return -(-parameter.numel() // self._backend.world)
@@ -110,6 +110,7 @@ class Sharding:
         self._parts, self._groups = [], [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["params"] = [self._own_part(parameter) for parameter in group["params"]]
+        self._parts.sort(key=lambda part: self._places[part.whole])
 
     def _own_part(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.grad is None or not divides(parameter):

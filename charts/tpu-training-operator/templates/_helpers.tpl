@@ -119,4 +119,12 @@ capabilities:
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [list, create]
+{{- if .Values.kueue.enabled }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, update]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [update]
+{{- end }}
 {{- end }}

@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from tpu_training_operator.api.lenient import read_what_can_be
 from tpu_training_operator.api.text import plain_json
 
 LONGEST_MESSAGE = 4096
@@ -24,6 +25,8 @@ class ConditionType(StrEnum):
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
     SUSPENDED = "Suspended"
+    ADMITTED = "Admitted"
+    """Only on jobs in a queue: whether Kueue lets the job have workers. False while workers still stop."""
     GANG_READY = "GangReady"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -40,6 +43,13 @@ class Reason(StrEnum):
     ALL_WORKERS_SUCCEEDED = "AllWorkersSucceeded"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
+    QUEUED = "Queued"
+    ADMITTED = "Admitted"
+    EVICTED = "Evicted"
+    DEACTIVATED = "Deactivated"
+    QUEUE_UNUSABLE = "QueueUnusable"
+    PLACEMENT_CONFLICT = "PlacementConflict"
+    QUEUE_LEFT = "QueueLeft"
     RESTART_LIMIT_REACHED = "RestartLimitReached"
     NOT_RETRYABLE = "NotRetryable"
     FAILED_AGAIN = "FailedAgain"
@@ -54,6 +64,8 @@ class Reason(StrEnum):
 class EventReason(StrEnum):
     """What a Kubernetes event about a job tells."""
 
+    QUEUED = "Queued"
+    EVICTED = "Evicted"
     ATTEMPT_STARTED = "AttemptStarted"
     RUNNING = "Running"
     RESTARTING = "Restarting"
@@ -89,9 +101,9 @@ class StatusModel:
 
     @classmethod
     def read(cls, body: Any) -> Self:
-        """From the JSON of an object, which may lack it altogether. Raises pydantic.ValidationError."""
-        read: Self = TypeAdapter(cls).validate_python(body or {})
-        return read
+        """From the JSON of an object, which may lack it altogether. What cannot be read is left out: a newer operator
+        may have written it, and a job must stay in somebody's care after a rollback."""
+        return read_what_can_be(TypeAdapter(cls), body or {})
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in the object, where an empty field is absent."""

@@ -33,6 +33,18 @@ NODE_LABEL_FLEX_START = "cloud.google.com/gke-flex-start"
 NODE_LABEL_QUEUED = "cloud.google.com/gke-queued"
 NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
 
+# Kueue's own names. The first label, on the job, puts the job into a queue.
+KUEUE_GROUP = "kueue.x-k8s.io"
+LABEL_QUEUE = f"{KUEUE_GROUP}/queue-name"
+LABEL_QUEUE_PRIORITY = f"{KUEUE_GROUP}/priority-class"
+LABEL_POD_GROUP = f"{KUEUE_GROUP}/pod-group-name"
+# Kueue's pod integration holds a pod with it.
+KUEUE_POD_GATE = f"{KUEUE_GROUP}/admission"
+# What an administrator lists under integrations.externalFrameworks, so that the integration leaves workers alone.
+KUEUE_FRAMEWORK = f"{KIND}.{VERSION}.{GROUP}"
+# On pods: the name of the ProvisioningRequest whose nodes they use.
+ANNOTATION_PROVISIONING = "autoscaling.x-k8s.io/consume-provisioning-request"
+
 CONTAINER_NAME = "trainer"
 TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"

@@ -24,6 +24,7 @@ _COLUMNS = (
     ("Topology", "string", ".status.resolved.topology", "Chips along each axis", 1),
     ("Global batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "The reason in a sentence", 1),
 )
 
 
@@ -76,7 +77,12 @@ def _object_schema() -> Schema:
             # The API server describes it, and refuses a description here.
             "metadata": {"type": "object"},
             "spec": structural(Spec) | {"description": "What to train, on which slice, and what to do on failures."},
-            "status": structural(Status) | {"description": "What the operator reports about the job."},
+            "status": structural(Status)
+            | {
+                "description": "What the operator reports about the job.",
+                # Until the operator has seen the job. Without it kstatus takes a new job for one that is settled.
+                "default": {"observedGeneration": -1},
+            },
         },
         "x-kubernetes-validations": [rule.as_schema() for rule in TPUTrainingJob.rules],
     }

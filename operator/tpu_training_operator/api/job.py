@@ -145,6 +145,7 @@ class Spec(ApiModel):
                 == (spec.trainer.torch is not None and spec.trainer.torch.device == "tpu")
             ),
             field="trainer",
+            at_creation=True,
         ),
         Rule(
             cel="!has(self.trainer.entrypoint) || self.slice.hardware != 'TPU' || self.slice.count == 1"
@@ -158,6 +159,7 @@ class Spec(ApiModel):
                 or spec.trainer.backend is not Backend.XLA
             ),
             field="trainer.backend",
+            at_creation=True,
         ),
         Rule(
             cel="self.recipe.sharding == 'None' || self.trainer.backend != 'XLASPMD'",
@@ -171,6 +173,7 @@ class Spec(ApiModel):
             message="report needs trainer.entrypoint; your own loop writes its own reports",
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
             field="report",
+            at_creation=True,
         ),
         Rule(
             cel="self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"
@@ -182,6 +185,7 @@ class Spec(ApiModel):
             explain=lambda spec: (
                 f"slice and slice.provisioning set these; leave them out: {', '.join(_doubled_labels(spec))}"
             ),
+            at_creation=True,
         ),
         Rule(
             cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || has(self.recipe.evaluateEverySteps)",
@@ -193,6 +197,7 @@ class Spec(ApiModel):
                 or spec.recipe.evaluate_every_steps is not None
             ),
             field="checkpoint.keepBest",
+            at_creation=True,
         ),
         _immutable("slice"),
         _immutable("trainer"),
@@ -255,6 +260,7 @@ class TPUTrainingJob(ApiModel):
             message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
             " with a letter: it becomes the Service's name and part of every worker's name",
             holds=_name_fits,
+            at_creation=True,
         ),
         Rule(
             cel=f"[{cel_hosts_per_slice('self.spec.slice')}].all(hosts, hosts > {MAX_HOSTS}"
@@ -263,6 +269,7 @@ class TPUTrainingJob(ApiModel):
             " (TPU_WORKER_HOSTNAMES) holds the names of all hosts, and Linux allows 128 KiB",
             holds=_host_names_fit,
             explain=_explain_host_names,
+            at_creation=True,
         ),
     )
 

@@ -21,6 +21,10 @@ class Rule:
     `cel` and `holds` decide the same thing. `holds` is None for rules about a change (CEL's `oldSelf`), which only
     the API server can judge. The API server shows `message`; `explain`, if given, says it better by looking at the
     value. `field` is the path of the offending field below the model, empty for the model itself.
+
+    `at_creation`: nothing that the rule reads can change later, so the API server judges it when the object is created
+    and never again. A job from before the rule must still take a status and a suspension. Rules below the spec need
+    no such word: the API server itself passes over values that an update leaves as they are.
     """
 
     cel: str
@@ -28,6 +32,7 @@ class Rule:
     holds: Callable[[Any], bool] | None
     field: str = ""
     explain: Callable[[Any], str] | None = None
+    at_creation: bool = False
 
     def is_broken_by(self, value: Any) -> bool:
         """Also False for a rule about a change, which a single value cannot break."""
@@ -36,8 +41,10 @@ class Rule:
     def text(self, value: Any) -> str:
         return self.explain(value) if self.explain else self.message
 
-    def as_schema(self) -> dict[str, str]:
-        schema = {"rule": self.cel, "message": self.message}
+    def as_schema(self) -> dict[str, str | bool]:
+        schema: dict[str, str | bool] = {"rule": self.cel, "message": self.message}
+        if self.at_creation:
+            schema |= {"rule": f"oldSelf.hasValue() || ({self.cel})", "optionalOldSelf": True}
         if self.field:
             schema["fieldPath"] = f".{self.field}"
         return schema

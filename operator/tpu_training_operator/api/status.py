@@ -6,13 +6,14 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tpu_training_operator.api.conditions import WIRE, Condition, StatusModel
+from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 
 MOST_METRICS = 64
 MOST_WARNINGS = 20
 MOST_NODES = 16
 LONGEST_TEXT = 1024
+_MOST_CONDITIONS = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -29,6 +30,7 @@ class ReportPhase(StrEnum):
 
 
 class State(StrEnum):
+    QUEUED = "Queued"
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
@@ -227,12 +229,13 @@ class Status(StatusModel):
     conditions: Annotated[
         list[Condition],
         Field(
-            max_length=16,
+            max_length=_MOST_CONDITIONS,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = Field(
         default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, GangReady, Succeeded and Failed, as far as they apply.",
+        description="Ready, Reconciling, Stalled, Suspended, Admitted, GangReady, Succeeded and Failed, as far as they"
+        " apply.",
     )
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."
@@ -258,6 +261,15 @@ class Status(StatusModel):
         description="Where the job's time went, in whole seconds. The six sums add up to the time from the job's"
         " creation to since; time after since counts as activity.",
     )
+
+    @field_validator("conditions", mode="before")
+    @classmethod
+    def _ours_first(cls, value: object) -> object:
+        """If there are more than fit: those that decide."""
+        if not isinstance(value, list) or len(value) <= _MOST_CONDITIONS:
+            return value
+        ours = [one for one in value if isinstance(one, dict) and one.get("type") in list(ConditionType)]
+        return ours[:_MOST_CONDITIONS]
 
     @field_validator("attempt", mode="before")
     @classmethod

@@ -119,6 +119,9 @@ def _reporting_failures(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         click.echo(f"{program_name()}: {path}: {(error.strerror or str(error)).lower()}", err=True)
+        # Half a file is worse than none.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
     except BadInput as error:
         error.show()
 
@@ -219,7 +222,7 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.curves.losses.items()],
         "evaluations": [{"step": step, **metrics} for step, metrics in outcome.curves.evaluations.items()],
         "warnings": list(outcome.warnings),
-        "checkpointStep": progress.checkpoint_step if progress else None,
+        "checkpointStep": outcome.checkpoint_step,
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
         "failure": status.last_failure.as_json() if status.last_failure else None,
@@ -256,8 +259,8 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
                 click.echo(f"    {line}", err=True)
     for warning in outcome.warnings:
         click.echo(f"  warning    {warning}")
-    if status.progress and status.progress.checkpoint_step is not None:
-        click.echo(f"  checkpoint step {status.progress.checkpoint_step}{_place(file)}")
+    if outcome.checkpoint_step is not None:
+        click.echo(f"  checkpoint step {outcome.checkpoint_step}{_place(file)}")
     if status.progress and (best := best_checkpoint(status.progress)):
         click.echo(f"  best       {best}")
     for name in WEIGHTS:
@@ -266,4 +269,5 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
     if (directory / PAGE).exists():
         click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
-    click.echo(f"  result     {result}")
+    if result.exists():
+        click.echo(f"  result     {result}")

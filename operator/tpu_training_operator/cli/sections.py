@@ -61,7 +61,7 @@ def state_style(view: JobView) -> str:
             return "green"
         case State.FAILED | State.INVALID | State.BLOCKED:
             return "red"
-        case State.STARTING | State.RESTARTING:
+        case State.QUEUED | State.STARTING | State.RESTARTING:
             return "yellow"
         case _:
             return ""
@@ -122,7 +122,7 @@ def _spec(view: JobView) -> list[Section]:
 
 
 def _hosts_shown(view: JobView) -> Hosts | None:
-    without = (State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
+    without = (State.QUEUED, State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
     return None if view.state in without else view.hosts
 
 
@@ -315,6 +315,8 @@ def advice(view: JobView, command: str) -> list[str]:
             return ["Correct what the message names, then delete the job and create it again: a spec is immutable."]
         case State.BLOCKED:
             return ["Remove what the message names; the operator tries again every 30 s."]
+        case State.QUEUED:
+            return []
         case State.SUSPENDED:
             resume = """-p '{"spec":{"runPolicy":{"suspend":false}}}'"""
             return [f"To resume: kubectl patch tpujob {job} --type=merge {resume}"]

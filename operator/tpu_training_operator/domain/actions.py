@@ -76,7 +76,34 @@ class LookAtEvents:
     pods: tuple[tuple[str, str], ...]
 
 
-Action = Create | Publish | DeletePod | DeleteConfigMap | DeleteEndpointSlice | DeleteJob | AskForStacks | LookAtEvents
+@dataclass(frozen=True)
+class UpdateWorkload:
+    """Replace the spec of the job's Workload, if it is still the one that was read."""
+
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WriteWorkloadStatus:
+    """Replace the status of the job's Workload, if it is still the one that was read. `frees_quota`: afterwards another
+    job may have the chips."""
+
+    body: dict[str, Any]
+    frees_quota: bool = False
+
+
+Action = (
+    Create
+    | Publish
+    | DeletePod
+    | DeleteConfigMap
+    | DeleteEndpointSlice
+    | DeleteJob
+    | AskForStacks
+    | LookAtEvents
+    | UpdateWorkload
+    | WriteWorkloadStatus
+)
 
 
 @dataclass(frozen=True)

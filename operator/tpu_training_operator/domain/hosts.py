@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_training_operator.api import constants
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.ownership import controller, worker_of
@@ -14,6 +15,11 @@ from tpu_training_operator.domain.words import count
 
 _LONGEST_REASON = 300
 _NO_POD = "no pod yet"
+_TAKEN = (
+    "Kueue's pod integration holds each worker back as a job of its own. An administrator lists"
+    f" {constants.KUEUE_FRAMEWORK} under integrations.externalFrameworks in Kueue's configuration, and the job names"
+    f" its queue in the label {constants.LABEL_QUEUE} (docs/kueue.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ def waits_for(pod: WorkerPod) -> str:
         return f"failed: {reason}{code}"
     if pod.is_terminating:
         return "stopping"
+    if pod.was_taken_by_kueue:
+        return _TAKEN
     if pod.node is None:
         message = str(pod.condition("PodScheduled").get("message") or "")
         return _one_line(f"no node: {message}" if message else "no node yet")

@@ -14,8 +14,11 @@ from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.ownership import controller, is_ours, job_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Notes, Report
 from tpu_training_operator.domain.topology import SliceLayout
+from tpu_training_operator.domain.workload import Queue
 
 Object = Mapping[str, Any]
+
+_KUEUE_GATE = {"name": constants.KUEUE_POD_GATE}
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,14 @@ class WorkerPod:
         """The status of the worker's container; empty before the kubelet writes one."""
         return next((status for status in self.containers if status.get("name") == constants.CONTAINER_NAME), {})
 
+    @property
+    def was_taken_by_kueue(self) -> bool:
+        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group was given to it by
+        its owner."""
+        gates: Sequence[Object] = self.raw.get("spec", {}).get("schedulingGates") or ()
+        labels = self.raw["metadata"].get("labels") or {}
+        return constants.LABEL_POD_GROUP not in labels and _KUEUE_GATE in map(dict, gates)
+
     def waiting(self, *, sidecars: bool = False) -> tuple[str, str]:
         """Reason and message of the first container that waits to start; ("", "") if none does. An init container that
         a webhook added comes before the worker's. `sidecars`: look at these, too; no worker waits for them."""
@@ -148,15 +159,16 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class Observed:
-    """A job, the pods of its workers, the reports it sent, and the operator's notes on it.
+    """A job, the pods of its workers, the reports it sent, the operator's notes on it, and its place in a queue.
 
-    `notes`: None if the plan is only shown, not carried out.
+    `notes`: None if the plan is only shown, not carried out. `queue`: None for a job that has nothing to do with Kueue.
     """
 
     job: Object
     pods: tuple[WorkerPod, ...]
     inbox: Inbox = NOTHING_HEARD
     notes: Notes | None = None
+    queue: Queue | None = None
 
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
@@ -176,16 +188,18 @@ class Observed:
     @property
     def report(self) -> Report | None:
         """The latest report, if its pod still exists: it may come from an older job of the same name. The last report
-        of a suspended gang counts although its pod is gone."""
+        of a gang that was stopped counts although its pod is gone."""
         said = self.inbox.report
         if said is None or any(pod.uid == said.pod_uid for pod in self.pods):
             return said
-        return said if self._is_suspended and said.attempt == self.job["status"].get("attempt") else None
+        return said if self._is_stopped and said.attempt == self.job["status"].get("attempt") else None
 
     @property
-    def _is_suspended(self) -> bool:
+    def _is_stopped(self) -> bool:
+        """By a suspension, or because the job is back in its queue."""
         conditions: Sequence[Object] = (self.job.get("status") or {}).get("conditions") or ()
-        return any((condition["type"], condition["status"]) == ("Suspended", "True") for condition in conditions)
+        stopped = (("Suspended", "True"), ("Admitted", "False"))
+        return any((condition["type"], condition["status"]) in stopped for condition in conditions)
 
     def of_attempt(self, attempt: int) -> list[WorkerPod]:
         return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)
@@ -203,11 +217,11 @@ _STATUS = (
     *("phase", "reason", "message", "startTime", "podIPs"),
     *("conditions", "initContainerStatuses", "containerStatuses"),
 )
-_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS)
+_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS, constants.LABEL_POD_GROUP)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
-_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
+_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget", "TerminationTarget")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
@@ -226,6 +240,8 @@ def slim(pod: Object) -> dict[str, Any]:
     spec = _only(pod.get("spec") or {}, _SPEC)
     if WorkerPod(pod).runs_trainer:
         spec["containers"] = [_TRAINER]
+    if WorkerPod(pod).was_taken_by_kueue:
+        spec["schedulingGates"] = [_KUEUE_GATE]
     return {"metadata": metadata, "spec": spec, "status": status}
 
 

@@ -20,10 +20,11 @@ class Resource:
     api_version: str
     kind: str
     plural: str
+    is_namespaced: bool = True
 
     def path(self, namespace: str | None) -> str:
         root = "/api/" if "/" not in self.api_version else "/apis/"
-        scope = f"/namespaces/{namespace}" if namespace is not None else ""
+        scope = f"/namespaces/{namespace}" if namespace is not None and self.is_namespaced else ""
         return f"{root}{self.api_version}{scope}/{self.plural}"
 
 
@@ -37,20 +38,36 @@ NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpol
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 ENDPOINTS = Resource("v1", "Endpoints", "endpoints")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
+# Who leads, of several operators.
+LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 # A question rather than an object: nothing is stored.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
+
+PRIORITY_CLASSES = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", is_namespaced=False)
+# Kueue's kinds, by the versions of its API, the newer one first: it has had both since 0.15, and since 0.20 only the
+# newer one.
+KUEUE_VERSIONS = tuple(f"{constants.KUEUE_GROUP}/{version}" for version in ("v1beta2", "v1beta1"))
+WORKLOADS = {version: Resource(version, "Workload", "workloads") for version in KUEUE_VERSIONS}
+RESOURCE_FLAVORS = {
+    version: Resource(version, "ResourceFlavor", "resourceflavors", is_namespaced=False) for version in KUEUE_VERSIONS
+}
+WORKLOAD_PRIORITY_CLASSES = {
+    version: Resource(version, "WorkloadPriorityClass", "workloadpriorityclasses", is_namespaced=False)
+    for version in KUEUE_VERSIONS
+}
 
 _BY_KIND = {
     resource.kind: resource
     for resource in (
         *(JOBS, PODS, SERVICES, CONFIG_MAPS, SECRETS, NETWORK_POLICIES),
-        *(ENDPOINT_SLICES, ENDPOINTS, EVENTS, TOKEN_REVIEWS),
+        *(ENDPOINT_SLICES, ENDPOINTS, EVENTS, LEASES, TOKEN_REVIEWS),
     )
 }
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
-    return _BY_KIND[body["kind"]]
+    kind = body["kind"]
+    return WORKLOADS[body["apiVersion"]] if kind == "Workload" else _BY_KIND[kind]
 
 
 @dataclass(frozen=True)

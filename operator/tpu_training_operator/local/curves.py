@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tpu_training_operator.api.text import plain_json
 
@@ -21,6 +22,7 @@ class _Line:
     step: int
     losses: tuple[float | None, ...] = ()
     evaluation: dict[str, float | None] | None = None
+    checkpoint_step: Annotated[int | None, Field(alias="checkpointStep")] = None
 
 
 _LINE = TypeAdapter(_Line)
@@ -28,23 +30,27 @@ _LINE = TypeAdapter(_Line)
 
 @dataclass(frozen=True)
 class Curves:
-    """Losses and metrics by step, in order. None is a number that was not finite."""
+    """Losses and metrics by step, in order. None is a number that was not finite. `checkpoint_step`: the newest step
+    that was told to be safe."""
 
     losses: dict[int, float | None] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    checkpoint_step: int | None = None
 
 
 def read_curves(files: Iterable[Path]) -> Curves:
     """What the files of all attempts say, the earliest attempt first: the last attempt that reached a step counts."""
     losses: dict[int, float | None] = {}
     evaluations: dict[int, dict[str, float | None]] = {}
+    saved: int | None = None
     for line in (line for file in files if file.exists() for line in _lines(file)):
         first = line.step - len(line.losses) + 1
         losses |= {first + index: loss for index, loss in enumerate(line.losses)}
+        saved = saved if line.checkpoint_step is None else line.checkpoint_step
         step = (line.evaluation or {}).get("step")
         if line.evaluation and step is not None and isfinite(step):
             evaluations[int(step)] = {name: value for name, value in line.evaluation.items() if name != "step"}
-    return Curves(dict(sorted(losses.items())), dict(sorted(evaluations.items())))
+    return Curves(dict(sorted(losses.items())), dict(sorted(evaluations.items())), saved)
 
 
 def _lines(file: Path) -> Iterator[_Line]:

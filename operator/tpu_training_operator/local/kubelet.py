@@ -5,6 +5,7 @@ leaves behind (log, termination message, progress) stays in its directory.
 """
 
 import asyncio
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -237,9 +238,14 @@ def _status(phase: str, state: Object, *, ready: bool) -> Object:
 
 def _last_words(files: PodDirectory, code: int) -> str:
     """The termination message, or for a failure without one the end of the log."""
-    if files.termination.exists():
-        return files.termination.read_text(encoding="utf-8", errors="replace")[:_LONGEST_MESSAGE]
-    if code == 0 or not files.log.exists():
+    if files.termination.exists() and (words := files.termination.read_text(encoding="utf-8", errors="replace")):
+        return words[:_LONGEST_MESSAGE]
+    if code == 0:
+        return ""
+    # The end of the log would be whatever the worker happened to print last.
+    if shutil.disk_usage(files.path).free < _LONGEST_MESSAGE:
+        return f"the disk is full: the worker could write neither its log nor its last words in {files.path}"
+    if not files.log.exists():
         return ""
     lines = files.log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-_LOG_TAIL_LINES:])[-_LONGEST_TAIL:]

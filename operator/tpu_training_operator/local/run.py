@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite
@@ -59,6 +59,13 @@ class Outcome:
     cancelled: bool
     seconds: float
     pods_directory: Path
+
+    @property
+    def checkpoint_step(self) -> int | None:
+        """The newest step that is safe. The status of a cancelled job ends before its workers save."""
+        if self.cancelled and self.curves.checkpoint_step is not None:
+            return self.curves.checkpoint_step
+        return self.status.progress.checkpoint_step if self.status.progress else None
 
 
 def pods_below(directory: Path) -> Path:
@@ -115,7 +122,7 @@ async def run_job(
     return Outcome(
         status=watch.status,
         # A loop of the user's own may report without recording.
-        curves=recorded if recorded.losses else Curves(dict(sorted(watch.losses.items())), recorded.evaluations),
+        curves=recorded if recorded.losses else replace(recorded, losses=dict(sorted(watch.losses.items()))),
         warnings=tuple(watch.warnings),
         cancelled=cancelled,
         seconds=time.monotonic() - started,

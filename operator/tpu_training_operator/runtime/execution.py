@@ -26,6 +26,8 @@ from tpu_training_operator.domain.actions import (
     LookAtEvents,
     Plan,
     Publish,
+    UpdateWorkload,
+    WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
 from tpu_training_operator.domain.lifecycle.waiting import line_of
@@ -193,6 +195,10 @@ class Execution:
                     self.inboxes.ask_for_stacks(self.key)
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
+            case UpdateWorkload(body):
+                await self.cluster.update(body)
+            case WriteWorkloadStatus(body):
+                await self.cluster.update_status(body)
 
     async def _create(
         self, body: Object, *, optional: bool = False, again: bool = False, replaces: bool = False
@@ -377,3 +383,7 @@ def _verb(action: Action) -> str:
             return "ask for stacks"
         case LookAtEvents():
             return "look at events"
+        case UpdateWorkload():
+            return "update Workload"
+        case WriteWorkloadStatus(frees_quota=frees_quota):
+            return "give quota back" if frees_quota else "report to Kueue"

@@ -24,12 +24,14 @@ from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.report import Notes, Reporting
+from tpu_training_operator.domain.workload import Queue
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.events import EventSender, send_events
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.queues import Queues
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +53,14 @@ class _Look:
     stored: Status
     before: Status
     decided: Plan
+    queue: Queue | None
 
 
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
     keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fresh` reads what
     `cluster` may know only from memory; None if `cluster` has none. `events` sends events beside the passes; None: a
-    pass waits for its own."""
+    pass waits for its own. `queues`: what Kueue says; None: labels that name a queue mean nothing."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Reconciler:
         network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
+        queues: Queues | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -81,6 +85,7 @@ class Reconciler:
         self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
+        self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
         self._readings = Readings()
 
@@ -157,10 +162,15 @@ class Reconciler:
             memory.notes = Notes()
         return decided.again
 
-    async def _look(self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader) -> "_Look":
-        """Read and decide. Raises NotFound if there is no such job."""
-        # The job first: pods read before the job could lack the workers of its latest attempt.
+    async def _look(
+        self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader, queue: Queue | None = None
+    ) -> "_Look":
+        """Read and decide. Raises NotFound if there is no such job. `queue`: if it has been read already."""
+        # The job first: pods read before the job could lack the workers of its latest attempt. And before the pods its
+        # Workload: its quota must not be given back while there are workers.
         job = await jobs.get(JOBS, key.namespace, key.name)
+        if queue is None and self._queues is not None:
+            queue = await self._queues.of(job)
         pods = await pods_of.list(PODS, key.namespace, gang_selector(key.name))
         memory.pods = len(pods)
 
@@ -168,11 +178,11 @@ class Reconciler:
         stored = self._readings.status(job.get("status"))
         before = recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
-        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes)
+        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes, queue=queue)
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings)
         if self._network_policy is not None:
             decided = self._network_policy.added_to(decided)
-        return _Look(job, observed, stored, before, decided)
+        return _Look(job, observed, stored, before, decided, queue)
 
     async def _confirmed(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
         """A look that is as fresh as its decision needs. Raises NotFound if there is no such job."""
@@ -180,14 +190,14 @@ class Reconciler:
             case Weight.NONE:
                 return seen
             case Weight.STATUS:
-                return await self._look(key, memory, self._cluster, fresh)
+                return await self._look(key, memory, self._cluster, fresh, seen.queue)
         if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
             if now["metadata"]["resourceVersion"] == memory.began:
                 # Nobody has touched the job since its first attempt began here, when it had no pods. Workers can only
                 # come of that attempt, with the names of those that are about to be created.
                 return seen
-        return await self._look(key, memory, fresh, fresh)
+        return await self._look(key, memory, fresh, fresh, seen.queue)
 
     async def _tell(self, events: Sequence[Event], job: Object) -> None:
         if self._events is None:

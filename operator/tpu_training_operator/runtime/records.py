@@ -13,6 +13,7 @@ from enum import IntEnum, auto
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.observed import WorkerPod, slim_worker
 from tpu_training_operator.domain.ownership import job_of
+from tpu_training_operator.domain.workload import owes_an_end
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.encoding import encoded
 from tpu_training_operator.kube.replica import Name, Replica
@@ -24,7 +25,8 @@ _ALL_JOBS = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there."""
+    """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there. `is_finished`: and
+    so is its Workload, if it has one."""
 
     slim: bytes
     whole: bytes | None
@@ -70,7 +72,7 @@ def keep_job(job: Object) -> JobRecord:
     # A job whose memory is short differs from its next version all the same.
     slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
     if slim["status"].get("completionTime") is not None:
-        return JobRecord(encoded(slim), None, is_finished=True)
+        return JobRecord(encoded(slim), None, is_finished=not owes_an_end(job))
     whole = encoded(job)
     return JobRecord(encoded(slim), whole if len(whole) <= _LARGEST_JOB else None)
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
+from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
@@ -48,8 +49,14 @@ def slim_job(job: Object) -> Object:
     return {
         "metadata": {name: metadata[name] for name in ("namespace", "name")},
         "spec": {"runPolicy": {name: policy[name] for name in _POLICY if name in policy}},
-        "status": {name: status[name] for name in _STATUS if name in status},
+        "status": {name: status[name] for name in _STATUS if name in status} | _queued(status),
     }
+
+
+def _queued(status: Object) -> Object:
+    """The condition that says whether the job still owes its Workload an end."""
+    found = [each for each in status.get("conditions") or () if each.get("type") == ConditionType.ADMITTED]
+    return {"conditions": found} if found else {}
 
 
 def _key(job: Object) -> JobKey:

@@ -142,9 +142,8 @@ _NEW_SHAPES = (
 )
 _SAME_SHAPES = (
     "the batch has the shapes of the first step, so the program itself has changed. Look for an `if`, a loop or a "
-    "slice that depends on a Python number, for a value read or logged every few steps, for a number of the optimizer "
-    "that becomes 0 or 1 in float32 or equal to another one: a rate, a momentum, 1 - rate x decay (AdamW), Adam's bias "
-    "correction after some 17 / (1 - beta2) steps. PT_XLA_DEBUG_LEVEL=1 prints where each compilation came from"
+    "slice that depends on a Python number, for a value read or logged every few steps, for a number of the loss that "
+    "becomes 0 or 1 in float32 or equal to another one. PT_XLA_DEBUG_LEVEL=1 prints where each compilation came from"
 )
 _FALLBACK = (
     "{name} has no implementation on the device and ran on the CPU, {rate:.1f} times a step: each time the step is cut "

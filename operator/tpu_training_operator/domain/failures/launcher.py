@@ -20,6 +20,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 # torch.distributed puts it before every line of a process's traceback.
 _RANK = re.compile(r"^\[rank(\d{1,9})\]: ?")
 _SIGNALLED = 128
+_LONGEST_LAST_LINE = 400
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ def launched(text: str) -> Launched | None:
     if code is None:
         return None
     number, rank = int(code[0]), fields.get("rank", "?").partition(" ")[0]
-    said = _recorded(fields.get("traceback", "")) or _printed(lines, rank)
+    above = lines[: next((index for index, line in enumerate(lines) if _AGENT_SAYS.search(line)), 0)]
+    said = _recorded(fields.get("traceback", "")) or _printed(above, rank)
     exit_code = number if number >= 0 else _SIGNALLED - number
-    return Launched(exit_code, said or f"rank {rank} {_end(number)}")
+    return Launched(exit_code, said or f"rank {rank} {_end(number, above)}")
 
 
 def without_ranks(text: str) -> str:
@@ -80,10 +82,8 @@ def _recorded(traceback: str) -> str:
     return traceback if traceback.startswith(_TRACEBACK) else ""
 
 
-def _printed(lines: Sequence[str], rank: str) -> str:
+def _printed(above: Sequence[str], rank: str) -> str:
     """The last traceback above the agent's lines, of that rank if the ranks are told apart; empty if there is none."""
-    end = next((index for index, line in enumerate(lines) if _AGENT_SAYS.search(line)), 0)
-    above = lines[:end]
     marked = [line for line in above if (found := _RANK.match(line)) and found[1] == rank]
     return "\n".join(_last_traceback([_RANK.sub("", line) for line in marked or above]))
 
@@ -93,8 +93,12 @@ def _last_traceback(lines: Sequence[str]) -> Iterator[str]:
     yield from lines[starts[-1] :] if starts else ()
 
 
-def _end(code: int) -> str:
+def _end(code: int, above: Sequence[str]) -> str:
+    """Without a traceback. A program that refuses its arguments, or calls sys.exit with a text, says why at its end."""
     if code >= 0:
+        last = next((line.strip() for line in reversed(above) if line.strip()), "")
+        if last:
+            return f"exited with code {code}; the last line before that: {last[:_LONGEST_LAST_LINE]}"
         return f"exited with code {code}; what it said is in the log, above torchrun's own lines"
     try:
         return f"was ended by {Signals(-code).name}"

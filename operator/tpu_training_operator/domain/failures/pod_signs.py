@@ -114,12 +114,14 @@ def _lag(pod: WorkerPod) -> timedelta:
 
 
 def disruption(pod: WorkerPod) -> Object:
-    """The condition DisruptionTarget; empty if there is none, or if it came after the worker's own end.
+    """The condition DisruptionTarget, or Kueue's TerminationTarget; empty if there is none, or if it came after the
+    worker's own end.
 
     A worker that has failed may still be evicted when its node is removed or drained.
     """
-    condition = pod.condition("DisruptionTarget")
-    if condition.get("status") != "True":
+    announced_by = (pod.condition(kind) for kind in ("DisruptionTarget", "TerminationTarget"))
+    condition = next((each for each in announced_by if each.get("status") == "True"), None)
+    if condition is None:
         return {}
     ended, announced = ended_at(pod), condition.get("lastTransitionTime")
     came_late = ended and announced and parse_time(announced) > ended + _CLOCKS_DIFFER

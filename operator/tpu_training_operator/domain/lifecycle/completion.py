@@ -29,6 +29,7 @@ from tpu_training_operator.domain.lifecycle.goodput import active_seconds
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, next_force
 from tpu_training_operator.domain.observed import Object, Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.words import number_text
+from tpu_training_operator.domain.workload import owes_an_end
 
 # A century; a longer time could not be added to a date.
 _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
@@ -84,7 +85,7 @@ def may_need_a_pass(job: Object, now: datetime) -> bool:
     """Whether the resync should enqueue the job. The last pass over a finished job has asked to be called when its time
     to live is over; only if that time has passed, the request may be lost."""
     status = Status.read(job.get("status"))
-    if status.completion_time is None:
+    if status.completion_time is None or owes_an_end(job):
         return True
     ttl = _time_to_live(job)
     return ttl is not None and parse_time(status.completion_time) + ttl <= now

@@ -15,6 +15,7 @@ from tpu_training_operator.api.conditions import (
     Condition,
     ConditionType,
     Reason,
+    find,
     is_true,
     with_condition,
     without_condition,
@@ -55,6 +56,12 @@ class Snapshot:
     @property
     def is_suspended(self) -> bool:
         return is_true(self.status.conditions, ConditionType.SUSPENDED)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
+        admitted = find(self.status.conditions, ConditionType.ADMITTED)
+        return admitted is not None and not admitted.is_true
 
     def with_condition(self, status: Status, kind: ConditionType, value: bool, reason: Reason, message: str) -> Status:
         condition = Condition(

@@ -9,11 +9,12 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.lifecycle.conditions import Snapshot
-from tpu_training_operator.domain.lifecycle.goodput import charge, new_goodput, settle
+from tpu_training_operator.domain.lifecycle.goodput import charge, lost, new_goodput, saved, settle
 from tpu_training_operator.domain.naming import WorkerId, workers
 from tpu_training_operator.domain.observed import WorkerPod, format_time
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.workload import Queue
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ class Context(Snapshot):
         return [worker for worker in workers(self.resolution.layout, self.attempt) if worker not in there]
 
     @property
+    def queue(self) -> Queue | None:
+        return self.observed.queue
+
+    @property
+    def all_workers(self) -> list[WorkerPod]:
+        """Of the current attempt and of earlier ones."""
+        return [*self.observed.before_attempt(self.attempt), *self.pods]
+
+    @property
     def is_running(self) -> bool:
         return is_true(self.status.conditions, ConditionType.GANG_READY)
 
@@ -76,6 +86,17 @@ class Context(Snapshot):
     def was_heard(self) -> bool:
         """Whether a worker of the current attempt has reported."""
         return self.status.progress is not None and self.status.progress.phase is not None
+
+    def goodput_of_stopped(self) -> Goodput | None:
+        """The goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its checkpoints has
+        saved only what came before the last of them; a trainer that cannot report saves before it stops."""
+        goodput, progress = self.status.goodput, self.status.progress
+        if goodput is None:
+            return None
+        reports_checkpoints = self.reports or (progress is not None and progress.checkpoint_step is not None)
+        if self.job.spec.checkpoint is None or (self.was_heard and reports_checkpoints):
+            return lost(goodput)
+        return saved(goodput)
 
     def settled_goodput(self, until: datetime | None = None) -> Goodput:
         """The goodput up to `until`, by default up to now."""

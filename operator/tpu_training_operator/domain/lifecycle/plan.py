@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
-from tpu_training_operator.api.status import Activity, Failure, Goodput, State, Status
+from tpu_training_operator.api.status import Activity, Failure, State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.actions import (
     AT_ONCE,
@@ -38,13 +38,26 @@ from tpu_training_operator.domain.actions import (
 from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
 from tpu_training_operator.domain.lifecycle.completion import active_time_left, after_the_end, exceed_deadline, succeed
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.lifecycle.context import Context
-from tpu_training_operator.domain.lifecycle.goodput import charge, lost, saved
+from tpu_training_operator.domain.lifecycle.goodput import charge
 from tpu_training_operator.domain.lifecycle.invalid import invalid
 from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions, in_the_way, look_again, next_force
 from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt, write_due
+from tpu_training_operator.domain.lifecycle.queueing import (
+    admitted,
+    check_queue,
+    gate,
+    look_at_queue,
+    look_at_suspended,
+    placement,
+    suspended,
+    while_suspended,
+    with_end_told,
+    with_pods_ready,
+)
 from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.lifecycle.restart import fail_or_restart, release
 from tpu_training_operator.domain.lifecycle.restart_budget import longest_wait
@@ -90,20 +103,22 @@ def plan(
         # Kubernetes deletes everything the job owns, by owner references. But a dead node does not release its pods.
         return Plan(stages=by_force(observed.pods, now), again=next_force(observed.pods, now))
     if _has_finished(status):
-        return _with_generation(after_the_end(observed, status, now), status, observed)
+        ended = with_end_told(after_the_end(observed, status, now), Snapshot(observed, status, now))
+        return _with_generation(ended, status, observed)
     try:
         job, resolution = readings.job(observed.job)
         observed = observed.within(resolution.layout)
         if status.attempt == 0 and not observed.pods:
             check_hosts(resolution, max_hosts)
             check_config_map(job, resolution)
+            check_queue(observed.job, job)
     except InvalidJob as error:
         return invalid(Snapshot(observed, status, now), error)
     told = heard(status, observed.report, resolution.recipe.train_steps, now)
     ctx = Context(observed, told, now, job, resolution, reporting)
     if status.attempt == 0 and observed.pods:
         return _take_up(ctx)
-    decided = _next(ctx)
+    decided = with_pods_ready(_next(ctx), ctx)
     decided = _with_progress(decided, ctx, stored=status)
     return _with_generation(decided, told, observed)
 
@@ -136,8 +151,10 @@ def _next(ctx: Context) -> Plan:
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
         return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.recipe.train_steps)
     if ctx.job.spec.run_policy.suspend:
-        return _suspend(ctx)
-    if ctx.attempt == 0 or ctx.is_suspended:
+        return _suspend(ctx).due_within(look_at_suspended(ctx))
+    if (waits := gate(ctx)) is not None:
+        return waits
+    if ctx.attempt == 0 or ctx.is_suspended or ctx.is_held:
         return _begin(ctx)
     left = active_time_left(ctx)
     if left is not None and left <= AT_ONCE:
@@ -145,7 +162,7 @@ def _next(ctx: Context) -> Plan:
     if any(pod.placed is None for pod in ctx.pods):
         # The job is not active now. A pod event will tell when its workers are placed.
         left = None
-    return _keep_alive(ctx).due_within(look_again(ctx.leftovers, ctx.now), left)
+    return _keep_alive(ctx).due_within(look_again(ctx.leftovers, ctx.now), left, look_at_queue(ctx))
 
 
 def _keep_alive(ctx: Context) -> Plan:
@@ -188,8 +205,8 @@ def _take_up(ctx: Context) -> Plan:
 
 
 def _begin(ctx: Context) -> Plan:
-    """The first attempt, or the one after a suspension. No failure class is charged."""
-    goodput = _goodput_of_stopped(ctx) if ctx.is_suspended else None
+    """The first attempt, or the one after a suspension or an eviction. No failure class is charged."""
+    goodput = ctx.goodput_of_stopped() if ctx.is_suspended or ctx.is_held else None
     status = replace(
         ctx.status,
         attempt=ctx.next_attempt,
@@ -203,7 +220,7 @@ def _begin(ctx: Context) -> Plan:
     if ctx.is_suspended:
         events.insert(0, Event(EventReason.RESUMED, _SUSPEND_IS_OFF))
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, _SUSPEND_IS_OFF)
-    status = ctx.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
+    status = ctx.with_condition(admitted(ctx, status), ConditionType.GANG_READY, False, ready.reason, ready.message)
     return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
 
 
@@ -215,7 +232,7 @@ def _starting(ctx: Context, attempt: int) -> ReadyState:
 
 def _suspend(ctx: Context) -> Plan:
     """Stops every worker, which saves before it ends. No failure class is charged."""
-    pods = [*ctx.observed.before_attempt(ctx.attempt), *ctx.pods]
+    pods = ctx.all_workers
     message = "suspended by spec.runPolicy.suspend; no workers are running"
     ready = ReadyState(State.SUSPENDED, Kind.SETTLED, Reason.SUSPENDED, message)
     if pods:
@@ -223,28 +240,18 @@ def _suspend(ctx: Context) -> Plan:
         ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, Reason.SUSPENDED, message)
     if ctx.is_suspended:
         # Workers may report what they saved until they have stopped.
-        status = replace(ctx.status, goodput=ctx.status.goodput if pods else _goodput_of_stopped(ctx))
-        return Plan(stages=deletions(pods, ctx.now), status=ctx.present(status, ready), again=look_again(pods, ctx.now))
+        status = replace(ctx.status, goodput=ctx.status.goodput if pods else ctx.goodput_of_stopped())
+        stages = (*deletions(pods, ctx.now), *while_suspended(ctx, pods))
+        return Plan(stages=stages, status=ctx.present(status, ready), again=look_again(pods, ctx.now))
     # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a
     # failure.
     status = replace(ctx.status, goodput=charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.SUSPENDED))
     status = ctx.with_condition(status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, _SUSPEND_IS_ON)
     if status.attempt:
         status = ctx.with_condition(status, ConditionType.GANG_READY, False, Reason.SUSPENDED, _SUSPEND_IS_ON)
+    status = suspended(ctx, status, _SUSPEND_IS_ON)
     events = (Event(EventReason.SUSPENDED, message),)
     return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE)
-
-
-def _goodput_of_stopped(ctx: Context) -> Goodput | None:
-    """The goodput of an attempt that a suspension stopped. A worker that reports its checkpoints has saved only what
-    came before the last of them; a trainer that cannot report saves before it stops."""
-    goodput, progress = ctx.status.goodput, ctx.status.progress
-    if goodput is None:
-        return None
-    reports_checkpoints = ctx.reports or (progress is not None and progress.checkpoint_step is not None)
-    if ctx.job.spec.checkpoint is None or (ctx.was_heard and reports_checkpoints):
-        return lost(goodput)
-    return saved(goodput)
 
 
 def _failure(ctx: Context) -> Failure | None:
@@ -265,6 +272,9 @@ def _create_missing(ctx: Context) -> Plan:
         return Plan(again=wait)
     if ctx.is_refused and is_partly_refused(ctx.pods, ctx.job.spec.run_policy, ctx.now):
         return release(ctx, len(ctx.missing))
+    where = placement(ctx)
+    if isinstance(where, Obstacle):
+        return blocked(ctx.observed, where, ctx.now)
     job, attempt = ctx.job, ctx.attempt
     shared = (
         Create(service(job), again=attempt > 1),
@@ -272,7 +282,8 @@ def _create_missing(ctx: Context) -> Plan:
         *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else ()),
     )
     avoid = tuple(ctx.status.avoided_nodes)
-    return Plan(stages=(shared, WorkerCreations(job, ctx.resolution, tuple(ctx.missing), ctx.reporting, avoid)))
+    workers = WorkerCreations(job, ctx.resolution, tuple(ctx.missing), ctx.reporting, avoid, where)
+    return Plan(stages=(shared, workers))
 
 
 def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:

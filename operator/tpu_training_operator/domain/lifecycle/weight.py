@@ -7,17 +7,19 @@ So whatever replaces, stops, creates or names workers needs the present state of
 - Otherwise a gang that another operator process has just started would be taken for one that has lost its workers.
 - Otherwise workers would be created beside those of an earlier attempt.
 - Otherwise the workers' names would lead to addresses that others may have by now.
+- Otherwise quota would be given back while workers that are not known yet still use the chips.
 - Otherwise a worker that ends with its job would be deleted as one that still runs, and its log with it.
 
 What is decided by nothing but a new status needs the present pods only: the status is not written unless the job is
 still the one that was read.
 """
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Plan, Publish
+from tpu_training_operator.domain.actions import Action, Plan, Publish, WriteWorkloadStatus
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
@@ -32,20 +34,26 @@ class Weight(Enum):
     STATUS = auto()
     """The present pods. It begins an attempt, ends the job or suspends it."""
     EFFECTS = auto()
-    """The present job, and the pods read after it. It creates workers or publishes their names, or cleans up after the
-    job's end."""
+    """The present job, and the pods read after it. It creates workers or publishes their names, gives quota back, or
+    cleans up after the job's end."""
 
 
 def weight(before: Status, decided: Plan) -> Weight:
     has_ended = before.completion_time is not None or any(is_true(before.conditions, kind) for kind in _ENDS)
     if has_ended and decided.stages:
         return Weight.EFFECTS
-    # Looking into the other stages would build thousands of pods.
-    if any(isinstance(stage, WorkerCreations) or isinstance(stage[0], Publish) for stage in decided.stages if stage):
+    if any(map(_weighs, decided.stages)):
         return Weight.EFFECTS
     if decided.status is None or not _turns(before, decided.status):
         return Weight.NONE
     return Weight.EFFECTS if decided.stages else Weight.STATUS
+
+
+def _weighs(stage: Sequence[Action]) -> bool:
+    # Looking further into the stages would build thousands of pods.
+    if isinstance(stage, WorkerCreations) or not stage:
+        return bool(stage)
+    return isinstance(stage[0], Publish) or (isinstance(stage[0], WriteWorkloadStatus) and stage[0].frees_quota)
 
 
 def _turns(before: Status, after: Status) -> bool:

@@ -14,8 +14,10 @@ from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostn
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
 from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, tolerations
+from tpu_training_operator.domain.objects.workload import placed
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.workload import Placement
 
 Object = dict[str, Any]
 
@@ -31,13 +33,14 @@ _TOKEN_SECONDS = 3600
 @dataclass(frozen=True)
 class WorkerCreations(Sequence[Action]):
     """The stage that creates a gang's pods. Each pod is built only when it is asked for: thousands of bodies at once
-    would not fit into the operator's memory, and would stop the event loop for seconds."""
+    would not fit into the operator's memory, and would stop the event loop for seconds. `placement`: Kueue's."""
 
     job: TPUTrainingJob
     resolution: Resolution
     workers: tuple[WorkerId, ...]
     reporting: Reporting | None
     avoid: tuple[str, ...]
+    placement: Placement | None = None
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -51,7 +54,8 @@ class WorkerCreations(Sequence[Action]):
     def __getitem__(self, index: int | slice) -> "Action | WorkerCreations":
         if isinstance(index, slice):
             return replace(self, workers=self.workers[index])
-        return Create(worker_pod(self.job, self.resolution, self.workers[index], self.reporting, self.avoid))
+        pod = worker_pod(self.job, self.resolution, self.workers[index], self.reporting, self.avoid)
+        return Create(pod if self.placement is None else placed(pod, self.placement))
 
 
 def worker_pod(

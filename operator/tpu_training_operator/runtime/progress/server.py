@@ -205,7 +205,7 @@ async def serve(
     assert server is not None
     connections = _Connections(tls, server)
     try:
-        with _listening_socket(host, port) as listener:
+        with listening_socket(host, port) as listener:
             accepting = asyncio.create_task(connections.accept(listener), name="progress service")
             try:
                 yield listener.getsockname()[1]
@@ -218,7 +218,7 @@ async def serve(
         await connections.close()
 
 
-def _listening_socket(host: str | None, port: int) -> socket.socket:
+def listening_socket(host: str | None, port: int) -> socket.socket:
     if host is None and socket.has_dualstack_ipv6():
         listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     else:

@@ -1,0 +1,86 @@
+"""The Workload of a job in a queue, and what Kueue's answer adds to the job's pods.
+
+Its one pod set is all workers of all slices: they need the same, so one line of a quota counts them. It holds what
+Kueue decides by, and nothing else of a worker: no environment, no volumes, no names.
+"""
+
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.domain.naming import job_labels
+from tpu_training_operator.domain.objects.shared import metadata
+from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.workload import POD_SET, Placement, Priority, Queue, conflict, workload_name
+
+Object = dict[str, Any]
+
+_CONTAINER = ("name", "image", "resources")
+_SPEC = ("nodeSelector", "tolerations", "restartPolicy", "priorityClassName", "serviceAccountName")
+
+
+def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: Object) -> Object:
+    """`worker`: the pod of any worker, as it is without Kueue."""
+    spec: Object = {
+        "queueName": queue.name,
+        "active": True,
+        "podSets": [{"name": POD_SET, "count": resolution.layout.hosts, "template": _template(job, worker)}],
+    }
+    if queue.priority is not None:
+        spec |= _priority(queue.priority, queue.version)
+    meta = metadata(job, workload_name(job.name, job.uid), job_labels(job.name))
+    meta["labels"][f"{constants.KUEUE_GROUP}/job-uid"] = job.uid
+    return {"apiVersion": queue.version, "kind": "Workload", "metadata": meta, "spec": spec}
+
+
+def _template(job: TPUTrainingJob, worker: Object) -> Object:
+    """Without the affinity of slices to node pools, which is another one for each slice."""
+    spec = worker["spec"]
+    chosen: Object = {name: spec[name] for name in _SPEC if name in spec}
+    chosen["containers"] = [
+        {name: container[name] for name in _CONTAINER if name in container} for container in spec["containers"]
+    ]
+    if node_affinity := (spec.get("affinity") or {}).get("nodeAffinity"):
+        chosen["affinity"] = {"nodeAffinity": node_affinity}
+    return {"metadata": {"labels": job_labels(job.name)}, "spec": chosen}
+
+
+def _priority(priority: Priority, version: str) -> Object:
+    is_own = priority.group == constants.KUEUE_GROUP
+    if version.endswith("/v1beta1"):
+        source = f"{priority.group}/{'workloadpriorityclass' if is_own else 'priorityclass'}"
+        return {"priority": priority.value, "priorityClassName": priority.name, "priorityClassSource": source}
+    kind = "WorkloadPriorityClass" if is_own else "PriorityClass"
+    return {
+        "priority": priority.value,
+        "priorityClassRef": {"group": priority.group, "kind": kind, "name": priority.name},
+    }
+
+
+def placed(pod: Object, placement: Placement) -> Object:
+    """The worker's pod with what Kueue adds. Where it has a value of its own, that one stays: see `conflicts`."""
+    meta, spec = dict(pod["metadata"]), dict(pod["spec"])
+    for name, values in (("labels", placement.labels), ("annotations", placement.annotations)):
+        meta[name] = {key: value for key, (value, _) in values.items()} | (meta.get(name) or {})
+    selector = {key: value for key, (value, _) in placement.node_selector.items()} | (spec.get("nodeSelector") or {})
+    if selector:
+        spec["nodeSelector"] = selector
+    known = list(spec.get("tolerations") or ())
+    spec["tolerations"] = [*known, *(each for each in placement.tolerations if each not in known)]
+    return {**pod, "metadata": meta, "spec": spec}
+
+
+def conflicts(pod: Object, placement: Placement) -> list[str]:
+    """Values that Kueue and the job ask for and that differ, each with who asks for it."""
+    own = {
+        "labels": (pod["metadata"].get("labels") or {}, placement.labels),
+        "annotations": (pod["metadata"].get("annotations") or {}, placement.annotations),
+        "nodeSelector": (pod["spec"].get("nodeSelector") or {}, placement.node_selector),
+    }
+    found = [
+        conflict(name, key, (has[key], "the job"), asked)
+        for name, (has, wanted) in own.items()
+        for key, asked in wanted.items()
+        if key in has and has[key] != asked[0]
+    ]
+    return [*placement.conflicts, *found]

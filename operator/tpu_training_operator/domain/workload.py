@@ -1,0 +1,315 @@
+"""Kueue's Workload, as the planner reads and writes it.
+
+A job in a queue has one Workload, which it owns. It says what the job's workers need; Kueue says in its status whether
+the job may have it. Meaning and order of the conditions are those of Kueue's own jobs (pkg/controller/jobframework and
+pkg/workload of Kueue 0.19 and later): whoever runs the pods also reports that they are ready, gives the quota back
+after an eviction, and says when the job has finished.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.text import plain
+
+Object = Mapping[str, Any]
+
+POD_SET = "main"
+# Of a message by Kueue: it lists each flavor that does not fit.
+_LONGEST_WORDS = 1000
+# Kueue uses the name as a label's value.
+_LONGEST_NAME = 63
+_HASH = 5
+_REQUEUED_BY_KUEUE = ("Preempted", "NodeFailures")
+
+
+def workload_name(job: str, uid: str) -> str:
+    """Unlike that of any other job of the same name."""
+    digest = hashlib.sha256(f"{constants.GROUP}/{constants.KIND}/{job}/{uid}".encode()).hexdigest()[:_HASH]
+    return f"{constants.KIND.lower()}-{job}"[: _LONGEST_NAME - _HASH - 1] + f"-{digest}"
+
+
+def queue_of(job: Object) -> str:
+    """The queue that the job's label names; empty if it names none."""
+    return str((job["metadata"].get("labels") or {}).get(constants.LABEL_QUEUE) or "")
+
+
+def is_in_queue(job: Object) -> bool:
+    """Whether the job has to do with Kueue: its label names a queue, or it has been in one. Without its label, a job
+    stays in the queue whose quota it uses."""
+    if has_finished(job):
+        return owes_an_end(job)
+    return bool(queue_of(job)) or _admitted(job) is not None
+
+
+def owes_an_end(job: Object) -> bool:
+    """Whether the job has finished, and its Workload perhaps does not say so yet, and keeps its quota."""
+    admitted = _admitted(job)
+    return has_finished(job) and admitted is not None and admitted.get("reason") != Reason.QUEUE_LEFT
+
+
+def has_finished(job: Object) -> bool:
+    return (job.get("status") or {}).get("completionTime") is not None
+
+
+def _admitted(job: Object) -> Object | None:
+    conditions: Iterable[Object] = (job.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in conditions if condition.get("type") == ConditionType.ADMITTED), None)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`raw`: as the API server returned it."""
+
+    raw: Object
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def queue(self) -> str:
+        return str(self.raw["spec"].get("queueName") or "")
+
+    @property
+    def is_active(self) -> bool:
+        return self.raw["spec"].get("active") is not False
+
+    @property
+    def is_going(self) -> bool:
+        return "deletionTimestamp" in self.raw["metadata"]
+
+    @property
+    def holds_quota(self) -> bool:
+        return self.is_true("QuotaReserved") or bool(self._status.get("admission"))
+
+    @property
+    def is_evicted(self) -> bool:
+        return self.is_true("Evicted")
+
+    @property
+    def is_finished(self) -> bool:
+        return self.is_true("Finished")
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether workers may exist. An eviction leaves the quota with the job until its workers have stopped."""
+        may = self.is_true("Admitted") and bool(self._status.get("admission")) and self.is_active
+        return may and not (self.is_evicted or self.is_finished or self.is_going)
+
+    @property
+    def cluster_queue(self) -> str:
+        return str((self._status.get("admission") or {}).get("clusterQueue") or "")
+
+    @property
+    def assignment(self) -> Object:
+        """What Kueue has assigned to the workers; empty before."""
+        assignments = (self._status.get("admission") or {}).get("podSetAssignments") or ()
+        return next((each for each in assignments if each.get("name", POD_SET) == POD_SET), {})
+
+    @property
+    def flavors(self) -> tuple[str, ...]:
+        """The ResourceFlavors of the assignment, each once."""
+        return tuple(dict.fromkeys((self.assignment.get("flavors") or {}).values()))
+
+    @property
+    def updates(self) -> list[tuple[str, Object]]:
+        """What the admission checks add to the workers' pods, with the name of each check."""
+        return [
+            (str(check.get("name")), update)
+            for check in self._status.get("admissionChecks") or ()
+            for update in check.get("podSetUpdates") or ()
+            if update.get("name", POD_SET) == POD_SET
+        ]
+
+    def is_true(self, kind: str) -> bool:
+        return self.condition(kind).get("status") == "True"
+
+    def condition(self, kind: str) -> Object:
+        return self._conditions.get(kind, {})
+
+    @cached_property
+    def _conditions(self) -> Mapping[str, Object]:
+        return {condition["type"]: condition for condition in self._status.get("conditions") or ()}
+
+    @property
+    def _status(self) -> Object:
+        return self.raw.get("status") or {}
+
+    def waits_for(self) -> str:
+        """Why the job is not admitted, with Kueue's own reason and words."""
+        if self.is_evicted:
+            return f"evicted by Kueue, {self._words('Evicted')}"
+        if not self.is_true("QuotaReserved"):
+            said = self._words("QuotaReserved")
+            return said or "Kueue has not considered the job yet"
+        checks = self._status.get("admissionChecks") or ()
+        unready = [check for check in checks if check.get("state") != "Ready"]
+        lines = [_sentence(f"admission check {check.get('name')}", check.get("state"), check) for check in unready]
+        return f"quota is reserved in {self.cluster_queue}; " + ("; ".join(lines) or self._words("Admitted"))
+
+    def _words(self, kind: str) -> str:
+        condition = self.condition(kind)
+        return _sentence("", condition.get("reason"), condition) if condition else ""
+
+    # What the job's own controller writes.
+
+    def with_pods_ready(self, are_ready: bool, now: str) -> dict[str, Any] | None:
+        """Tells Kueue whether the workers run; None if it knows. Kueue evicts a job whose workers do not start, or do
+        not recover, within the times in its configuration."""
+        before = self.condition("PodsReady")
+        value, reason = _pods_ready(before, are_ready)
+        if (before.get("status"), before.get("reason")) == (value, reason):
+            return None
+        message = "all workers are ready" if are_ready else "some workers are not ready"
+        return self._with_status(self._all_but(), self._set("PodsReady", value, reason, message, now))
+
+    def without_quota(self, now: str) -> dict[str, Any]:
+        """Gives the quota back after an eviction. Kueue alone decides what is next."""
+        evicted = self.condition("Evicted")
+        reason, message = str(evicted.get("reason") or "Evicted"), str(evicted.get("message") or "")
+        again = "True" if reason in _REQUEUED_BY_KUEUE else "False"
+        status = self._all_but("admission")
+        if self.is_true("Admitted"):
+            used = max(0, _seconds(self.condition("Admitted").get("lastTransitionTime"), now))
+            before = self._status.get("accumulatedPastExecutionTimeSeconds") or 0
+            status["accumulatedPastExecutionTimeSeconds"] = before + used
+        changes = (
+            self._set("QuotaReserved", "False", "Pending", message, now),
+            self._set("Admitted", "False", "NoReservation", "The workload has no reservation", now),
+            self._set("Requeued", again, reason, message, now),
+            self._set("PodsReady", "False", "WaitForStart", "no worker runs", now),
+        )
+        return self._with_status(status, *changes)
+
+    def finished(self, has_succeeded: bool, message: str, now: str) -> dict[str, Any]:
+        reason = "Succeeded" if has_succeeded else "Failed"
+        return self._with_status(self._all_but(), self._set("Finished", "True", reason, message, now))
+
+    def with_active(self, active: bool) -> dict[str, Any]:
+        return {**self.raw, "spec": {**self.raw["spec"], "active": active}}
+
+    def with_queue(self, queue: str) -> dict[str, Any]:
+        return {**self.raw, "spec": {**self.raw["spec"], "queueName": queue}}
+
+    def _set(self, kind: str, value: str, reason: str, message: str, now: str) -> dict[str, Any]:
+        before = self.condition(kind)
+        return {
+            "type": kind,
+            "status": value,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == value else now,
+            "observedGeneration": self.raw["metadata"].get("generation", 1),
+        }
+
+    def _all_but(self, *names: str) -> dict[str, Any]:
+        return {name: value for name, value in self._status.items() if name not in names}
+
+    def _with_status(self, status: dict[str, Any], *changed: dict[str, Any]) -> dict[str, Any]:
+        conditions = {**self._conditions, **{condition["type"]: condition for condition in changed}}
+        return {**self.raw, "status": {**status, "conditions": list(conditions.values())}}
+
+
+def _pods_ready(before: Object, are_ready: bool) -> tuple[str, str]:
+    has_run = before.get("status") == "True" or before.get("reason") in ("WaitForRecovery", "Recovered")
+    if are_ready:
+        recovers = before.get("reason") in ("WaitForRecovery", "Recovered")
+        return "True", "Recovered" if recovers else "Started"
+    return "False", "WaitForRecovery" if has_run else "WaitForStart"
+
+
+def _sentence(subject: str, reason: Any, said: Object) -> str:
+    message = " ".join(plain(str(said.get("message") or "")).split())[:_LONGEST_WORDS]
+    return ": ".join(part for part in (subject, plain(str(reason or "")), message) if part)
+
+
+def _seconds(since: Any, now: str) -> int:
+    try:
+        began, ended = (datetime.fromisoformat(str(time).upper()) for time in (since, now))
+        return int((ended - began).total_seconds())
+    except (ValueError, TypeError):
+        return 0
+
+
+@dataclass(frozen=True)
+class Priority:
+    """`group`: of the class that names it, Kueue's own or Kubernetes'."""
+
+    group: str
+    name: str
+    value: int
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What the cluster says about a job in a queue. `name`: what the job's label says. `version`: of Kueue's API; empty
+    if the cluster has none. `flavors`: the ResourceFlavors of the assignment. `problem`: what is missing for the job to
+    be queued or placed, and what would help."""
+
+    name: str
+    version: str = ""
+    workload: Workload | None = None
+    flavors: tuple[Object, ...] = ()
+    priority: Priority | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What Kueue adds to the workers' pods, each value with its origin. `conflicts`: two origins that ask for different
+    values; nothing is overwritten."""
+
+    labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    annotations: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    node_selector: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    tolerations: tuple[Object, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+
+def placement_of(queue: Queue) -> Placement:
+    """From the flavors, then from the admission checks."""
+    workload = queue.workload
+    if workload is None:
+        return Placement()
+    labels, annotations, selector = _Values("labels"), _Values("annotations"), _Values("nodeSelector")
+    tolerations: list[Object] = []
+    for flavor in queue.flavors:
+        spec, origin = flavor.get("spec") or {}, f"ResourceFlavor {flavor['metadata']['name']}"
+        selector.add(spec.get("nodeLabels"), origin)
+        _add(tolerations, spec.get("tolerations"))
+    for check, update in workload.updates:
+        origin = f"admission check {check}"
+        labels.add(update.get("labels"), origin)
+        annotations.add(update.get("annotations"), origin)
+        selector.add(update.get("nodeSelector"), origin)
+        _add(tolerations, update.get("tolerations"))
+    conflicts = (*labels.conflicts, *annotations.conflicts, *selector.conflicts)
+    return Placement(labels.found, annotations.found, selector.found, tuple(tolerations), conflicts)
+
+
+class _Values:
+    def __init__(self, field_name: str) -> None:
+        self._field = field_name
+        self.found: dict[str, tuple[str, str]] = {}
+        self.conflicts: list[str] = []
+
+    def add(self, values: Mapping[str, str] | None, origin: str) -> None:
+        for key, value in (values or {}).items():
+            known, before = self.found.setdefault(key, (value, origin))
+            if known != value:
+                self.conflicts.append(conflict(self._field, key, (known, before), (value, origin)))
+
+
+def conflict(field_name: str, key: str, first: tuple[str, str], second: tuple[str, str]) -> str:
+    """Two values and who asks for them."""
+    return f"{field_name} {key}: {first[1]} asks for {first[0]!r}, {second[1]} for {second[0]!r}"
+
+
+def _add(tolerations: list[Object], more: Iterable[Object] | None) -> None:
+    tolerations += [toleration for toleration in more or () if toleration not in tolerations]

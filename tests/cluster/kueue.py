@@ -1,0 +1,43 @@
+"""Kueue's own definitions, from its Go module: pinned and checksummed in go/kueue, downloaded once, never copied here.
+
+Only the definitions. Kueue itself would need a certificate manager or minutes of its own; the tests write what its
+scheduler writes.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from tests.cluster import processes, toolchain
+from tests.cluster.binaries import GO_MODULES, BuildError
+from tests.cluster.control_plane import ControlPlane
+
+MODULE = "sigs.k8s.io/kueue"
+_KINDS = ("workloads", "resourceflavors", "workloadpriorityclasses")
+
+
+def definitions() -> list[Path]:
+    """The files of the definitions that the operator meets. Raises ToolchainMissing, BuildError."""
+    go = toolchain.find("go", purpose="download Kueue's definitions", install="Go 1.26 or newer")
+    done = subprocess.run(
+        processes.launched((go, "mod", "download", "-json", MODULE)),
+        cwd=GO_MODULES / "kueue",
+        env=os.environ | {"GOFLAGS": "-mod=readonly", "GOWORK": "off"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BuildError(f"go mod download {MODULE} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    folder = Path(json.loads(done.stdout)["Dir"]) / "config" / "components" / "crd" / "bases"
+    return [folder / f"kueue.x-k8s.io_{kind}.yaml" for kind in _KINDS]
+
+
+def install(cluster: ControlPlane) -> None:
+    """Kueue's definitions are served, and Kueue itself is not there."""
+    for file in definitions():
+        # Too large for the annotation that a client-side apply writes.
+        cluster.kubectl("apply", "--server-side", "-f", str(file))
+    for kind in _KINDS:
+        cluster.wait_established(f"{kind}.kueue.x-k8s.io")

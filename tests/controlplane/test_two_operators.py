@@ -1,0 +1,141 @@
+"""Two operators that share a Lease, as their own processes: one works, and when it dies, the other takes over."""
+
+import json
+import socket
+import ssl
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.ports import LOOPBACK, free_port
+from tests.cluster.processes import wait_until
+from tests.controlplane.jobs import Namespace, digits
+from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
+from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
+
+NAME = "tpu-training-operator"
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def space(control_plane: ControlPlane, job_definition: None, namespace: str) -> Iterator[Namespace]:
+    pool = add_cpu_nodes(control_plane, 4)
+    yield Namespace(control_plane, namespace)
+    remove_nodes(control_plane, pool)
+
+
+class Pair:
+    """Two operators. `ports`: of their progress services."""
+
+    def __init__(self, space: Namespace) -> None:
+        self._space = space
+        prepare(space)
+        self.ports = [free_port(), free_port()]
+        self.operators = [
+            OperatorProcess(space.cluster, space.name, f"operator-{number}", *arguments(space.name, port))
+            for number, port in enumerate(self.ports)
+        ]
+
+    def leader(self) -> int:
+        found: list[int] = []
+
+        def one_works() -> bool:
+            found[:] = [number for number, operator in enumerate(self.operators) if operator.works]
+            return len(found) == 1
+
+        wait_until(one_works, timeout=60, what="one of the operators works")
+        return found[0]
+
+    def transitions(self) -> int:
+        return int(json.loads(self._space.kubectl("get", "lease", NAME, "-o", "json"))["spec"]["leaseTransitions"])
+
+
+def arguments(namespace: str, port: int) -> tuple[str, ...]:
+    own = f"{NAME}.{namespace}"
+    return (f"--lease={own}", f"--pod-address={LOOPBACK}", f"--progress-service={own}", f"--progress-port={port}")
+
+
+def prepare(space: Namespace) -> None:
+    """What the chart creates besides the operators: a Lease and a Secret, both empty, and the rights to them."""
+    for file in ("lease_rbac.yaml", "progress_rbac.yaml"):
+        space.kubectl("apply", "-f", str(HERE / file))
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": space.name}
+    roles = [("Role", f"{NAME}-lease"), ("Role", f"{NAME}-progress"), ("ClusterRole", f"{NAME}-progress")]
+    objects = [
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": f"{kind}Binding",
+            "metadata": {"name": f"{role}-{space.name}"},
+            "roleRef": {"apiGroup": group, "kind": kind, "name": role},
+            "subjects": [subject],
+        }
+        for kind, role in roles
+    ]
+    objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{NAME}-tls"}})
+    objects.append({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NAME}})
+    space.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(objects))
+
+
+@pytest.fixture
+def pair(space: Namespace) -> Iterator[Pair]:
+    pair = Pair(space)
+    for operator in pair.operators:
+        operator.start()
+    yield pair
+    for operator in pair.operators:
+        # The story may have stopped it.
+        with suppress(KeyError):
+            operator.stop()
+
+
+def uids(space: Namespace) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in space.pods()}
+
+
+def reaches_the_service(space: Namespace, port: int) -> bool:
+    """Whether the port leads to a server with the certificate that workers trust."""
+    secret = json.loads(space.kubectl("get", "secret", f"{NAME}-tls", "-o", "json"))
+    trust = ssl.create_default_context(cadata=b64decode(secret["data"][CA_CERTIFICATE_KEY]).decode())
+    try:
+        with (
+            socket.create_connection((LOOPBACK, port), timeout=10) as connection,
+            trust.wrap_socket(connection, server_hostname=f"{NAME}.{space.name}.svc"),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace, pair: Pair) -> None:
+    first = pair.leader()
+    space.apply(digits())
+    space.wait_for_state("Running")
+    assert all(reaches_the_service(space, port) for port in pair.ports), "at each of the two"
+
+    pair.operators[first].kill()
+    space.finish("digits-1-0-1", exit_code=137)
+    status = space.wait_for_state("Running", attempt=2)
+    gang = uids(space)
+    assert sorted(name for name in gang if name.startswith("digits-2-")) == [f"digits-2-0-{host}" for host in range(4)]
+    assert status["restarts"]["byClass"] == {"Infrastructure": 1}
+    assert reaches_the_service(space, pair.ports[1 - first])
+
+    # The one that was killed is back, and waits. Then the other ends as in a rollout.
+    pair.operators[first].start()
+    assert not pair.operators[first].works
+    pair.operators[1 - first].stop()
+    wait_until(lambda: pair.operators[first].works, timeout=30, what="the first one works again")
+    for host in range(4):
+        space.finish(f"digits-2-0-{host}")
+    assert space.wait_for_state("Succeeded")["attempt"] == 2
+    assert uids(space) == gang
+    assert pair.transitions() == 3
+    reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
+    assert [reasons.count(reason) for reason in ("AttemptStarted", "Restarting", "Succeeded")] == [1, 1, 1]

@@ -1,0 +1,280 @@
+"""A job in one of Kueue's queues, step by step."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.planner import kubelet, kueue
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import look, one_pass
+from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
+from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.status import State
+
+
+def given_a_queued_job(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
+    cluster = given_a_job(changes, listens=listens)
+    kueue.put_in_queue(cluster)
+    one_pass(cluster)
+    return cluster
+
+
+def given_a_running_job(changes: dict[str, Any] | None = None) -> ModelCluster:
+    cluster = given_a_queued_job(changes)
+    kueue.admit(cluster)
+    all_passes(cluster)
+    return cluster
+
+
+def all_passes(cluster: ModelCluster, times: int = 6) -> None:
+    for _ in range(times):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        all_are_ready(cluster)
+
+
+def test_a_job_without_a_queue_makes_no_request_about_one() -> None:
+    cluster = given_a_job()
+    for _ in range(4):
+        one_pass(cluster)
+        reads = cluster.operator._connection.requests.reads
+        assert not [read for read in reads if "Workload" in read or "Flavor" in read]
+    assert kueue.workload(cluster) is None
+
+
+def test_a_queued_job_has_a_workload_for_all_its_workers_and_no_worker() -> None:
+    cluster = given_a_queued_job()
+    body = kueue.seen(cluster).raw
+    (pod_set,) = body["spec"]["podSets"]
+    assert (body["spec"]["queueName"], pod_set["count"]) == ("research", 4)
+    assert pod_set["template"]["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+    assert cluster.status.state is State.QUEUED
+    assert cluster.status.attempt == 0
+    assert cluster.pods == {}
+    assert one_pass(cluster).again == timedelta(seconds=15)
+    assert cluster.pods == {}
+
+
+def test_the_status_says_in_kueues_words_why_the_job_waits() -> None:
+    cluster = given_a_queued_job()
+    kueue.pend(cluster, "WaitingForQuota", "insufficient unused quota for google.com/tpu in flavor v5e-spot")
+    one_pass(cluster)
+    expected = "queue research: WaitingForQuota: insufficient unused quota for google.com/tpu in flavor v5e-spot"
+    assert ready_message(cluster) == expected
+
+
+def test_reserved_quota_is_not_enough() -> None:
+    cluster = given_a_queued_job()
+    check = {"name": "dws", "state": "Pending", "message": "the request is not provisioned yet"}
+    kueue.reserve(cluster, admissionChecks=[check])
+    all_passes(cluster)
+    assert (cluster.status.attempt, cluster.pods) == (0, {})
+    assert "admission check dws: Pending: the request is not provisioned yet" in ready_message(cluster)
+
+
+def test_an_admitted_job_runs_where_its_flavor_is() -> None:
+    cluster = given_a_running_job()
+    assert cluster.status.state is State.RUNNING
+    for pod in cluster.pods.values():
+        assert pod["spec"]["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+        assert kueue.FLAVOR["spec"]["tolerations"][0] in pod["spec"]["tolerations"]
+        kueue_labels = [key for key in pod["metadata"]["labels"] if "kueue" in key]
+        assert kueue_labels == []
+
+
+def test_what_admission_checks_ask_for_reaches_the_pods() -> None:
+    cluster = given_a_queued_job()
+    annotations = {"autoscaling.x-k8s.io/consume-provisioning-request": "digits-1"}
+    update = {"name": "main", "annotations": annotations, "nodeSelector": {"zone": "a"}}
+    kueue.admit(cluster, admissionChecks=[{"name": "dws", "state": "Ready", "podSetUpdates": [update]}])
+    all_passes(cluster)
+    assert len(cluster.pods) == 4
+    for pod in cluster.pods.values():
+        assert annotations.items() <= pod["metadata"]["annotations"].items()
+        assert pod["spec"]["nodeSelector"]["zone"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("selector", "said"),
+    [
+        (
+            {"cloud.google.com/gke-tpu-topology": "2x2"},
+            "nodeSelector cloud.google.com/gke-tpu-topology: the job asks for '4x4', admission check dws for '2x2'",
+        ),
+        (
+            {"cloud.google.com/gke-spot": "false"},
+            "nodeSelector cloud.google.com/gke-spot: ResourceFlavor v5e-spot asks for 'true', admission check dws for"
+            " 'false'",
+        ),
+    ],
+)
+def test_a_conflict_of_values_is_said_and_nothing_is_created(selector: dict[str, str], said: str) -> None:
+    cluster = given_a_queued_job()
+    update = {"name": "main", "nodeSelector": selector}
+    kueue.admit(cluster, admissionChecks=[{"name": "dws", "state": "Ready", "podSetUpdates": [update]}])
+    all_passes(cluster)
+    assert cluster.pods == {}
+    assert (cluster.status.state, reason(cluster.status)[1]) == (State.BLOCKED, "PlacementConflict")
+    assert said in ready_message(cluster)
+
+
+def test_an_evicted_gang_saves_and_stops_before_its_quota_is_given_back() -> None:
+    cluster = given_a_running_job()
+    kueue.evict(cluster)
+    one_pass(cluster)
+    assert cluster.status.state is State.QUEUED
+    assert reason(cluster.status, ConditionType.ADMITTED) == ("False", "Evicted")
+    assert len(cluster.pods) == 4
+    assert described(look(cluster)) == [f"delete Pod digits-1-0-{host}" for host in range(4)]
+    one_pass(cluster)
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.pods.values())
+    assert kueue.seen(cluster).holds_quota
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    assert not kueue.seen(cluster).holds_quota
+    assert kueue.seen(cluster).condition("Requeued")["status"] == "True"
+    assert cluster.status.restarts.by_class == {}
+
+
+def test_a_job_that_is_admitted_again_begins_its_next_attempt() -> None:
+    cluster = given_a_running_job()
+    kueue.evict(cluster, "PodsReadyTimeout")
+    all_passes(cluster, 4)
+    assert kueue.seen(cluster).condition("Requeued")["status"] == "False"
+    kueue.works(cluster)
+    all_passes(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
+
+
+def test_a_restart_keeps_the_workload_and_its_quota() -> None:
+    cluster = given_a_running_job()
+    before = kueue.seen(cluster).raw["metadata"]["uid"]
+    assert pods_ready(cluster) == ("True", "Started")
+    kubelet.end(cluster, cluster.pods["digits-1-0-2"], 137)
+    for _ in range(3):
+        one_pass(cluster)
+    assert kueue.seen(cluster).holds_quota
+    assert pods_ready(cluster) == ("False", "WaitForRecovery")
+    kubelet.sweep(cluster)
+    cluster.now += timedelta(minutes=10)
+    all_passes(cluster)
+    assert (cluster.status.attempt, cluster.status.state) == (2, State.RUNNING)
+    assert kueue.seen(cluster).raw["metadata"]["uid"] == before
+    assert pods_ready(cluster) == ("True", "Recovered")
+
+
+def pods_ready(cluster: ModelCluster) -> tuple[str, str]:
+    found = kueue.seen(cluster).condition("PodsReady")
+    return str(found.get("status")), str(found.get("reason"))
+
+
+def test_a_gang_that_starts_is_known_to_wait() -> None:
+    cluster = given_a_queued_job()
+    kueue.admit(cluster)
+    one_pass(cluster)
+    one_pass(cluster)
+    assert len(cluster.pods) == 4
+    assert pods_ready(cluster) == ("False", "WaitForStart")
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, "Succeeded"), (1, "Failed")])
+def test_the_workload_has_finished_when_no_worker_is_active(code: int, said: str) -> None:
+    cluster = given_a_running_job({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 0}}}})
+    if code:
+        kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
+    else:
+        all_finish(cluster)
+    one_pass(cluster)
+    assert str(cluster.status.state) == said
+    one_pass(cluster)
+    if code:
+        assert not kueue.seen(cluster).is_finished
+        kubelet.sweep(cluster)
+        one_pass(cluster)
+    assert kueue.seen(cluster).condition("Finished")["reason"] == said
+    assert reason(cluster.status, ConditionType.ADMITTED) == ("False", "QueueLeft")
+    assert described(look(cluster)) == []
+
+
+def test_a_suspended_job_leaves_the_queue_and_a_resumed_one_returns() -> None:
+    cluster = given_a_running_job()
+    cluster.edit_run_policy(suspend=True)
+    all_passes(cluster, 3)
+    assert not kueue.seen(cluster).is_active
+    kueue.works(cluster)
+    all_passes(cluster, 2)
+    assert not kueue.seen(cluster).holds_quota
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert cluster.status.state is State.QUEUED
+    assert kueue.seen(cluster).is_active
+    kueue.works(cluster)
+    all_passes(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
+
+
+def test_a_job_suspended_from_the_start_has_no_workload_and_holds_no_quota() -> None:
+    cluster = given_a_queued_job({"spec.runPolicy": {"suspend": True}})
+    all_passes(cluster)
+    assert kueue.workload(cluster) is None
+
+
+def test_a_job_that_kueue_has_deactivated_says_how_to_go_on() -> None:
+    cluster = given_a_running_job()
+    kueue.workload(cluster)["spec"]["active"] = False
+    kueue.works(cluster)
+    all_passes(cluster, 5)
+    assert not kueue.seen(cluster).holds_quota
+    assert not kueue.seen(cluster).is_active, "only its owner may activate it again"
+    assert (cluster.status.state, reason(cluster.status)[1]) == (State.BLOCKED, "Deactivated")
+    assert "suspend and resume the job" in ready_message(cluster)
+
+
+def test_a_gang_whose_workload_is_deleted_stops_and_queues_again() -> None:
+    cluster = given_a_running_job()
+    name = kueue.seen(cluster).name
+    del cluster.others[f"Workload/{name}"]
+    all_passes(cluster, 2)
+    assert kueue.workload(cluster) is None, "while workers are active"
+    all_passes(cluster, 2)
+    assert kueue.workload(cluster) is not None
+    assert (cluster.status.state, cluster.pods) == (State.QUEUED, {})
+
+
+def test_a_lost_status_of_an_admitted_gang_stops_nobody() -> None:
+    cluster = given_a_running_job()
+    uids = {pod["metadata"]["uid"] for pod in cluster.pods.values()}
+    cluster.job["status"] = {}
+    cluster.now += timedelta(minutes=10)
+    all_passes(cluster)
+    assert {pod["metadata"]["uid"] for pod in cluster.pods.values()} == uids
+    assert cluster.status.state is State.RUNNING
+    assert reason(cluster.status, ConditionType.ADMITTED) == ("True", "Admitted")
+
+
+def test_a_job_that_changes_its_queue_before_admission_waits_in_the_other() -> None:
+    cluster = given_a_queued_job()
+    cluster.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "production"
+    one_pass(cluster)
+    assert kueue.seen(cluster).queue == "production"
+
+
+def test_a_missing_flavor_is_said() -> None:
+    cluster = given_a_queued_job()
+    cluster.flavors.clear()
+    kueue.admit(cluster)
+    all_passes(cluster)
+    assert cluster.pods == {}
+    assert "ResourceFlavor v5e-spot does not exist" in ready_message(cluster)
+
+
+def test_queued_provisioning_without_a_queue_is_refused() -> None:
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    cluster = given_a_job({"spec.slice": slices})
+    one_pass(cluster)
+    assert cluster.status.state is State.INVALID
+    assert "spec.slice.provisioning.queued: queued provisioning needs a queue" in ready_message(cluster)
+    with_queue = given_a_queued_job({"spec.slice": slices})
+    assert with_queue.status.state is State.QUEUED
