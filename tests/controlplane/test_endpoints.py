@@ -15,8 +15,9 @@ from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
 
-HOSTS = 256
-LARGE = {"acceleratorType": "v5p-2048", "hardware": "CPU"}
+# More than the 100 addresses that Kubernetes itself would put into one EndpointSlice.
+HOSTS = 128
+LARGE = {"acceleratorType": "v5p-1024", "hardware": "CPU"}
 SECONDS = 300
 
 

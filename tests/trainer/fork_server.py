@@ -30,7 +30,7 @@ from tpu_training_operator.local.fork_server import LONGEST_ANSWER, request
 READ_LATER = (
     *("MASTER_", "TPUJOB_", "KUBEFLOW_", "STORAGE_EMULATOR_HOST"),
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE"),
-    *("TEST_", "HOOK_CALLS", "PYTEST_CURRENT_TEST"),
+    *("TEST_", "HOOK_CALLS", "PYTEST_CURRENT_TEST", "SCRIPT_FOLDER", "MAX_STEPS"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 

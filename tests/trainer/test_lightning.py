@@ -12,7 +12,7 @@ import pytorch_lightning as lightning
 import torch
 from torch import nn
 
-from tests.trainer import lightning_tasks
+from tests.trainer import fork_server, lightning_tasks
 from tests.trainer.gang import Launcher, run_spec
 from tpu_trainer.data import permutation
 
@@ -54,7 +54,8 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", ["torch", "xla"])
 def test_a_lightning_module_on_two_hosts_trains_and_validates_as_by_hand(launcher: Launcher, backend: str) -> None:
-    gang = launcher.start(spec(backend=backend, hosts=2))
+    packages = fork_server.LIGHTNING if backend == "torch" else fork_server.XLA
+    gang = launcher.start(spec(backend=backend, hosts=2), packages=packages)
     assert gang.wait() == [0, 0], gang.output()
     losses, metrics = by_hand()
     assert gang.losses() == pytest.approx(losses, abs=CLOSE)
@@ -82,6 +83,7 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
     recorded = tmp_path / "calls.json"
     gang = launcher.start(
         spec(replicas=1, batch=batch) | {"entrypoint": "tests.trainer.lightning_tasks:Recorder"},
+        packages=fork_server.LIGHTNING,
         HOOK_CALLS=str(recorded),
     )
     assert gang.wait() == [0], gang.output()
@@ -102,11 +104,11 @@ def test_hooks_are_called_in_lightnings_order_at_lightnings_places(launcher: Lau
 def test_a_lightning_module_continues_exactly_with_its_scheduler_and_epoch(launcher: Launcher, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoint = {"uri": str(checkpoints), "everySteps": 4, "keep": 9}
-    whole = launcher.start(spec(backend="torch", checkpoint=checkpoint))
+    whole = launcher.start(spec(backend="torch", checkpoint=checkpoint), packages=fork_server.LIGHTNING)
     assert whole.wait() == [0], whole.output()
     (last,) = checkpoints.glob("step-00000006-*")
     shutil.rmtree(last)
-    rest = launcher.start(spec(backend="torch", checkpoint=checkpoint))
+    rest = launcher.start(spec(backend="torch", checkpoint=checkpoint), packages=fork_server.LIGHTNING)
     assert rest.wait() == [0], rest.output()
     assert rest.losses() == whole.losses()[4:]
     metrics, expected = rest.hosts[0].message()["metrics"], whole.hosts[0].message()["metrics"]

@@ -63,7 +63,8 @@ def test_a_well_known_script_learns_as_a_task(
 def test_the_own_loop_of_the_examples_stops_on_all_hosts_after_the_same_step_and_continues(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
+    # The frameworks' process forks these workers, too.
+    place = {**ON_CPU, "TPUJOB_CHECKPOINT_URI": str(tmp_path)}
     gang = launcher.start(own_loop(trainSteps=10**6), "examples.own_loop", packages=FRAMEWORKS, **place)
     gang.hosts[0].wait_for("step 100:")
     gang.hosts[1].process.send_signal(signal.SIGTERM)
