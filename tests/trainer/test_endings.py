@@ -27,6 +27,8 @@ def test_an_exception_in_the_loss_ends_its_host_with_1_and_its_peers_with_69(lau
     assert gang.wait() == [ExitCode.PeerLost, ExitCode.UserError], gang.output()
     peer, failed = (host.message() for host in gang.hosts)
     assert failed["message"].splitlines()[-1] == "ValueError: the labels of this shard are broken"
+    # Steps that are done, whether or not their losses were read.
+    assert failed["step"] == 2
     assert "tests/trainer/tasks.py" in gang.hosts[1].output
     assert peer["outcome"] == "PeerLost"
     assert "a peer went away" in peer["message"]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -12,6 +11,7 @@ from tpu_training_operator.api.slice import Slice
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile
+from tpu_training_operator.cli.terminal import console
 from tpu_training_operator.domain.recipe.cost import Cost, cost_of
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 from tpu_training_operator.domain.words import count
@@ -81,10 +81,8 @@ def print_comparison(file: JobFile, found: list[Column]) -> None:
     row("learning rate", [r.recipe.learning_rate for r in resolutions])
     for name in found[0].cost.lines():
         row(name, [column.cost.lines()[name] for column in found])
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=40 + 24 * len(found))
-    console.print(table)
+    out = console(40 + 24 * len(found))
+    out.print(table)
     for resolution in resolutions:
         for warning in resolution.warnings:
-            console.print(f"[yellow]warning:[/yellow] {escape(f'{resolution.layout}: {warning}')}")
+            out.print(f"[yellow]warning:[/yellow] {escape(f'{resolution.layout}: {warning}')}")

@@ -13,6 +13,7 @@ from rich.text import Text
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.sections import headline, plain_lines, sections, state_style
+from tpu_training_operator.cli.terminal import console
 
 # A pipe has no width; lines of this length can be read and searched.
 _PIPE_WIDTH = 120
@@ -20,11 +21,8 @@ _LABEL_WIDTH = 11
 
 
 def print_report(view: JobView) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPE_WIDTH)
     rows = [(section.label, section.full, section.style) for section in sections(view, program_name())]
-    console.print(screen(f"{headline(view)} (namespace {view.namespace})", state_style(view), rows))
+    console(_PIPE_WIDTH).print(screen(f"{headline(view)} (namespace {view.namespace})", state_style(view), rows))
 
 
 def screen(
@@ -50,12 +48,12 @@ class Display(Protocol):
 
 
 @contextmanager
-def display(console: Console) -> Iterator[Display]:
-    """The display that fits the console."""
-    if not console.is_terminal:
+def display(out: Console) -> Iterator[Display]:
+    """The display that fits the console. A dumb terminal cannot draw again in place."""
+    if not out.is_terminal or out.is_dumb_terminal:
         yield Lines()
         return
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=out, auto_refresh=False) as live:
         yield LiveTable(live)
 
 

@@ -262,7 +262,7 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
         click.echo(f"  best       {best}")
     for name in WEIGHTS:
         if (directory / name).exists():
-            click.echo(f"  weights    {directory / name}")
+            click.echo(f"  weights    {directory / name} (safetensors.torch.load_file reads it)")
     if (directory / PAGE).exists():
         click.echo(f"  report     {directory / PAGE}")
     click.echo(f"  logs       {directory / 'pods'}/*/log.txt")

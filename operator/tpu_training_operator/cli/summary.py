@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.cli.job_file import JobFile
+from tpu_training_operator.cli.terminal import console
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval_text
 from tpu_training_operator.domain.recipe.comparison import Row, comparison
 from tpu_training_operator.domain.recipe.cost import Cost
 
-_NARROWEST = 100
+_PIPE_WIDTH = 140
 # Of a terminal: below it, a column of rules would be a word wide.
 _NARROWEST_TABLE = 80
 # For a loop of the user's own nobody does what these rows say, unless the loop does it.
@@ -35,21 +35,18 @@ _OWN_LOOP = (
 
 
 def print_summary(file: JobFile, warnings: list[str], cost: Cost | None = None) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # A pipe has no width, and the default of 80 would break the rules into many lines.
-        console = Console(highlight=False, width=_NARROWEST + 40)
+    out = console(_PIPE_WIDTH)
     hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
     # Not as the table's title, which would be padded with spaces to its width.
-    console.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
+    out.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
     rows = list(_rows(file, cost))
     tuned_on = "recipe" if file.job.spec.recipe.tuned_on is None else "tuned on"
-    console.print(_table(rows, tuned_on) if console.width >= _NARROWEST_TABLE else _list(rows))
+    out.print(_table(rows, tuned_on) if out.width >= _NARROWEST_TABLE else _list(rows))
     if file.job.spec.trainer.command is not None:
-        console.print(f"note: {_OWN_LOOP}", soft_wrap=True)
+        out.print(f"note: {_OWN_LOOP}", soft_wrap=True)
     for warning in warnings:
         # Always one line: a terminal wraps it, and the output of a pipe stays searchable.
-        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+        out.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
 def _table(rows: Iterable[Row], tuned_on: str) -> Table:

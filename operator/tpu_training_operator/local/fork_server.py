@@ -86,7 +86,14 @@ def _serve(control: socket.socket, packages: Iterable[str]) -> str:
                 _end(running)
             wanted, (output, answers) = json.loads(message), descriptors
             channel = socket.socket(fileno=answers)
-            if (pid := os.fork()) == 0:
+            try:
+                pid = os.fork()
+            except OSError:
+                # No process or memory left. The client sees that there is no answer.
+                os.close(output)
+                channel.close()
+                continue
+            if pid == 0:
                 os.setsid()
                 _die_with(server)
                 # Only now: whoever knows the pid may signal the session.

@@ -36,20 +36,24 @@ class Forks:
     def __init__(self) -> None:
         self._server: _Server | None = None
         self._given_up: list[_Server] = []
+        self._environment: dict[str, str] | None = None
         self._turn = asyncio.Lock()
 
     async def fork(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> WorkerProcess | None:
         """A process like one that `command` starts, with its output in `log`; None if it has to be started."""
         if not gains(command, env):
             return None
+        read = _read_by_imports(env)
+        self._environment = self._environment or read
+        if read != self._environment:
+            return None
         # One at a time: the server answers in milliseconds, and its socket holds only so many environments.
         async with self._turn:
-            if self._server is None:
-                self._server = await _Server.start(_imports(env), env)
-            if self._server.environment != _read_by_imports(env):
-                return None
-            with log.open("wb") as output, contextlib.suppress(OSError):
-                process = await self._server.fork(command[-1], env, output.fileno())
+            with contextlib.suppress(OSError):
+                if self._server is None:
+                    self._server = await _Server.start(_imports(env), env)
+                with log.open("wb") as output:
+                    process = await self._server.fork(command[-1], env, output.fileno())
                 return WorkerProcess(process) if process is not None else None
         return None
 
@@ -68,7 +72,7 @@ class Forks:
 
 
 def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether it is worth to fork what `command` would start."""
+    """Whether it saves time to fork what `command` would start."""
     is_large = int(env["TPUJOB_NUM_HOSTS"]) >= _SMALLEST_GANG and env["TPUJOB_HOST_INDEX"] != "0"
     return is_large and list(command) == TRAINER_COMMAND and sys.platform == "linux"
 
@@ -83,14 +87,9 @@ def _read_by_imports(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """`environment`: of the imports, which processes may not contradict."""
-
-    def __init__(
-        self, process: asyncio.subprocess.Process, control: socket.socket, environment: dict[str, str]
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         self._process = process
         self._control = control
-        self.environment = environment
         self.has_forked = False
 
     @classmethod
@@ -108,7 +107,7 @@ class _Server:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        return cls(process, control, _read_by_imports(env))
+        return cls(process, control)
 
     async def fork(self, module: str, env: Mapping[str, str], output: int) -> "_Forked | None":
         """None if the server has ended. The first call waits for the imports."""

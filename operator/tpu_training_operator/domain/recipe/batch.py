@@ -11,6 +11,8 @@ from tpu_training_operator.domain.words import count
 
 # The chips compute in tiles of 8 x 128 and pad any other batch to the next multiple.
 _TILE = 8
+# A judgement: where larger batches stop to pay differs widely by model and data (Shallue et al. 2018).
+_FURTHEST = 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
         ledger.warn(
             f"the global batch of {batch.total} exceeds the gradient noise scale of {noise}; a larger slice saves"
             " little time"
+        )
+    times = batch.total / recipe.global_batch_size
+    if noise is None and times > _FURTHEST:
+        ledger.warn(
+            f"the global batch is {times:.0f} times the tuned one, and no rule is known to hold that far; compare with"
+            " a slice in between first, or measure the gradient noise scale there (report.gradientNoiseScale) and set"
+            " recipe.gradientNoiseScale"
         )
     return batch
 
