@@ -14,6 +14,12 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.workload import workload
+from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.domain.workload import Priority, Queue
 
 Object = dict[str, Any]
 
@@ -140,6 +146,8 @@ def test_a_queued_job_is_admitted_evicted_admitted_again_and_finishes(
     assert body["metadata"]["ownerReferences"][0]["uid"] == space.job()["metadata"]["uid"]
     assert space.pods() == []
 
+    _the_older_version_takes_its_form_of_a_workload(space)
+
     scheduler.admit()
     space.wait_for_state("Running")
     for pod in space.pods():
@@ -164,6 +172,17 @@ def test_a_queued_job_is_admitted_evicted_admitted_again_and_finishes(
     space.wait(lambda: scheduler.says("Finished") == ("True", "Succeeded"), "Kueue knows that the job has finished")
     assert condition(space.status(), "Admitted")["reason"] == "QueueLeft"
     assert "restarts" not in space.status() or "byClass" not in space.status()["restarts"]
+
+
+def _the_older_version_takes_its_form_of_a_workload(space: Namespace) -> None:
+    body = space.job()
+    body.pop("status")
+    job = parse_job(body)
+    resolution, priority = resolve(job.spec), Priority("kueue.x-k8s.io", "urgent", 1000)
+    queue = Queue("research", "kueue.x-k8s.io/v1beta1", priority=priority)
+    wanted = workload(job, resolution, queue, worker_pod(job, resolution, WorkerId(1, 0, 0)))
+    wanted["metadata"]["name"] = "older"
+    space.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=json.dumps(wanted))
 
 
 def _queued(name: str, labels: dict[str, str]) -> Object:

@@ -74,6 +74,11 @@ class ModelCluster:
     def read(self) -> tuple[Object, list[Object]]:
         return copied(self.job), copied(list(self.pods.values()))
 
+    def read_all(self) -> tuple[Object, list[Object], Object | None]:
+        """With the Workload of the job, if it has one."""
+        own = (body for body in self.others.values() if body["kind"] == "Workload" and not self.is_orphan(body))
+        return *self.read(), copied(next(own, None))
+
     def create(self, body: Object) -> Object:
         if body["kind"] == "Event":
             self.events.append(body)

@@ -40,7 +40,8 @@ from tpu_training_operator.runtime.records import keep_job, keep_pod
 T = TypeVar("T")
 
 KEY = JobKey("default", "digits")
-View = tuple[Object, list[Object]]
+# Job and pods, and the Workload if that is of interest.
+View = tuple[Object, list[Object]] | tuple[Object, list[Object], Object | None]
 
 # Shared by thousands of passes.
 _loop = asyncio.new_event_loop()
@@ -83,6 +84,8 @@ class Requests:
             return copied(self.seen[0]) if self.seen else self.cluster.read_job()
         if resource.kind == "ResourceFlavor":
             return self._flavor(name)
+        if resource.kind == "Workload" and self.seen is not None and len(self.seen) == 3:
+            return _existing(self.seen[2], name)
         found = self.cluster.pods.get(name) if resource is PODS else self.cluster.others.get(f"{resource.kind}/{name}")
         if found is None:
             raise NotFound(404, "NotFound", f"there is no {name}")
@@ -157,6 +160,12 @@ class Requests:
         if trouble:
             raise trouble.error
         return result
+
+
+def _existing(found: Object | None, name: str) -> Object:
+    if found is None or found["metadata"]["name"] != name:
+        raise NotFound(404, "NotFound", f"there is no {name}")
+    return copied(found)
 
 
 @dataclass(frozen=True)

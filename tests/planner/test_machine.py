@@ -95,7 +95,7 @@ class Gang(Surroundings):
     def begin_to_watch(self) -> None:
         self.status = self.cluster.status
         self.ledger = Ledger(self.limits, self.window)
-        self.memory = [self.cluster.read()]
+        self.memory = [self.cluster.read_all()]
         self.names_are_late = False
         # Workers that the second operator created after their attempt was over.
         self.late: set[str] = set()
@@ -195,7 +195,7 @@ class Gang(Surroundings):
     def a_pass_of_the_second_operator_on_what_it_read_long_ago(self, data: st.DataObject, effects: int | None) -> None:
         read_job = data.draw(st.integers(0, len(self.memory) - 1), label="job read at")
         read_pods = data.draw(st.integers(read_job, len(self.memory) - 1), label="pods read at")
-        seen = self.memory[read_job][0], self.memory[read_pods][1]
+        seen = self.memory[read_job][0], self.memory[read_pods][1], self.memory[read_job][2]
         known = Status.read(seen[0].get("status")).attempt
         newer = [copied(pod) for pod in self.own_pods() if attempt_of(pod) > known]
         before, was_there = self.cluster.status, not self.cluster.job_is_gone
@@ -226,7 +226,7 @@ class Gang(Surroundings):
         if after.attempt > before.attempt:
             self.step = self.saved
         self.status = after
-        self.memory = [*self.memory, self.cluster.read()][-LONGEST_MEMORY:]
+        self.memory = [*self.memory, self.cluster.read_all()][-LONGEST_MEMORY:]
 
     def nothing_is_shown_that_no_worker_has_said(self, status: Status) -> None:
         if progress := status.progress:
