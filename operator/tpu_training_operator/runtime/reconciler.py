@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pydantic import ValidationError
-
 from tpu_training_operator.api.conditions import ConditionType, EventReason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import Status
@@ -249,7 +247,7 @@ class Reconciler:
                 after = retrying(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)
-        except (ApiError, ValidationError) as failure:
+        except ApiError as failure:
             log.warning("the status cannot say why passes fail: %s", failure, extra={"job": str(key)})
         event = Event(EventReason.RETRYING, message, warning=True)
         if is_news and await send_events(self._cluster, (event,), job, self._clock()):

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from pydantic import ValidationError
-
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
@@ -64,11 +62,7 @@ def _key(job: Object) -> JobKey:
 
 
 def _state(job: Object) -> State | None:
-    try:
-        return Status.read(job.get("status")).state
-    except ValidationError:
-        # Its own pass reports what is wrong; the other jobs must not suffer.
-        return None
+    return Status.read(job.get("status")).state
 
 
 def _may_need_a_pass(job: Object, now: datetime) -> bool:

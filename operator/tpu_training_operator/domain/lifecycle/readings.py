@@ -32,7 +32,7 @@ class Readings:
         self._known: OrderedDict[bytes, Reading | Status] = OrderedDict()
 
     def status(self, body: Any) -> Status:
-        """The status in `body`, which may be absent. Raises pydantic.ValidationError."""
+        """The status in `body`, which may be absent."""
         return cast("Status", self._remembered({"status": body}, lambda: Status.read(body)))
 
     def job(self, body: Mapping[str, Any]) -> Reading:
