@@ -97,6 +97,12 @@ def test_options_of_the_trainer_come_from_the_entrypoint(tmp_path: Path) -> None
     assert run("clipped", tmp_path).losses[-1] > 5 * run("asked", tmp_path).losses[-1]
 
 
+def test_evaluations_that_the_module_has_no_step_for_are_a_warning(tmp_path: Path) -> None:
+    said = "evaluateEverySteps 2 is not used: the module has nothing to validate"
+    assert said in run("Unfreezes", tmp_path, evaluateEverySteps=2).warnings
+    assert said not in run("Callbacks", tmp_path, evaluateEverySteps=2).warnings
+
+
 def test_a_callback_ends_the_training_early(tmp_path: Path) -> None:
     done = run("StopsEarly", tmp_path)
     assert done.outcome.step == 4

@@ -86,6 +86,9 @@ class OwnTrainer:
         if why is not None:
             text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
             self.context.telling.finding(Finding("Lightning", 0, text))
+        if hp.evaluate_every_steps is not None and not _validates(run):
+            text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
+            self.context.telling.finding(Finding("Recipe", 0, text))
         hp = self._in_one_pass(run.module, hp)
         storage = Storage.of(self.context.spec, run.module, backend)
         found = storage.choose(backend, self.context.telling)
@@ -390,7 +393,7 @@ def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
 
 def _validates(run: LightningRun) -> bool:
     loader = any(one is not None and overridden(one, "val_dataloader") for one in (run.module, run.data))
-    return overridden(run.module, "validation_step") and loader
+    return loader and overridden(run.module, "validation_step") and run.module.validation_step is not None
 
 
 def _absolute(directory: Path | None) -> str | None:
