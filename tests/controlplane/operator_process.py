@@ -58,6 +58,12 @@ class OperatorProcess:
         return self._child.log.read_text()
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        code: int | None = self._child._process.poll()
+        return code
+
+    @property
     def works(self) -> bool:
         """Whether it leads, where several operators share a Lease."""
         return "longestStandstillSeconds" in self.health()

@@ -137,5 +137,12 @@ def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace
     assert space.wait_for_state("Succeeded")["attempt"] == 2
     assert uids(space) == gang
     assert pair.transitions() == 3
+
+    # It ends when it finds that it no longer leads, and its container is started again.
+    taken = json.dumps({"spec": {"holderIdentity": "somebody else"}})
+    space.kubectl("patch", "lease", NAME, "--type=merge", f"--patch={taken}")
+    wait_until(lambda: pair.operators[first].exit_code == 0, timeout=30, what="it has ended by itself")
+    assert "this operator no longer leads" in pair.operators[first].log()
+
     reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
     assert [reasons.count(reason) for reason in ("AttemptStarted", "Restarting", "Succeeded")] == [1, 1, 1]
