@@ -9,7 +9,7 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner import kubelet
+from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Crash, Operator
 from tests.planner.scheduler import has_ended, place_all
@@ -34,6 +34,8 @@ def told_with_two(story: Story, turns: Iterable[tuple[int, int | None, bool]]) -
     """`turns`: whose pass it is, after how many effects it dies, and whether it has heard what happened. Afterwards
     both work in turn."""
     cluster = ModelCluster({"spec.runPolicy": story.policy} if story.policy else None, listens=True)
+    if story.is_queued:
+        kueue.put_in_queue(cluster)
     operators = [Operator(cluster), Operator(cluster)]
     nodes = [*NODES, *(f"spare-{i}" for i in range(story.spare_nodes))]
     drawn = [*turns]
