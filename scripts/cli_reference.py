@@ -18,14 +18,16 @@ def page(written: str) -> str:
     above, heading, _ = written.partition(_HEADING)
     if not heading:
         raise ValueError(f"{PAGE} has no heading {_HEADING.strip()!r}")
-    context = click.Context(main, info_name="tpujob")
+    # With the command's own settings: click remembers the help option that a command had in its first context.
+    context = click.Context(main, info_name="tpujob", **main.context_settings)
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    parts = ["\n".join(_command(name, command)) for name, command in sorted(commands.items()) if command is not None]
+    found = sorted((name, command) for name, command in commands.items() if command is not None)
+    parts = ["\n".join(_command(name, command, context)) for name, command in found]
     return above + "\n".join([heading, _INTRODUCTION, *parts])
 
 
-def _command(name: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command, info_name=name)
+def _command(name: str, command: click.Command, parent: click.Context) -> Iterator[str]:
+    context = click.Context(command, parent, name)
     arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     yield f"### tpujob {' '.join([name, *arguments])}\n"
     yield f"{' '.join((command.help or '').split())}\n"

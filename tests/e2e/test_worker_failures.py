@@ -158,7 +158,7 @@ FATAL = {
         host=None,
         failure_class="UserError",
         reason="ErrImageNeverPull",
-        said=r'Container image "[^"]*/digits:none" is not present with pull policy of Never',
+        said=r'Container image "[^"]*:none" is not present with pull policy of Never',
         spec={"trainer": {"image": "localhost/tpu-examples:none", "imagePullPolicy": "Never"}},
         has_struck=waits_as("ErrImageNeverPull"),
     ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.planner import kubelet
@@ -79,6 +79,8 @@ RENEWALS = st.lists(
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(sorted(TOLD)), renewals=RENEWALS)
+# Of more conditions than fit, one that must be cut as well.
+@example(name="failed", renewals=[(377, "another word", "x" * 5000), (362, "a longer list", "Migrating")])
 def test_what_decides_is_read_whatever_else_a_newer_operator_has_written(
     name: str, renewals: list[tuple[int, str, str]]
 ) -> None:

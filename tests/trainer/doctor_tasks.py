@@ -64,11 +64,11 @@ def every_pitfall(hp: Hyperparameters) -> Task:
     def collate(rows: list[Tensor]) -> Tensor:
         nonlocal made, began, pause
         made += 1
-        # As long as a step takes on this machine, which may be busy.
+        # Twice as long as a step takes on this machine, which may be busy.
         if made == 50:
             began = time.monotonic()
         elif made == 100:
-            pause = max(pause, (time.monotonic() - began) / 50)
+            pause = max(pause, 2 * (time.monotonic() - began) / 50)
         if made >= SLOW_INPUT_FROM:
             time.sleep(pause)
         batch = torch.stack(rows)

@@ -167,6 +167,7 @@ class Spec(ApiModel):
             " XLA or Torch",
             holds=lambda spec: spec.recipe.sharding is Sharding.NONE or spec.trainer.backend is not Backend.XLA_SPMD,
             field="recipe.sharding",
+            at_creation=True,
         ),
         Rule(
             cel="!has(self.report) || has(self.trainer.entrypoint)",

@@ -1,7 +1,7 @@
 """`status` as the operator writes it. Fields and values of a newer operator are dropped, not refused."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -262,14 +262,12 @@ class Status(StatusModel):
         " creation to since; time after since counts as activity.",
     )
 
-    @field_validator("conditions", mode="before")
     @classmethod
-    def _ours_first(cls, value: object) -> object:
-        """If there are more than fit: those that decide."""
-        if not isinstance(value, list) or len(value) <= _MOST_CONDITIONS:
-            return value
-        ours = [one for one in value if isinstance(one, dict) and one.get("type") in list(ConditionType)]
-        return ours[:_MOST_CONDITIONS]
+    def read(cls, body: Any) -> Self:
+        # Before anything of it is cut: a place in the list must mean the same to whoever complains of it.
+        if isinstance(body, dict) and "conditions" in body:
+            body = {**body, "conditions": _those_that_decide(body["conditions"])}
+        return super().read(body)
 
     @field_validator("attempt", mode="before")
     @classmethod
@@ -282,3 +280,11 @@ class Status(StatusModel):
     def _known(cls, value: object) -> object:
         """A newer operator may know more states. Decisions depend on the conditions only."""
         return value if value in list(State) else None
+
+
+def _those_that_decide(conditions: object) -> object:
+    """If there are more than fit: those that this version knows."""
+    if not isinstance(conditions, list) or len(conditions) <= _MOST_CONDITIONS:
+        return conditions
+    ours = [one for one in conditions if isinstance(one, dict) and one.get("type") in list(ConditionType)]
+    return ours[:_MOST_CONDITIONS]
