@@ -159,6 +159,26 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused(build: Any) -> None
     assert f"updates each element by itself, such as AdamW or SGD; {build.__name__} does not" in outcome.message
 
 
+def test_every_kind_of_parameter_group_is_tried() -> None:
+    class Mixed(ByNorm):
+        """Plain in its first group, by the norm in its second."""
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    scale = float(parameter.norm()) if group["by_norm"] else 1.0
+                    parameter.sub_(parameter.grad, alpha=group["lr"] * scale)
+
+    def build(parameters: Any, hp: Hyperparameters) -> Optimizer:
+        first, *others = parameters
+        return Mixed([{"params": [first], "by_norm": False}, {"params": others, "by_norm": True}], lr=0.1)
+
+    outcome = run(lambda hp, rank: replace(wide(hp), optimizer=build), 2, sharding="Optimizer").outcome
+    assert outcome.code is ExitCode.UserError
+    assert "Mixed does not" in outcome.message
+
+
 def test_the_recipes_adafactor_is_refused() -> None:
     ran = run(made, 2, recipe={"name": "adafactor", "learningRate": "0.01"}, sharding="Optimizer")
     assert ran.outcome.code is ExitCode.UserError

@@ -26,6 +26,8 @@ from tpu_trainer.update import tensors_in
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+Group = dict[str, Any]
+
 SMALLEST = 1024
 """Elements of the smallest parameter that is divided: of a smaller one, a part saves less than its transfer costs."""
 
@@ -166,21 +168,31 @@ def refuse_whole_parameters(optimizer: Optimizer, backend: Backend) -> None:
     """
     values = torch.tensor([1.0, 2.0, -3.0, 4.0, 50.0, -60.0, 70.0, 80.0])
     slopes = values.flip(0) / 10
-    try:
-        whole = _stepped(optimizer, backend, [(values.reshape(2, 4), slopes.reshape(2, 4))])
-        halves = _stepped(optimizer, backend, [(values[:4], slopes[:4]), (values[4:], slopes[4:])])
-    except Exception as error:
-        raise _unfit(optimizer, f"two steps with eight numbers failed: {type(error).__name__}: {error}") from error
-    if not torch.allclose(whole, halves, rtol=1e-5, atol=1e-6):
-        raise _unfit(optimizer, "the halves of a parameter, each on its own, get other values than the whole")
+    for group in _kinds_of_groups(optimizer):
+        try:
+            whole = _stepped(optimizer, group, backend, [(values.reshape(2, 4), slopes.reshape(2, 4))])
+            halves = _stepped(optimizer, group, backend, [(values[:4], slopes[:4]), (values[4:], slopes[4:])])
+        except Exception as error:
+            raise _unfit(optimizer, f"two steps with eight numbers failed: {type(error).__name__}: {error}") from error
+        if not torch.allclose(whole, halves, rtol=1e-5, atol=1e-6):
+            raise _unfit(optimizer, "the halves of a parameter, each on its own, get other values than the whole")
 
 
-def _stepped(optimizer: Optimizer, backend: Backend, given: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """All values after two steps of a copy of the optimizer, with the options of its first group. `given`: parameters
-    with their gradients."""
-    device = backend.device
+def _kinds_of_groups(optimizer: Optimizer) -> Iterator[Group]:
+    """One parameter group of each kind. Groups that differ only in numbers, such as rates, are of one kind; a switch
+    may choose another rule, for example for matrices."""
+    seen = set()
+    for group in optimizer.param_groups:
+        switches = {name: value for name, value in group.items() if isinstance(value, bool | str | None)}
+        if (kind := repr(sorted(switches.items()))) not in seen:
+            seen.add(kind)
+            yield group
+
+
+def _stepped(optimizer: Optimizer, group: Group, backend: Backend, given: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """All values after two steps of a copy of the optimizer that has one group, with the options of `group`. `given`:
+    parameters with their gradients."""
     parameters = [nn.Parameter(backend.to_device(value.clone())) for value, _ in given]
-    group = optimizer.param_groups[0]
     rate = torch.full_like(group["lr"], 0.1) if isinstance(group.get("lr"), Tensor) else 0.1
     twin = object.__new__(type(optimizer))
     twin.__dict__ = {
@@ -194,7 +206,7 @@ def _stepped(optimizer: Optimizer, backend: Backend, given: list[tuple[Tensor, T
     step: Callable[[Optimizer], Any] = type(optimizer).step
     for _ in range(2):
         for parameter, (_, slope) in zip(parameters, given, strict=True):
-            parameter.grad = backend.to_device(slope.clone()).to(device)
+            parameter.grad = backend.to_device(slope.clone())
         step(twin)
         backend.sync()
     return torch.cat([value.detach().reshape(-1) for value in backend.to_host(parameters)])
