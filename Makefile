@@ -1,13 +1,14 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds docs lock images push cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds docs lock images image-torch-tpu push dist cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
 
-# Builds the programs of the test clusters first, so that no test takes those minutes. If they cannot be built, the tests
-# say why and leave out the layers that need them.
+# Makes the second environment and builds the programs of the test clusters first, so that no test takes those minutes.
+# If they cannot be made, the tests say why and leave out the layers that need them.
 test: .setup check
+	-@scripts/setup torch_tpu
 	-@command -v go >/dev/null && .venv/bin/python -m tests.cluster.binaries
 	-@.venv/bin/python -c 'from tests.cluster import packages; raise SystemExit(packages.missing() is not None)' \
 	    && .venv/bin/python -m tests.cluster.images
@@ -19,10 +20,10 @@ test-fast: .setup check
 # Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores.
 LANES := -n 2 --dist loadscope --no-loadscope-reorder
 
-# The tests with random faults, with many more seeds and rounds. Takes hours.
+# The tests with random faults and jobs, with many more seeds and rounds. Takes hours.
 soak: .setup
-	SOAK=1 .venv/bin/python -m pytest tests/planner/test_machine.py tests/controlplane/test_api_faults.py \
-	    tests/e2e/test_while_operator_dies.py
+	SOAK=1 .venv/bin/python -m pytest tests/planner/test_machine.py tests/planner/test_any_job.py \
+	    tests/controlplane/test_api_faults.py tests/e2e/test_while_operator_dies.py
 
 check: .setup
 	scripts/check
@@ -75,8 +76,20 @@ images:
 	$(BUILDER) build $(BUILD_FLAGS) -f examples/Dockerfile \
 	    --build-arg TRAINER_IMAGE=$(REGISTRY)/tpu-trainer:$(VERSION) -t $(REGISTRY)/tpu-examples:1 .
 
+# The trainer's image with TorchTPU in place of PyTorch/XLA, for v4 and newer (docs/torchtpu.md).
+image-torch-tpu:
+	$(BUILDER) build $(BUILD_FLAGS) -f trainer_image/Dockerfile --build-arg STACK=torch_tpu \
+	    -t $(REGISTRY)/tpu-trainer:$(VERSION)-torch-tpu .
+
 push:
 	for image in $(IMAGES); do $(BUILDER) push $$image || exit; done
+
+# The files of a release, in dist/ (docs/releasing.md). WITHOUT=images leaves those two out; CHANGES=allowed takes a working
+# tree that is not a commit. BUILDER: by default the first of docker, podman and buildah that answers.
+dist: .setup
+	@.venv/bin/python -m release --registry '$(REGISTRY)' --build-flags='$(BUILD_FLAGS)' \
+	    $(if $(filter command environment,$(firstword $(origin BUILDER))),--builder '$(BUILDER)') \
+	    $(if $(filter images,$(WITHOUT)),--without-images) $(if $(filter allowed,$(CHANGES)),--allow-changes)
 
 # A real cluster on this machine without Docker (root, Linux), with the images of README's commands; prints the
 # KUBECONFIG to export.
@@ -93,7 +106,7 @@ kind-up: images
 	kind load docker-image --name tpu-training-operator $(IMAGES)
 
 clean:
-	rm -rf .venv runs .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-tpu runs dist.unfinished-* .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .setup:
 	@scripts/setup

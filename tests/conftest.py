@@ -4,13 +4,17 @@ A layer that this machine cannot run is left out and named at the end. In CI tha
 everything ran.
 """
 
+import gc
 import os
+import signal
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.layers import LAYERS
@@ -18,14 +22,44 @@ from tests.layers import LAYERS
 _ROOT = Path(__file__).parent
 _BY_NAME = {layer.name: layer for layer in LAYERS}
 _CHEAPEST_FIRST = {layer.name: index for index, layer in enumerate(LAYERS)}
-# The layers that wait for a cluster start first, so that other workers compute while they wait.
-_LONGEST_FIRST = {name: index for index, name in enumerate(["e2e", "controlplane", "trainer", "chart", "local"])}
+# The layers that wait for a cluster start first, so that other workers compute while they wait; the modules of the last
+# ones are short, so that all workers end together.
+_LONGEST = ["e2e", "controlplane", "aot", "trainer", "chart", "local", "planner"]
+_LONGEST_FIRST = {name: index for index, name in enumerate(_LONGEST)}
+
+# A run starts hundreds of processes that import this project. They find it compiled, whatever the shell has asked for.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Until the tests are collected all that is made stays: looking for garbage in it takes a third of that time.
+gc.disable()
+
+# No deadline, because a loaded machine is not a bug, and a blob to repeat a failure.
+settings.register_profile("tests", deadline=None, print_blob=True)
+settings.load_profile("tests")
 
 MEASURED = "measured"
 """The user property whose text is shown at the end of the run."""
 
 
+class FailuresAtOnce:
+    """Names a test when it fails: pytest does so at the end of the run, which may be twenty minutes later."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            terminal.write_line(f"\nfailed: {report.nodeid}: {crash.message.splitlines()[0] if crash else ''}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job ignores it, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     if os.environ.get("CI") and (left_out := _left_out()):
         raise pytest.UsageError("; ".join(f"layer {name} cannot run: {why}" for name, why in left_out.items()))
 
@@ -57,6 +91,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (item for item in items if _layer(item.path) not in left_out),
         key=lambda item: order.get(_layer(item.path), len(order)),
     )
+
+
+def pytest_collection_finish() -> None:
+    # Nor will it be garbage later, when every search would go through millions of objects of torch and of pytest.
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,7 +11,7 @@ from tpu_training_operator.domain.recipe.resolve import resolve
 
 Object = dict[str, Any]
 
-TOPOLOGIES = {4: "2x2x4", 8: "2x4x4", 64: "4x8x8", 256: "8x8x16", 1024: "16x16x16", 2304: "16x24x24"}
+TOPOLOGIES = {4: "2x2x4", 8: "2x4x4", 32: "4x4x8", 64: "4x8x8", 256: "8x8x16", 1024: "16x16x16", 2304: "16x24x24"}
 """Slices of one generation, tpu7x, by their hosts; the last is the largest slice there is."""
 
 

@@ -100,6 +100,7 @@ class Options:
     progress_port: int
     service: ServiceName | None
     max_hosts: int
+    fixed_node_pools: bool = False
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
     lease: LeaseName | None = None
@@ -161,11 +162,13 @@ class Operator:
             try:
                 await election.hold(begun)
             finally:
+                metrics.leads(leads=False)
                 await _cancel(begun)
 
     async def _work(self, resources: contextlib.AsyncExitStack, metrics: Metrics) -> None:
         """Reconcile jobs and take reports until `resources` are closed."""
         options, enter = self._options, resources.enter_async_context
+        metrics.leads(leads=True)
 
         def answered(method: str, status: int, seconds: float) -> None:
             metrics.request_answered(method, status, seconds)
@@ -198,6 +201,7 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
+            fixed_node_pools=options.fixed_node_pools,
             queues=Queues(client, queue_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
@@ -403,6 +407,11 @@ class _IngressRuleType(click.ParamType[Object]):
     default=MAX_HOSTS,
     show_default=True,
     help="Jobs with more hosts are never started.",
+)
+@click.option(
+    "--fixed-node-pools",
+    is_flag=True,
+    help="Nothing creates node pools in this cluster, so a job does not wait for a slice without one.",
 )
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)

@@ -1,71 +1,78 @@
-"""Compiles programs for a TPU slice with libtpu's compile-only client, on a machine without a TPU.
+"""Compiles steps in one process, which spares them the start of a Python with jax and libtpu each.
 
-`python -m tests.aot.compile_for_tpu DIRECTORY` reads what `traced_step` has written, and writes NAME.hlo, the program
-as it is scheduled on a chip, and NAME.costs: bytes of HBM by use, and bytes that the program moves.
-
-A process of its own: jaxlib and torch_xla each bring an XLA.
+`python -m tests.aot.compile_for_tpu` reads requests, one a line: an effort from -1 (least) to 0 (the compiler's own),
+and a directory that `traced_step` has written. It writes into each what `tpu_trainer.preflight.compiling` would, and
+answers with a line: the traceback's last, or nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import os
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-SLICE = "v5e:2x2"
-
-
-def compiled(program: str, in_place: list[tuple[int, int]], devices: list[Any]) -> Any:
-    import numpy as np
-    from jax._src import compiler
-    from jax._src.interpreters import mlir
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
-
-    def aliased(result: int | None) -> Any:
-        if result is None:
-            return ir.DictAttr.get({})
-        return ir.DictAttr.get({"tf.aliasing_output": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)})
-
-    options = compiler.get_compile_options(
-        num_replicas=len(devices), num_partitions=1, device_assignment=np.array([[device.id] for device in devices])
-    )
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module = ir.Module.parse(program)
-        # torch_xla updates weights and optimizer state in place.
-        function = module.body.operations[0]
-        results = dict(in_place)
-        count = len(function.arguments)
-        function.attributes["arg_attrs"] = ir.ArrayAttr.get([aliased(results.get(index)) for index in range(count)])
-        return devices[0].client.compile(
-            mlir.module_to_bytecode(module),
-            executable_devices=xla_client.DeviceList(tuple(devices)),
-            compile_options=options,
-        )
+from tests.trainer.gang import ROOT
+from tpu_trainer.preflight import compiling
 
 
-def main(directory: Path) -> None:
-    # libtpu reads these when it is loaded.
-    os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", LIBTPU_INIT_ARGS=(directory / "flags").read_text())
-    from jax.experimental import topologies
+class Compiler:
+    """The process; slices of all generations can be compiled for in turn."""
 
-    devices = list(topologies.get_topology_desc(platform="tpu", topology_name=SLICE).devices)
-    for path in sorted(directory.glob("*.mlir")):
-        arguments = json.loads(path.with_suffix(".arguments").read_bytes())
-        program = compiled(path.read_text(), arguments["in_place"], devices)
-        memory = program.get_compiled_memory_stats()
-        costs = {
-            "temporary": memory.temp_size_in_bytes,
-            "arguments": memory.argument_size_in_bytes,
-            "results": memory.output_size_in_bytes,
-            "in_place": memory.alias_size_in_bytes,
-            "moved": program.cost_analysis()["bytes accessed"],
-        }
-        path.with_suffix(".costs").write_text(json.dumps(costs))
-        path.with_suffix(".hlo").write_text(program.hlo_modules()[0].to_string())
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def compile(self, directory: Path, *, quickly: bool = False) -> dict[str, Any]:
+        """`quickly`: the compiler makes no effort to save a program's time and memory, which takes it a fraction of its
+        own. The program needs more memory, and fits or is refused like any other."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(-1.0 if quickly else 0.0, directory, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer == "\n", answer or "the compiler has ended"
+        found: dict[str, Any] = json.loads((directory / "compiled.json").read_bytes())
+        return found
+
+
+@contextmanager
+def compiler(env: Mapping[str, str]) -> Iterator[Compiler]:
+    command = [sys.executable, "-m", "tests.aot.compile_for_tpu"]
+    with subprocess.Popen(
+        command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        yield Compiler(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        effort, _, directory = line.strip().partition(" ")
+        try:
+            with mock.patch.object(
+                compiling, "compiled", functools.partial(_compiled, compiling.compiled, float(effort))
+            ):
+                compiling.main(Path(directory))
+        except Exception as error:
+            print(f"{type(error).__name__}: {str(error).splitlines()[:1]}", file=answers, flush=True)
+        else:
+            print(file=answers, flush=True)
+
+
+def _compiled(compiled: Callable[..., Any], effort: float, *program: Any) -> Any:
+    # Only now: `compiling` has set the variables that are read on import.
+    import jax
+
+    jax.config.update("jax_exec_time_optimization_effort", effort)
+    jax.config.update("jax_memory_fitting_effort", effort)
+    return compiled(*program)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -58,3 +60,38 @@ class _OfAllKinds(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         pairs = torch.view_as_real(self.as_complex)
         return inputs * self.as_float * self.as_double * self.as_bfloat16 * pairs[:, 0] * pairs[:, 1] + self.empty.sum()
+
+
+def small(hp: Hyperparameters, width: int = 256, layers: int = 3) -> Task:
+    """The layers of `deep`, between inputs and outputs of 8 numbers: activations of megabytes, inputs of bytes."""
+    inner = (part for _ in range(layers) for part in (_Square(width), nn.ReLU()))
+    return Task(model=nn.Sequential(nn.Linear(8, width), *inner, nn.Linear(width, 8)), train=Zeros(8), loss=_distance)
+
+
+def reads_a_number(hp: Hyperparameters) -> Task:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        found = _distance(model, batch)
+        return found / max(found.item(), 1.0)  # reads
+
+    return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss)
+
+
+def masks(hp: Hyperparameters) -> Task:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        outputs = model(batch[0])
+        return outputs[outputs > 0].sum()  # masks
+
+    return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss)
+
+
+def grows(hp: Hyperparameters) -> Task:
+    """Every batch is longer than the one before."""
+    batches = count(1)
+
+    def collate(examples: list[tuple[Tensor, Tensor]]) -> Tensor:
+        return torch.zeros(len(examples), next(batches), 8)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).mean()  # grows
+
+    return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss, collate=collate)

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.aot.compile_for_tpu import SLICE
+from tests.aot.compile_for_tpu import Compiler, compiler
 from tests.trainer.gang import ROOT, Launcher
 from tpu_trainer.backends.xla import BUCKET_BYTES
+from tpu_trainer.preflight.hlo import read
 
-CHIPS, LAYERS, WIDTH, BATCH = 4, 3, 4096, 8192
+SLICE = "v5e:2x2"
+CHIPS, LAYERS, WIDTH, BATCH = 4, 2, 4096, 8192
 """A layer's weights make one bucket, and its activations take as much memory."""
 
 PARAMETERS = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
@@ -73,36 +75,23 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
     directory = tmp_path_factory.mktemp("programs")
     for name, spec in CASES.items():
         (directory / f"{name}.json").write_text(json.dumps(spec))
-    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(CHIPS)}
-    for module in ("tests.aot.traced_step", "tests.aot.compile_for_tpu"):
-        command = [sys.executable, "-m", module, str(directory)]
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return {name: _read(directory / name) for name in CASES}
+    # The number of devices is the first case's, and the same in all.
+    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU"}
+    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with compiler(env) as libtpu:
+        return {name: _compiled(libtpu, directory / name) for name in CASES}
 
 
-def _read(path: Path) -> Step:
-    arguments = json.loads(path.with_suffix(".arguments").read_bytes())
-    costs = json.loads(path.with_suffix(".costs").read_bytes())
-    order = _order(path.with_suffix(".hlo").read_text())
-    traced = path.with_suffix(".mlir").read_text()
-    return Step(traced, arguments["kept"], arguments["other"], costs["temporary"], costs["moved"], order)
-
-
-def _order(hlo: str) -> list[str]:
-    """The entry computation of a scheduled module lists instructions in their order; matrices are multiplied by
-    convolutions, alone or fused with what follows."""
-    parts = re.split(r"\n(?=(?:ENTRY )?%\S+ \()", hlo)
-    multiplying = [re.match(r"%(\S+)", part)[1] for part in parts if part[0] == "%" and " convolution(" in part]
-    multiplies = re.compile(rf" convolution\(| calls=%(?:{'|'.join(map(re.escape, multiplying))})(?=[,\s])")
-    (entry,) = (part for part in parts if part.startswith("ENTRY"))
-    found = []
-    for line in entry.splitlines():
-        if re.search(r" all-reduce(?:-start)?\(", line):
-            found.append("sum")
-        elif multiplying and multiplies.search(line):
-            found.append("matmul")
-    return found
+def _compiled(libtpu: Compiler, case: Path) -> Step:
+    traced = json.loads((case / "traced.json").read_bytes())
+    assert "program" in traced, traced
+    program = libtpu.compile(case)["programs"]["program"]
+    scheduled = read((case / "program.hlo").read_text())
+    text = (case / "program.mlir").read_text()
+    kept, other = traced["program"]["kept"], traced["program"]["other"]
+    return Step(text, kept, other, program["temporaries"], program["bytesMoved"], scheduled.order)
 
 
 def test_the_gradients_are_in_memory_once(steps: dict[str, Step], record_property: Any) -> None:

@@ -4,25 +4,34 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.chart.cluster import Cluster
 from tests.chart.helm import NAMESPACE, Helm
 from tests.chart.switches import NAMESPACES, OTHER
 from tests.cluster import binaries
 from tests.cluster.control_plane import ControlPlane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return Helm(binaries.ensure("helm")["helm"], tmp_path_factory.mktemp("helm-home"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def control_plane() -> Iterator[ControlPlane]:
     """Has no nodes: these tests ask what is accepted and granted, not what runs."""
     with ControlPlane() as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def namespaces(control_plane: ControlPlane) -> None:
     for namespace in (NAMESPACE, OTHER, *NAMESPACES):
         control_plane.kubectl("create", "namespace", namespace)
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane, helm: Helm, namespaces: None) -> Iterator[Cluster]:
+    """A cluster without the chart, before and after."""
+    cluster = Cluster(control_plane, helm)
+    yield cluster
+    cluster.clear()

@@ -1,8 +1,11 @@
 """Runs the chart through the real helm, like a user, with shorthands for what it renders."""
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ class Helm:
     def __init__(self, program: Path, home: Path) -> None:
         self._program = program
         self._environment = {"PATH": os.defpath, "HOME": str(home)}
+        self._rendered: dict[tuple[str, tuple[str, ...]], list[Object]] = {}
 
     def run(self, *arguments: str, values: Object | None = None) -> str:
         """The output of helm; `values` go in as a values file. Raises Refused."""
@@ -54,10 +58,30 @@ class Helm:
         self, values: Object | None = None, apis: Iterable[str] = MONITORING, *, with_test: bool = False
     ) -> list[Object]:
         """The objects of release `tpu` in namespace `tpu-system`, for a cluster that has these APIs; with those that
-        `helm test` creates or without."""
-        flags = [f"--api-versions={api}" for api in apis] + ([] if with_test else ["--skip-tests"])
-        output = self.run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *flags, values=values or {})
-        return [item for item in yaml.load_all(output, LOADER) if item]
+        `helm test` creates or without. They are shared with other tests: do not change them."""
+        flags = tuple(f"--api-versions={api}" for api in apis)
+        asked = (json.dumps(values or {}, sort_keys=True), flags)
+        if asked not in self._rendered:
+            place = (RELEASE, str(CHART), "--namespace", NAMESPACE)
+            self._rendered[asked] = parsed(self.run("template", *place, *flags, values=values or {}))
+        return [item for item in self._rendered[asked] if with_test or not is_test(item)]
+
+
+def parsed(rendered: str) -> list[Object]:
+    """The objects in what helm renders."""
+    documents = re.split(r"^---$", rendered, flags=re.MULTILINE)
+    return [item for document in documents if (item := _object(document))]
+
+
+@cache
+def _object(document: str) -> Object | None:
+    """Most values change one object of twenty, and the definition alone takes longer to read than helm to run."""
+    return yaml.load(document, LOADER)  # type: ignore[no-any-return]
+
+
+def is_test(item: Object) -> bool:
+    """Whether `helm test` creates it."""
+    return item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"
 
 
 def nested(path: str, value: Any) -> Object:

@@ -50,9 +50,14 @@ def test_the_operator_image_holds_no_torch() -> None:
 
 def test_the_trainer_image_installs_the_torch_of_the_tests() -> None:
     arguments = instructions(DOCKERFILES["trainer_image"], "ARG")
+    chosen = " ".join(instructions(DOCKERFILES["trainer_image"], "RUN"))
     tested = {dependency.partition(";")[0] for dependency in PROJECT["optional-dependencies"]["trainer"]}
-    versions = {argument.partition("=")[2].replace("[tpu]", "") for argument in arguments if "TORCH" in argument}
-    assert versions == {dependency for dependency in tested if "torch" in dependency}
+    assert {dependency for dependency in tested if re.match("torch==", dependency)} == {
+        re.search(r"torch_xla\) set -- \S*(torch==[\d.]+)", chosen)[1]
+    }
+    assert {dependency for dependency in tested if re.match("torch_xla==", dependency)} == {
+        argument.partition("=")[2].replace("[tpu]", "") for argument in arguments if "TORCH_XLA" in argument
+    }
 
 
 def test_the_examples_image_installs_what_the_examples_import() -> None:

@@ -86,7 +86,7 @@ def test_every_alert_in_the_guide_exists() -> None:
 @each_alert
 def test_an_alert_selects_this_operator_only(alert: Object) -> None:
     """Other programs use the metric names of controller-runtime and client-go, too."""
-    shared = re.findall(r"(controller_runtime_\w+|workqueue_\w+)\{([^}]*)\}", alert["expr"])
+    shared = re.findall(r"(controller_runtime_\w+|workqueue_\w+|leader_election_\w+)\{([^}]*)\}", alert["expr"])
     assert [name for name, matchers in shared if '"tputrainingjob"' not in matchers] == []
     if "rest_client_" in alert["expr"]:
         assert "and on (job, instance) tpujob_build_info" in alert["expr"]
@@ -118,7 +118,7 @@ def test_a_panel_queries_existing_metrics(exported: Exported, target: Object) ->
 def test_a_panel_selects_this_operator_only(target: Object) -> None:
     """Every selector is limited to the chosen scrape jobs."""
     selectors = re.findall(
-        r"\b(?:tpujob|controller_runtime|workqueue|rest_client|process)_\w+(\{[^}]*\})?", target["expr"]
+        r"\b(?:tpujob|controller_runtime|workqueue|rest_client|process|leader_election)_\w+(\{[^}]*\})?", target["expr"]
     )
     assert [one for one in selectors if one and 'job=~"$job"' not in one] == []
     assert any(selectors)

@@ -87,7 +87,7 @@ def keep(nodes: int, images: bool) -> NoReturn:
     ProcessRecord.own().write(folder() / "keeper")
     with RealCluster(nodes, project_images.SHARED if images else ()) as cluster:
         if images:
-            project_images.load(cluster)
+            project_images.load(cluster, project_images.build(cluster.directory))
         (folder() / "kubeconfig").symlink_to(cluster.kubeconfig)
         while True:
             signal.pause()

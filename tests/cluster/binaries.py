@@ -58,6 +58,14 @@ def _kubernetes(name: str, first_build: str, version_command: tuple[str, ...] = 
 BINARIES = {
     binary.name: binary
     for binary in (
+        Binary(
+            "actionlint",
+            "actionlint",
+            "github.com/rhysd/actionlint",
+            "github.com/rhysd/actionlint/cmd/actionlint",
+            "15 s",
+            ("-version",),
+        ),
         Binary("etcd", "etcd", "go.etcd.io/etcd/server/v3", ".", "25 s"),
         _kubernetes("kube-apiserver", "3 min"),
         _kubernetes("kube-controller-manager", "1 min"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 REMOVE_SECONDS = 10.0
 POLL_SECONDS = 0.05
+_COUNTS_AS = 6
 
 
 class CgroupsInUse(Exception):
@@ -43,11 +44,13 @@ def create(group: str) -> None:
     """Makes the group, for example "cluster/node-0", in every hierarchy, with everything that its parent may use."""
     for hierarchy in _mounted():
         folder = hierarchy.root
-        for name in Path(group).parts:
+        for depth, name in enumerate(Path(group).parts):
             if hierarchy.v2:
                 _hand_down(folder)
             folder = folder / name
             folder.mkdir(exist_ok=True)
+            if depth == 0:
+                _weigh(folder)
             if not hierarchy.v2:
                 _inherit_cpuset(folder)
 
@@ -71,6 +74,14 @@ def _hand_down(folder: Path) -> None:
     controllers = (folder / "cgroup.controllers").read_text().split()
     if controllers:
         (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
+
+
+def _weigh(folder: Path) -> None:
+    """All containers of a cluster compete as one with every single process outside of it: while other tests run, four
+    workers would share the time of one. So the group counts as many."""
+    for name, of_one in (("cpu.shares", 1024), ("cpu.weight", 100)):
+        if (folder / name).exists():
+            (folder / name).write_text(str(_COUNTS_AS * of_one))
 
 
 def _inherit_cpuset(folder: Path) -> None:

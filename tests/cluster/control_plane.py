@@ -9,6 +9,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -77,6 +78,7 @@ class ControlPlane:
         self.ca_file: Path
         self.kubeconfig: Path
         self.api: ApiClient
+        self._connections = ExitStack()
         self._etcd: str
         self._programs: dict[str, Path]
         self._tokens: dict[str, str]
@@ -105,6 +107,7 @@ class ControlPlane:
 
     def stop(self) -> None:
         self.children.stop_all(grace=STOP_GRACE_SECONDS)
+        self._connections.close()
         directories.remove_cluster_directory(self.directory)
 
     def restart_apiserver(self) -> None:
@@ -170,6 +173,7 @@ class ControlPlane:
         self.server = f"https://{self._address}:{free_port()}"
         self.kubeconfig = self.user_kubeconfig("admin")
         self.api = ApiClient(self.server, self.ca_file, self._tokens["admin"])
+        self._connections.callback(self.api.close)
 
     def _write_kubeconfig(self, user: str, token: str) -> Path:
         path = self.directory / f"{user.replace(':', '.')}.kubeconfig"

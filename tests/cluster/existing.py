@@ -52,6 +52,7 @@ class ExistingCluster:
         self.nodes = tuple(self.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").stdout.split())
 
     def stop(self) -> None:
+        self.api.close()
         self.kubectl("delete", "clusterrolebinding", _ACCOUNT)
         self.kubectl("delete", "serviceaccount", _ACCOUNT, "--namespace=kube-system")
 

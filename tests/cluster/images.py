@@ -78,8 +78,9 @@ def build_image(dockerfile: Path, context: Path, tag: str, build_args: Mapping[s
             str(context),
         )
         archive.unlink(missing_ok=True)
-        # Each node would have to decompress it again.
-        _buildah(scratch, "push", "--disable-compression", tag, f"oci-archive:{archive}:{tag}")
+        # In this form layers are not compressed, which would cost seconds here and in each node; and the base is the
+        # same layer as that of the other images, which the nodes take once.
+        _buildah(scratch, "push", tag, f"docker-archive:{archive}:{tag}")
     finally:
         directories.remove_cluster_directory(scratch)
     return Image(tag, archive)
@@ -128,7 +129,8 @@ def _trusted_certificates() -> list[str]:
 
 
 def _buildah(scratch: Path, *arguments: str) -> None:
-    places = (f"--root={scratch / 'storage'}", f"--runroot={scratch / 'run'}", "--storage-driver=vfs")
+    # The nodes' containerd needs the same driver in the same file system. With vfs each step copied the whole image.
+    places = (f"--root={scratch / 'storage'}", f"--runroot={scratch / 'run'}", "--storage-driver=overlay")
     _run(scratch, (str(packages.find("buildah")), *places, *arguments))
 
 

@@ -5,6 +5,7 @@ defines what kwok does to nodes and pods.
 """
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,9 +71,12 @@ def start_kwok(cluster: ControlPlane) -> None:
     kwok.wait_ready(lambda: answers_ok(f"http://{address}/healthz"), timeout=START_SECONDS)
 
 
-def add_tpu_nodes(cluster: ControlPlane, tpu_slice: SimulatedSlice) -> NodePool:
+def add_tpu_nodes(
+    cluster: ControlPlane, tpu_slice: SimulatedSlice, more_labels: Mapping[str, str] | None = None
+) -> NodePool:
     """Adds a node pool that is one slice; returns when pods can be scheduled on all its hosts."""
     labels = {
+        **(more_labels or {}),
         "cloud.google.com/gke-tpu-accelerator": tpu_slice.accelerator,
         "cloud.google.com/gke-tpu-topology": tpu_slice.topology,
         "cloud.google.com/gke-accelerator-count": str(tpu_slice.chips_per_host),

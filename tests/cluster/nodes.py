@@ -5,6 +5,7 @@
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -107,9 +108,9 @@ class RealCluster:
         self.control_plane.stop()
 
     def load_image(self, archive: Path) -> None:
-        """Imports an OCI archive into every node. Pods that use it need imagePullPolicy: Never."""
-        for node in self._by_name.values():
-            node.containerd.load(archive)
+        """Imports an archive into every node. Pods that use it need imagePullPolicy: Never."""
+        with ThreadPoolExecutor(len(self._by_name)) as together:
+            list(together.map(lambda node: node.containerd.load(archive), self._by_name.values()))
 
     def make_tpu_node(self, name: str, accelerator: str, topology: str, chips: int, pool: str) -> None:
         """Labels, taints and equips a node like a TPU host on GKE; this survives a restart of its kubelet.

@@ -23,11 +23,13 @@ class ObjectStorage:
     """A context: the server runs inside it. `directory` gets its log and its pid file.
 
     address: the address of this machine where it listens; pods of a RealCluster reach the cluster's `address`.
+    location: where all its buckets say they are.
     """
 
-    def __init__(self, directory: Path, address: str = LOOPBACK) -> None:
+    def __init__(self, directory: Path, address: str = LOOPBACK, location: str = "US-CENTRAL1") -> None:
         self._directory = directory
         self._address = address
+        self._location = location
         self._children = Children(directory, {})
         self.url: str
 
@@ -46,6 +48,7 @@ class ObjectStorage:
             program,
             "-backend=memory",
             "-scheme=http",
+            f"-location={self._location}",
             f"-host={self._address}",
             f"-port={port}",
             # Otherwise uploads of several requests would continue at Google's server.
@@ -68,6 +71,12 @@ class ObjectStorage:
         headers = {"Content-Type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/storage/v1/b", body, headers)) as answer:
             assert answer.status == 200
+
+    def read(self, bucket: str, name: str) -> bytes:
+        path = urllib.parse.quote(name, safe="")
+        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o/{path}?alt=media") as answer:
+            content: bytes = answer.read()
+        return content
 
     def names(self, bucket: str, prefix: str = "") -> list[str]:
         """The names of the bucket's objects that begin with `prefix`, at most a thousand."""

@@ -6,10 +6,11 @@ with every container; copying its 7 GB into an image would test nothing more.
 
 import importlib.metadata
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.cluster import oci
-from tests.cluster.images import base_image_with, build_image
+from tests.cluster.images import Image, base_image_with, build_image
 from tests.cluster.nodes import RealCluster
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -26,13 +27,18 @@ _EXAMPLES_SETTINGS = {
 }
 
 
-def load(cluster: RealCluster) -> None:
-    """Into a cluster whose nodes share SHARED. Raises MachineUnfit, ImageBuildError."""
+def build(into: Path) -> list[Image]:
+    """The archives, in folder `into`. Takes half a minute of CPU time. Raises MachineUnfit, ImageBuildError."""
     operator = f"{OPERATOR}:{importlib.metadata.version('tpu-training-operator')}"
-    for image in (
-        build_image(_REPOSITORY / "operator" / "Dockerfile", _REPOSITORY, operator, {}, into=cluster.directory),
+    return [
+        build_image(_REPOSITORY / "operator" / "Dockerfile", _REPOSITORY, operator, {}, into=into),
         # The environment may be below root's home, which is closed to others.
-        base_image_with(EXAMPLES, "root", _EXAMPLES_SETTINGS, into=cluster.directory),
-    ):
+        base_image_with(EXAMPLES, "root", _EXAMPLES_SETTINGS, into=into),
+    ]
+
+
+def load(cluster: RealCluster, images: Iterable[Image]) -> None:
+    """Into a cluster whose nodes share SHARED; removes the archives."""
+    for image in images:
         cluster.load_image(image.archive)
         image.archive.unlink()

@@ -69,7 +69,10 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "trainer.backend": "Torch",
         "trainer.torch": {"device": "cuda", "collectives": "nccl", "processesPerHost": 4},
     },
-    "torch on TPU": {"trainer.backend": "Torch", "trainer.torch": {"device": "tpu", "collectives": "tpu_dist"}},
+    "torch on TPU": {
+        "trainer.backend": "Torch",
+        "trainer.torch": {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 4},
+    },
     "SPMD on TPU": {"trainer.backend": "XLASPMD"},
     "SPMD on CPU": {
         "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
@@ -86,6 +89,8 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "an optimizer of the task's own": {"recipe.optimizer.name": "Lamb"},
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
+    "code in a bucket": {"trainer.code": {"uri": "gs://bucket/digits/code.tar.gz", "sha256": "0a" * 32}},
+    "code in a ConfigMap": {"trainer.code": {"uri": "configmap://digits-code", "sha256": "0a" * 32}},
     "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},
     "checkpoints of another job": {"checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
     "weights of another job, and the best kept": {

@@ -117,6 +117,22 @@ async def test_each_method_sends_a_request_that_the_api_server_understands(serve
     ]
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_gone"),
+    [
+        ({"kind": "Status", "status": "Success"}, True),
+        # Of a pod that two have deleted at the same moment.
+        ({"kind": "Pod", "metadata": {"name": "digits-1-0-0", "deletionTimestamp": "2026-01-15T12:00:00Z"}}, True),
+        ({"kind": "Pod", "metadata": {"name": "digits-1-0-0", "resourceVersion": "7"}}, False),
+    ],
+)
+async def test_an_object_without_a_version_is_gone(
+    server: ApiServer, cluster: Client, answer: Object, is_gone: bool
+) -> None:
+    server.answers = [says(200, answer)]
+    assert (await cluster.delete(PODS, "default", "digits-1-0-0", "uid") is None) is is_gone
+
+
 async def test_a_long_list_is_fetched_page_by_page(server: ApiServer, cluster: Client) -> None:
     server.answers = [
         says(200, {"kind": "PodList", "metadata": {"continue": "second"}, "items": [{"n": 1}, {"n": 2}]}),

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_trainer import contract
 from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.spec import parse_run_spec
+from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.run_spec import run_spec
@@ -50,7 +52,7 @@ TORCHRUN = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 PROCESS_BATCH = "TPUJOB_PER_PROCESS_BATCH_SIZE"
 ONE_PROCESS = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 # A value that the user gives for one of these wins.
-OVERRIDABLE = {"HOME", "USER", PROCESSES, *ONE_PROCESS}
+OVERRIDABLE = {"HOME", "USER", PROCESSES, *ONE_PROCESS, "NODE_RANK", "TORCH_TPU_TOPOLOGY"}
 DATA = {"TPUJOB_DATA_URI"}
 CHECKPOINT = {"TPUJOB_CHECKPOINT_URI"}
 RESUME = {"TPUJOB_CHECKPOINT_RESUME_FROM"}
@@ -80,6 +82,7 @@ TABLE = {
         ALWAYS | TORCHRUN | ONE_PROCESS | {PROCESS_BATCH},
     ),
     "its own loop on GPUs": (OWN_LOOP | KINDS_OF_JOBS["torch on GPUs"], ALWAYS | TORCHRUN | {PROCESS_BATCH}),
+    "TorchTPU": (KINDS_OF_JOBS["torch on TPU"], ALWAYS | {"NODE_RANK", "TORCH_TPU_TOPOLOGY"}),
     "data": (KINDS_OF_JOBS["data"], ALWAYS | XLA | DATA),
     "checkpoints": (KINDS_OF_JOBS["checkpoints"], ALWAYS | XLA | CHECKPOINT),
     "checkpoints of another job": (KINDS_OF_JOBS["checkpoints of another job"], ALWAYS | XLA | CHECKPOINT | RESUME),
@@ -109,10 +112,21 @@ def test_only_the_first_worker_is_told_where_to_report(changes: Mapping[str, Any
 
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
     known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
-    (first, *_) = worker_environments(stored_job(), REPORTING)
-    # Only local mode can read files from the worker's disk. Images set the hang limit.
+    (first, *_) = worker_environments(stored_job(KINDS_OF_JOBS["code in a ConfigMap"]), REPORTING)
+    # Only local mode can read files from the worker's disk. Images set the hang limit. No worker compiles beforehand.
     files = {contract.ENV_PROGRESS_FILE, contract.ENV_REPORT_DIRECTORY}
-    assert known - first.keys() == files | {contract.ENV_HANG_SECONDS}
+    assert known - first.keys() == files | {contract.ENV_HANG_SECONDS, contract.ENV_COMPILE_SECONDS}
+
+
+def test_the_entry_check_finds_what_it_is_to_compile_where_the_operator_puts_it() -> None:
+    assert contract.ENV_COMPILE_SECONDS == constants.ENV_COMPILE_SECONDS
+    assert fnmatch(constants.COMPILE_SPEC_FILE.format(1), contract.COMPILE_SPECS)
+    assert not fnmatch(constants.RUN_SPEC_FILE, contract.COMPILE_SPECS)
+
+
+def test_operator_and_trainer_mean_the_same_limits_of_code() -> None:
+    for name in ("MOST_CODE_FILES", "LARGEST_CODE_ARCHIVE", "LARGEST_CODE"):
+        assert getattr(contract, name) == getattr(constants, name)
 
 
 def set_by_torch_xla() -> set[str]:
@@ -271,13 +285,3 @@ def test_the_termination_message_is_written_where_the_kubelet_reads_it() -> None
 
 def _worker(host: int) -> WorkerId:
     return WorkerId(ATTEMPT, 0, host)
-
-
-@pytest.mark.parametrize("changes", [KINDS_OF_JOBS["torch_xla on TPU"], MULTISLICE_JOB])
-def test_torch_tpu_finds_node_0_and_its_own_rank(changes: dict[str, Any]) -> None:
-    """Its documented convention: rank from JOB_COMPLETION_INDEX, nodes and master from TPU_WORKER_HOSTNAMES."""
-    job = stored_job(changes)
-    for environ in worker_environments(job):
-        nodes, rank = environ["TPU_WORKER_HOSTNAMES"].split(","), int(environ["JOB_COMPLETION_INDEX"])
-        assert nodes[0] == f"{ATTEMPT}-{4 * int(environ['TPUJOB_SLICE_INDEX'])}.digits"
-        assert nodes[rank] == f"{ATTEMPT}-{environ['TPUJOB_HOST_INDEX']}.digits"

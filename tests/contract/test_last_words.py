@@ -5,19 +5,26 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
 from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.doctor.doctor import OF_PROGRAMS, OF_XLA
+from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome, termination_message
+from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.telemetry.rung import RungNumbers
+from tpu_training_operator.api.scale_up import Finding as FindingKind
 from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.lifecycle.completion import final_progress
+from tpu_training_operator.domain.lifecycle.gates import Measurement
 from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.recipe import warnings
 
 TOTAL = 300
 
@@ -63,7 +70,6 @@ def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
     assert pod_after(Outcome(code, 'line 1\n  "line 2"')).last_words == 'line 1\n  "line 2"'
 
 
-@settings(deadline=None)
 @given(
     message=st.text(max_size=200),
     step=st.none() | st.integers(0, 2**53),
@@ -80,3 +86,28 @@ def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, 
     assert progress.step == step
     assert progress.metrics == {plain(name): f"{value:.6g}" for name, value in metrics.items() if math.isfinite(value)}
     assert (progress.examples_per_second is None) == (rate is None)
+
+
+def test_the_gates_read_what_a_rung_measured() -> None:
+    numbers = RungNumbers()
+    numbers.sample(Sample(4, (4.0, 3.0, 2.0, 1.0), 0.1, 1.0, {}))
+    numbers.finding(Finding(Check.HOST_SYNC, 3, "seen"))
+    rung = numbers.as_json(recompilations=1, not_finite=2)
+    pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
+    assert Measurement.read(pod.trainer_message) == Measurement(
+        steps=4,
+        examples_per_second=12.5,
+        first_loss=4.0,
+        last_loss=1.0,
+        averaged=1,
+        recompilations=1,
+        not_finite=2,
+        findings={"HostSync": 1},
+        metrics={"loss": 1.0, "f1": 0.5},
+    )
+
+
+def test_the_gates_know_all_findings_of_the_doctor() -> None:
+    assert {str(kind) for kind in FindingKind} == {str(check) for check in Check}
+    assert set(map(str, warnings.OF_XLA)) == set(map(str, OF_XLA))
+    assert set(map(str, warnings.OF_PROGRAMS)) == set(map(str, OF_PROGRAMS))

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
@@ -21,6 +21,7 @@ from tpu_training_operator.api.trainer import TorchRuntime
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.recipe.comparison import comparison
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.rungs import trials_of
 
 SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
 ATTEMPT = 7
@@ -85,6 +86,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         precision=recipe.precision,
         sharding=recipe.sharding,
         torch=_torch(job.spec.trainer.torch),
+        code=job.spec.trainer.code and trainer.CodeSpec(**job.spec.trainer.code.model_dump()),
         checkpoint=_checkpoint(job),
         report=_report(job.spec.report),
         scaling=tuple(
@@ -159,7 +161,6 @@ def test_a_loop_of_the_users_own_gets_all_numbers_of_the_recipe(changes: Mapping
     assert understood == replace(ours, entrypoint=trainer.NO_ENTRYPOINT)
 
 
-@settings(deadline=None)
 @given(changes=any_recipe())
 def test_any_recipe_is_understood(changes: Mapping[str, Any]) -> None:
     assert_understood(changes)
@@ -182,7 +183,8 @@ RICHEST = {
     "data": {"uri": "gs://bucket/digits"},
     "slice.hardware": "CPU",
     "trainer.backend": "Torch",
-    "trainer.torch": {},
+    "trainer.torch": {"execution": "Compile"},
+    "trainer.code": {"uri": "configmap://digits-code", "sha256": "0a" * 32},
     "checkpoint": {
         "uri": "gs://bucket/digits",
         "everySteps": 500,
@@ -202,6 +204,42 @@ OTHERWISE = RICHEST | {
 OF_PLATEAU = ("schedule.metric", "schedule.mode", "schedule.patience")
 
 
+TRIALS = [
+    {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20},
+    {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 10_000},
+]
+SAVED = {"uri": "gs://bucket/digits", "everySteps": 5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "places"),
+    [
+        ({}, [None, None]),
+        ({"checkpoint": SAVED}, [None, None]),
+        ({"checkpoint": SAVED, "scaleUp.from": "Checkpoint"}, [None, "gs://bucket/digits/default/digits.rungs/UID-7"]),
+        (
+            {"checkpoint": SAVED | {"initFrom": {"uri": "gs://bucket/w.safetensors"}}},
+            ["gs://bucket/digits/default/digits.rungs/UID-7"] * 2,
+        ),
+    ],
+)
+def test_a_rung_makes_the_first_steps_of_its_training_and_keeps_checkpoints_elsewhere(
+    changes: Mapping[str, Any], places: list[str | None]
+) -> None:
+    job = stored_job({"scaleUp.stages": TRIALS, **changes})
+    for trial, steps, place in zip(trials_of(job), (20, 600), places, strict=True):
+        document = json.loads(config_map(trial.job, trial.resolution, ATTEMPT)["data"]["run.json"])
+        Draft202012Validator(SCHEMA).validate(document)
+        read = trainer.parse_run_spec(document)
+        assert (read.last_step, read.end_after_steps) == (steps, steps)
+        assert read.batch.total == trial.resolution.recipe.batch.total
+        assert (read.checkpoint and read.checkpoint.uri) == (place and place.replace("UID", job.uid))
+        if place is not None:
+            last = json.loads(config_map(job, resolve(job.spec), ATTEMPT)["data"]["run.json"])
+            assert place.replace("UID", job.uid).startswith(trainer.parse_run_spec(last).checkpoint.trials)
+        assert read.checkpoint is None or (read.checkpoint.every_steps, read.checkpoint.every_minutes) == (None, None)
+
+
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
     """The path of every field in the schema (in a list of objects, of its first), and whether it is required."""
     for name, below in schema.get("properties", {}).items():
@@ -213,6 +251,8 @@ def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, boo
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The operator's fullest run spec that has the field, with the field set, or removed by the value ..."""
     document = copy.deepcopy(written(OTHERWISE if path in OF_PLATEAU or "initFrom" in path else RICHEST)[2])
+    document["endAfterSteps"] = 50
+    document["checkpoint"]["trials"] = f"{document['checkpoint']['uri']}.rungs/5f0c-"
     *parents, last = re.findall(r"[^.[\]]+", path)
     place: Any = document
     for parent in parents:

@@ -15,6 +15,8 @@ from tests.cluster.processes import wait_until
 Object = dict[str, Any]
 
 DIGITS: Object = yaml.safe_load((Path(__file__).parents[2] / "examples" / "digits.yaml").read_text())
+# kwok's nodes run no check to its end.
+DIGITS["spec"]["preflight"] = {"entry": "Skip"}
 
 
 def digits(**spec: Any) -> Object:

@@ -3,12 +3,15 @@
 import signal
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.ports import LOOPBACK, free_port
 
 _RBAC = Path(__file__).with_name("rbac.yaml")
@@ -16,14 +19,19 @@ ACCOUNT = "tpu-training-operator"
 
 
 class OperatorProcess:
-    """One operator that serves one namespace. Its log goes to the cluster's directory."""
+    """One operator. Its log goes to the cluster's directory.
 
-    def __init__(self, cluster: ControlPlane, namespace: str, name: str = "operator", *arguments: str) -> None:
+    namespace: of its account. everywhere: it serves all namespaces, not only this one.
+    """
+
+    def __init__(
+        self, cluster: ControlPlane, namespace: str, name: str = "operator", *arguments: str, everywhere: bool = False
+    ) -> None:
+        self.namespace = namespace
         self._cluster = cluster
-        self._namespace = namespace
         self._name = f"{name}-{namespace}"
-        self._arguments = arguments
-        grant(cluster, namespace)
+        self._arguments = arguments if everywhere else ("--namespace", namespace, *arguments)
+        grant(cluster, namespace, everywhere=everywhere)
         self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT)
         self._health = ""
 
@@ -36,7 +44,7 @@ class OperatorProcess:
             Path("/usr/bin/env"),
             f"KUBECONFIG={self._kubeconfig}",
             sys.executable,
-            *("-m", "tpu_training_operator", "--namespace", self._namespace, "--health-port", str(port)),
+            *("-m", "tpu_training_operator", "--health-port", str(port)),
             *self._arguments,
         )
         child.wait_ready(lambda: answers_ok(self._health), timeout=60)
@@ -69,12 +77,23 @@ class OperatorProcess:
         return "longestStandstillSeconds" in self.health()
 
 
-def grant(cluster: ControlPlane, namespace: str) -> None:
+@contextmanager
+def serving_everywhere(cluster: ControlPlane, *arguments: str) -> Iterator[OperatorProcess]:
+    """An operator for all namespaces, which tests of one module share: each start takes a second of CPU time."""
+    with fresh_namespace(cluster.api) as home:
+        process = OperatorProcess(cluster, home, "operator", *arguments, everywhere=True)
+        process.start()
+        yield process
+        if process.exit_code is None:
+            process.stop()
+
+
+def grant(cluster: ControlPlane, namespace: str, *, everywhere: bool = False) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": ACCOUNT, "namespace": namespace},
+        "kind": "ClusterRoleBinding" if everywhere else "RoleBinding",
+        "metadata": {"name": f"{ACCOUNT}-{namespace}"} if everywhere else {"name": ACCOUNT, "namespace": namespace},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
         "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
     }

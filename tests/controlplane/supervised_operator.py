@@ -96,6 +96,7 @@ class SupervisedOperator:
         try:
             yield end_it
         finally:
+            client.close()
             self.token_file.write_text(self._new_token({}))
 
     def _new_token(self, spec: Object) -> str:

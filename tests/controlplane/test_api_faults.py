@@ -1,13 +1,16 @@
 """The operator as its own process while its API server misbehaves: a gang starts, and restarts once, all the same.
 
-A proxy injects the faults and counts them: a test whose fault never struck fails. With SOAK=1 the last tests take half
-an hour or more.
+A proxy injects the faults and counts them: a test whose fault never struck fails. Operators mostly wait until they try
+again, so three stages, each with an operator, play at the same time. With SOAK=1 the last tests take half an hour or
+more.
 """
 
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -49,6 +52,7 @@ from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.gangs import HOSTS, Gang
 from tests.controlplane.jobs import Namespace
 from tests.controlplane.supervised_operator import SupervisedOperator
+from tests.stories import Group, Stories, selected, told_together
 
 SOAK = os.environ.get("SOAK") == "1"
 KILLS = 50 if SOAK else 5
@@ -117,45 +121,80 @@ def must_have_waited(entries: list[Entry]) -> None:
             earliest[entry.call] = entry.until + entry.told_to_wait
 
 
+@dataclass
+class Stage:
+    """An operator behind a proxy of its own: each fault meets an operator that has survived the previous ones.
+
+    gangs: all so far.
+    """
+
+    cluster: ControlPlane
+    space: Namespace
+    proxy: FaultyProxy
+    operator: SupervisedOperator
+    gangs: list[Gang] = field(default_factory=list)
+
+    def new_gang(self) -> Gang:
+        self.gangs.append(Gang(self.space, f"gang{len(self.gangs)}"))
+        return self.gangs[-1]
+
+
+@contextmanager
+def a_stage(cluster: ControlPlane, seed: int) -> Iterator[Stage]:
+    with fresh_namespace(cluster.api) as name, FaultyProxy(cluster, seed) as proxy:
+        operator = SupervisedOperator(cluster, name, proxy.host, proxy.port)
+        operator.start()
+        try:
+            yield Stage(cluster, Namespace(cluster, name), proxy, operator)
+        finally:
+            operator.stop()
+
+
 @pytest.fixture(scope="module")
-def space(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespace]:
-    nodes = add_cpu_nodes(control_plane, HOSTS)
-    with fresh_namespace(control_plane.api) as name:
-        yield Namespace(control_plane, name)
+def stages(control_plane: ControlPlane, job_definition: None) -> Iterator[list[Stage]]:
+    nodes = add_cpu_nodes(control_plane, STAGES * HOSTS)
+    with ExitStack() as playing:
+        yield [playing.enter_context(a_stage(control_plane, seed)) for seed in range(STAGES)]
     remove_nodes(control_plane, nodes)
 
 
 @pytest.fixture(scope="module")
-def proxy(control_plane: ControlPlane) -> Iterator[FaultyProxy]:
-    with FaultyProxy(control_plane, seed=0) as proxy:
-        yield proxy
-
-
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, space: Namespace, proxy: FaultyProxy) -> Iterator[SupervisedOperator]:
-    """One operator for all tests here: each fault meets an operator that has survived the previous ones."""
-    process = SupervisedOperator(control_plane, space.name, proxy.host, proxy.port)
-    process.start()
-    yield process
-    process.stop()
-
-
-@pytest.fixture(scope="module")
-def gangs() -> list[Gang]:
-    """All gangs so far."""
-    return []
+def stories(stages: list[Stage], request: pytest.FixtureRequest) -> Iterator[Stories]:
+    """What must happen on the stages, each of which plays some of it."""
+    chosen = selected(request, STORIES)
+    with told_together(
+        *(
+            Group({name: partial(STORIES[name], stage) for name in chosen if PLAYS_ON[name] == number})
+            for number, stage in enumerate(stages)
+        )
+    ) as told:
+        yield told
 
 
 @pytest.fixture
-def gang(space: Namespace, gangs: list[Gang]) -> Gang:
-    gangs.append(Gang(space, f"gang{len(gangs)}"))
-    return gangs[-1]
+def stage(stages: list[Stage], stories: Stories) -> Stage:
+    """One of them, for what must happen while the others are quiet."""
+    stories.wait()
+    return stages[0]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_gang_starts_and_restarts_once_in_spite_of(
-    case: Case, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
-) -> None:
+@pytest.fixture
+def gang(stage: Stage) -> Gang:
+    return stage.new_gang()
+
+
+@pytest.fixture
+def proxy(stage: Stage) -> FaultyProxy:
+    return stage.proxy
+
+
+@pytest.fixture
+def operator(stage: Stage) -> SupervisedOperator:
+    return stage.operator
+
+
+def in_spite_of(case: Case, stage: Stage) -> None:
+    gang, proxy, operator = stage.new_gang(), stage.proxy, stage.operator
     fired, journal = proxy.fired.copy(), len(proxy.journal)
     exits, log = len(operator.exits), len(operator.log())
     with proxy.misbehaving(*case.faults):
@@ -174,54 +213,43 @@ def test_a_gang_starts_and_restarts_once_in_spite_of(
     must_have_waited(proxy.journal[journal:])
 
 
+@dataclass(frozen=True)
+class Outage:
+    """`least`: how many requests it strikes. `says`: what the log must say about it."""
+
+    name: str
+    effect: Effect
+    least: int
+    says: str = ""
+
+
 OUTAGES = (
-    ("resets every connection", Reset(), 6, "reset by peer"),
-    ("is shutting down", UNAVAILABLE, 6, "not ready"),
+    Outage("resets every connection", Reset(), 6, "reset by peer"),
+    Outage("is shutting down", UNAVAILABLE, 6, "not ready"),
     # Nothing is retried, so the delayed requests are the only ones.
-    ("does not answer", Hold(), 2, ""),
+    Outage("does not answer", Hold(), 2),
 )
 
 
-@pytest.mark.parametrize(("what", "effect", "least", "says"), OUTAGES, ids=[what for what, *_ in OUTAGES])
-def test_a_gang_starts_and_restarts_once_after_an_api_server_that(
-    what: str, effect: Effect, least: int, says: str, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
-) -> None:
+def after(outage: Outage, stage: Stage) -> None:
+    gang, proxy, operator = stage.new_gang(), stage.proxy, stage.operator
     exits, log = len(operator.exits), len(operator.log())
     changes: tuple[Callable[[], None], ...] = (gang.create, lambda: gang.fail(1))
     for attempt, change in enumerate(changes, start=1):
-        outage = Fault(f"{what} {attempt}", anything, effect)
-        with proxy.misbehaving(*CUT_WATCHES, outage):
+        fault = Fault(f"{outage.name} {attempt}", anything, outage.effect)
+        with proxy.misbehaving(*CUT_WATCHES, fault):
             change()
-            proxy.wait_until_fired(outage.name, least)
+            proxy.wait_until_fired(fault.name, outage.least)
         gang.wait_until_running(attempt)
 
     gang.must_have_restarted(1)
     gang.must_have_been_made_once(proxy)
-    assert says in operator.log()[log:]
+    assert outage.says in operator.log()[log:]
     assert len(operator.exits) == exits
 
 
-def test_an_api_server_that_restarts_during_a_restart_of_the_gang_changes_nothing(
-    control_plane: ControlPlane, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
-) -> None:
-    exits = len(operator.exits)
-    gang.create()
-    gang.wait_until_running(1)
-    lost = Fault("the new attempt is written, and its answer is lost", is_status_write, Reset(after=0), times=1)
-    with proxy.misbehaving(lost):
-        gang.fail(1)
-        proxy.wait_until_fired(lost.name, 1)
-        control_plane.restart_apiserver()
-    gang.wait_until_running(2)
-
-    gang.must_have_restarted(1)
-    gang.must_have_been_made_once(proxy)
-    assert len(operator.exits) == exits
-
-
-def test_an_operator_whose_token_has_expired_says_so_and_continues_with_the_next(
-    control_plane: ControlPlane, space: Namespace, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
-) -> None:
+def an_operator_whose_token_has_expired_says_so_and_continues_with_the_next(stage: Stage) -> None:
+    gang, proxy, operator = stage.new_gang(), stage.proxy, stage.operator
     log, exits = len(operator.log()), len(operator.exits)
     gang.create()
     with operator.token_that_ends() as end_it:
@@ -239,9 +267,8 @@ def test_an_operator_whose_token_has_expired_says_so_and_continues_with_the_next
     assert len(operator.exits) == exits
 
 
-def test_an_operator_that_is_killed_again_and_again_loses_no_restart_and_counts_none_twice(
-    gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
-) -> None:
+def an_operator_that_is_killed_again_and_again_loses_no_restart_and_counts_none_twice(stage: Stage) -> None:
+    gang, proxy, operator = stage.new_gang(), stage.proxy, stage.operator
     dice = random.Random(7)
     gang.create()
     gang.wait_until_running(1)
@@ -255,12 +282,10 @@ def test_an_operator_that_is_killed_again_and_again_loses_no_restart_and_counts_
     gang.must_have_been_made_once(proxy)
 
 
-def test_two_operators_count_every_restart_once_although_one_is_late(
-    control_plane: ControlPlane, space: Namespace, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
-) -> None:
-    restarts = 4
-    with FaultyProxy(control_plane, seed=1) as other:
-        late = SupervisedOperator(control_plane, space.name, other.host, other.port, name="late")
+def two_operators_count_every_restart_once_although_one_is_late(stage: Stage) -> None:
+    gang, proxy, restarts = stage.new_gang(), stage.proxy, 4
+    with FaultyProxy(stage.cluster, seed=STAGES) as other:
+        late = SupervisedOperator(stage.cluster, stage.space.name, other.host, other.port, name="late")
         late.start()
         stale_read, late_write = "stale read", "late create or delete"
         with other.misbehaving(
@@ -286,6 +311,59 @@ def test_two_operators_count_every_restart_once_although_one_is_late(
     gang.must_have_restarted(restarts)
     assert other.fired[stale_read]
     assert other.fired[late_write]
+
+
+# In the order of their lengths, so that the stages end together.
+OTHERS: tuple[Callable[[Stage], None], ...] = (
+    an_operator_whose_token_has_expired_says_so_and_continues_with_the_next,
+    an_operator_that_is_killed_again_and_again_loses_no_restart_and_counts_none_twice,
+    two_operators_count_every_restart_once_although_one_is_late,
+)
+STAGES = 3
+STORIES: dict[str, Callable[[Stage], None]] = (
+    {outage.name: partial(after, outage) for outage in OUTAGES}
+    | {other.__name__: other for other in OTHERS}
+    | {case.name: partial(in_spite_of, case) for case in CASES}
+)
+# The first stage has the outages, which are mostly waited for.
+PLAYS_ON = (
+    {outage.name: 0 for outage in OUTAGES}
+    | {other.__name__: number for number, other in enumerate(OTHERS)}
+    | {case.name: 1 + index % 2 for index, case in enumerate(CASES)}
+)
+
+
+@pytest.mark.parametrize("case", [case.name for case in CASES])
+def test_a_gang_starts_and_restarts_once_in_spite_of(case: str, stories: Stories) -> None:
+    stories.end_of(case)
+
+
+@pytest.mark.parametrize("outage", [outage.name for outage in OUTAGES])
+def test_a_gang_starts_and_restarts_once_after_an_api_server_that(outage: str, stories: Stories) -> None:
+    stories.end_of(outage)
+
+
+@pytest.mark.parametrize("story", [story.__name__ for story in OTHERS])
+def test_that(story: str, stories: Stories) -> None:
+    stories.end_of(story)
+
+
+def test_an_api_server_that_restarts_during_a_restart_of_the_gang_changes_nothing(
+    control_plane: ControlPlane, gang: Gang, proxy: FaultyProxy, operator: SupervisedOperator
+) -> None:
+    exits = len(operator.exits)
+    gang.create()
+    gang.wait_until_running(1)
+    lost = Fault("the new attempt is written, and its answer is lost", is_status_write, Reset(after=0), times=1)
+    with proxy.misbehaving(lost):
+        gang.fail(1)
+        proxy.wait_until_fired(lost.name, 1)
+        control_plane.restart_apiserver()
+    gang.wait_until_running(2)
+
+    gang.must_have_restarted(1)
+    gang.must_have_been_made_once(proxy)
+    assert len(operator.exits) == exits
 
 
 def test_under_faults_at_random_every_restart_is_counted_once(
@@ -338,12 +416,15 @@ def test_an_outage_of_minutes_does_not_end_the_operator(
     assert len(operator.exits) == exits
 
 
-def test_settled_jobs_cause_no_status_writes(gang: Gang, gangs: list[Gang], operator: SupervisedOperator) -> None:
-    earlier = [one for one in gangs if one is not gang]
-    before = [one.resource_version() for one in earlier]
-    # Once it has started another job, it has reconciled these, too.
-    operator.kill_and_start_again()
-    gang.create()
-    gang.wait_until_running(1)
+def test_settled_jobs_cause_no_status_writes(stages: list[Stage], stories: Stories) -> None:
+    stories.wait()
+    before = [[gang.resource_version() for gang in stage.gangs] for stage in stages]
+    # Once an operator has started another job, it has reconciled these, too.
+    later = [Gang(stage.space, "later") for stage in stages]
+    for stage, gang in zip(stages, later, strict=True):
+        stage.operator.kill_and_start_again()
+        gang.create()
+    for gang in later:
+        gang.wait_until_running(1)
 
-    assert [one.resource_version() for one in earlier] == before
+    assert [[gang.resource_version() for gang in stage.gangs] for stage in stages] == before

@@ -61,4 +61,4 @@ def test_a_cable_s_name_is_short_enough_for_the_kernel() -> None:
 
 def test_an_unknown_program_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert binaries.main(["kubelets"]) == 2
-    assert "no such program: kubelets; there are etcd" in capsys.readouterr().err
+    assert "no such program: kubelets; there are actionlint, etcd" in capsys.readouterr().err

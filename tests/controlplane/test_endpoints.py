@@ -33,14 +33,6 @@ def space(control_plane: ControlPlane, job_definition: None, cpu_nodes: None, na
     return Namespace(control_plane, namespace)
 
 
-@pytest.fixture
-def operator(control_plane: ControlPlane, space: Namespace) -> Iterator[OperatorProcess]:
-    process = OperatorProcess(control_plane, space.name)
-    process.start()
-    yield process
-    process.stop()
-
-
 class Addresses:
     """Every version of every EndpointSlice and Endpoints in one namespace: a context manager, entered before there is
     any."""

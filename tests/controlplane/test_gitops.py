@@ -24,7 +24,7 @@ EXAMPLES = ROOT / "examples/gitops"
 KEY = "tpu-operator.dev_TPUTrainingJob"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tools() -> Iterator[GitOpsTools]:
     with gitops_tools() as running:
         yield running

@@ -1,8 +1,12 @@
-"""A job in a queue on a real API server with Kueue's own definitions. The test plays Kueue's scheduler."""
+"""A job in a queue on a real API server with Kueue's own definitions. The test plays Kueue's scheduler.
+
+The stories are told at the same time, each with jobs of its own.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +16,16 @@ import yaml
 from tests.cluster import kueue
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
+from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import workload
 from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.workload import Priority, Queue
+from tpu_training_operator.domain.workload import Priority, Queue, workload_name
 
 Object = dict[str, Any]
 
@@ -42,62 +48,55 @@ _CLASS = {
 }
 
 
-@pytest.fixture
-def space(control_plane: ControlPlane, job_definition: None, namespace: str) -> Iterator[Namespace]:
-    pool = add_cpu_nodes(control_plane, 4)
-    yield Namespace(control_plane, namespace)
-    remove_nodes(control_plane, pool)
-
-
-@pytest.fixture
-def operator(control_plane: ControlPlane, space: Namespace) -> Iterator[OperatorProcess]:
-    process = OperatorProcess(control_plane, space.name)
-    _grant(control_plane, space.name)
-    process.start()
-    yield process
-    process.stop()
-
-
-def _grant(cluster: ControlPlane, namespace: str) -> None:
-    subjects = [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}]
-
-    def binding(kind: str, role: str) -> Object:
-        return {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": kind,
-            "metadata": {"name": f"{role}-{namespace}", "namespace": namespace},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-            "subjects": subjects,
-        }
-
+@pytest.fixture(scope="module")
+def granted(control_plane: ControlPlane, served_everywhere: OperatorProcess) -> OperatorProcess:
+    """The operator, with the chart's rights for queues."""
+    namespace = served_everywhere.namespace
     bindings = [
-        binding("RoleBinding", "tpu-training-operator-workloads"),
-        binding("ClusterRoleBinding", "tpu-training-operator-kueue"),
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"{role}-{namespace}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
+        }
+        for role in ("tpu-training-operator-workloads", "tpu-training-operator-kueue")
     ]
-    cluster.kubectl("apply", "-f", str(_RBAC))
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(bindings))
+    control_plane.kubectl("apply", "-f", str(_RBAC))
+    control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(bindings))
+    return served_everywhere
 
 
 class Kueue:
-    """What Kueue's scheduler writes into the one Workload of the namespace."""
+    """What Kueue's scheduler writes into one Workload: that with the name, or the only one of the namespace."""
 
-    def __init__(self, space: Namespace) -> None:
+    def __init__(self, space: Namespace, name: str = "") -> None:
         self._space = space
+        self._name = name
 
     def workload(self) -> Object:
         items = json.loads(self._space.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
-        return items[0] if items else {}
+        return next((item for item in items if self._name in ("", item["metadata"]["name"])), {})
 
     def says(self, kind: str) -> tuple[str, str]:
         found = condition(self.workload().get("status", {}), kind)
         return str(found.get("status", "")), str(found.get("reason", ""))
 
+    def names(self) -> list[str]:
+        """Of all Workloads of the namespace."""
+        items = json.loads(self._space.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
+        return [item["metadata"]["name"] for item in items]
+
+    def never_admits(self) -> None:
+        self._write([("QuotaReserved", "False", "ExceedsMaxQuota")], (), {})
+
     def admit(self) -> None:
+        hosts = self.workload()["spec"]["podSets"][0]["count"]
         assignment = {
             "name": "main",
-            "count": 4,
+            "count": hosts,
             "flavors": {"cpu": "simulated"},
-            "resourceUsage": {"cpu": "4"},
+            "resourceUsage": {"cpu": str(hosts)},
         }
         self._write(
             [("QuotaReserved", "True", "QuotaReserved"), ("Admitted", "True", "Admitted")],
@@ -129,12 +128,7 @@ class Kueue:
         )
 
 
-def test_a_queued_job_is_admitted_evicted_admitted_again_and_finishes(
-    control_plane: ControlPlane, space: Namespace, operator: OperatorProcess
-) -> None:
-    _a_cluster_without_kueue_is_said(space)
-    kueue.install(control_plane)
-    control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([_FLAVOR, _CLASS]))
+def a_queued_job_is_admitted_evicted_admitted_again_and_finishes(space: Namespace, operator: OperatorProcess) -> None:
     scheduler = Kueue(space)
     space.apply(_queued("digits", {"kueue.x-k8s.io/priority-class": "urgent"}))
     space.wait_for_state("Queued")
@@ -174,6 +168,102 @@ def test_a_queued_job_is_admitted_evicted_admitted_again_and_finishes(
     assert "restarts" not in space.status() or "byClass" not in space.status()["restarts"]
 
 
+def a_queued_job_takes_the_slice_that_is_admitted_and_returns_when_the_better_one_is(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    job = _queued("digits", {})
+    smaller = job["spec"]["slice"] | {"acceleratorType": "v5litepod-8"}
+    alternatives = [{"slice": smaller, "after": "10m"}]
+    job["spec"] |= {
+        "placement": {"alternatives": alternatives, "grow": "AtCheckpoint", "minRunSeconds": 1},
+        "checkpoint": {"uri": "gs://bucket/jobs"},
+    }
+    space.apply(job)
+    space.wait_for_state("Queued")
+    metadata = space.job()["metadata"]
+    own, other = (workload_name("digits", metadata["uid"], number) for number in (0, 1))
+    wished, second = Kueue(space, own), Kueue(space, other)
+    assert wished.names() == [own]
+
+    wished.never_admits()
+    space.wait(lambda: second.names() == [other], "the job asks for its alternative only")
+    assert second.workload()["spec"]["podSets"][0]["count"] == 2
+    second.admit()
+    space.wait_for_state("Running", attempt=2)
+    assert len(space.pods()) == 2
+
+    space.wait(lambda: set(wished.names()) == {own, other}, "the job asks for its own slice, too")
+    wished.admit()
+    space.wait_for_state("Running", attempt=3)
+    assert (wished.names(), len(space.pods())) == ([own], 4)
+    moves = [(move["from"], move["to"], move["reason"]) for move in space.status()["placement"]["moves"]]
+    assert moves == [(0, 1, "Refused"), (1, 0, "Better")]
+
+
+def a_queued_job_on_two_slices_runs_on_the_one_that_is_admitted_and_grows_when_both_are(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    job = _queued("digits", {})
+    job["spec"]["slice"] |= {"acceleratorType": "v5litepod-8", "count": 2}
+    job["spec"] |= {
+        "placement": {"count": {"min": 1}, "grow": "AtCheckpoint", "minRunSeconds": 1},
+        "checkpoint": {"uri": "gs://bucket/jobs"},
+    }
+    space.apply(job)
+    space.wait_for_state("Queued")
+    uid = space.job()["metadata"]["uid"]
+    both, one = (Kueue(space, workload_name("digits", uid, number)) for number in (0, 1))
+    assert both.workload()["spec"]["podSets"][0]["count"] == 4
+
+    both.never_admits()
+    space.wait(lambda: one.names() == [workload_name("digits", uid, 1)], "the job asks for one slice only")
+    assert one.workload()["spec"]["podSets"][0]["count"] == 2
+    one.admit()
+    space.wait_for_state("Running", attempt=2)
+    assert _slices(space) == ["0", "0"]
+
+    space.wait(lambda: both.workload() != {}, "the job asks for both slices while it trains on one")
+    both.admit()
+    space.wait_for_state("Running", attempt=3)
+    assert (_slices(space), len(both.names())) == (["0", "0", "1", "1"], 1)
+    assert not any("hold" in name for name in space.names("pod"))
+
+    both.evict()
+    space.wait(lambda: both.says("QuotaReserved")[0] == "False", "the quota is given back")
+    status = space.status()
+    assert (space.pods(), status["state"], status["placement"]["slice"]) == ([], "Queued", "2 x v5litepod-8")
+    assert [move["reason"] for move in status["placement"]["moves"]] == ["Refused", "Better"]
+
+
+def _slices(space: Namespace) -> list[str]:
+    """Of each worker."""
+    return [pod["metadata"]["labels"]["tpu-operator.dev/slice-index"] for pod in space.pods()]
+
+
+def a_job_for_another_cluster_has_no_worker_and_its_copy_runs_under_the_workload_that_it_finds(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    """One API server plays both clusters."""
+    job = _queued("digits", {})
+    job["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    space.apply(job)
+    space.wait_for_state("Queued")
+    here = Kueue(space).workload()
+
+    labels = {"kueue.x-k8s.io/multikueue-origin": "here"}
+    body = {key: here[key] for key in ("apiVersion", "kind", "spec")}
+    body["metadata"] = {"name": "prebuilt", "labels": labels}
+    space.kubectl("create", "-f", "-", input=json.dumps(body))
+    there = Kueue(space, "prebuilt")
+    there.admit()
+    space.apply(_queued("copy", labels | {"kueue.x-k8s.io/prebuilt-workload-name": "prebuilt"}))
+    space.wait_for_state("Running", "copy")
+    space.wait(lambda: there.says("PodsReady") == ("True", "Started"), "Kueue knows that the workers are ready")
+    (owner,) = there.workload()["metadata"]["ownerReferences"]
+    assert (owner["name"], owner["controller"]) == ("copy", True)
+    assert (len(space.pods("copy")), space.pods("digits")) == (4, [])
+
+
 def _the_older_version_takes_its_form_of_a_workload(space: Namespace) -> None:
     body = space.job()
     body.pop("status")
@@ -191,8 +281,41 @@ def _queued(name: str, labels: dict[str, str]) -> Object:
     return job
 
 
-def _a_cluster_without_kueue_is_said(space: Namespace) -> None:
+STORIES = {
+    story.__name__: story
+    for story in (
+        a_queued_job_is_admitted_evicted_admitted_again_and_finishes,
+        a_queued_job_takes_the_slice_that_is_admitted_and_returns_when_the_better_one_is,
+        a_queued_job_on_two_slices_runs_on_the_one_that_is_admitted_and_grows_when_both_are,
+        a_job_for_another_cluster_has_no_worker_and_its_copy_runs_under_the_workload_that_it_finds,
+    )
+}
+
+
+def test_a_cluster_without_kueue_is_said(control_plane: ControlPlane, namespace: str, granted: OperatorProcess) -> None:
+    """Comes before the others, which need Kueue."""
+    space = Namespace(control_plane, namespace)
     space.apply(_queued("early", {}))
     status = space.wait_for_state("Blocked", "early")
     assert "this cluster has no Kueue (kueue.x-k8s.io/v1beta2 or" in condition(status, "Ready")["message"]
-    space.kubectl("delete", "tpujob", "early")
+
+
+@pytest.fixture(scope="module")
+def stories(control_plane: ControlPlane, granted: OperatorProcess, request: pytest.FixtureRequest) -> Iterator[Stories]:
+    kueue.install(control_plane)
+    control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([_FLAVOR, _CLASS]))
+    pool = add_cpu_nodes(control_plane, 4)
+
+    def tell(story: Callable[[Namespace, OperatorProcess], None]) -> None:
+        with fresh_namespace(control_plane.api) as name:
+            story(Namespace(control_plane, name), granted)
+
+    chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}
+    with told_together(Group(chosen, at_once=len(STORIES))) as told:
+        yield told
+    remove_nodes(control_plane, pool)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_with_kueue(story: str, stories: Stories) -> None:
+    stories.end_of(story)

@@ -5,6 +5,7 @@ import socket
 import ssl
 from base64 import b64decode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,8 +87,8 @@ def prepare(space: Namespace) -> None:
 @pytest.fixture
 def pair(space: Namespace) -> Iterator[Pair]:
     pair = Pair(space)
-    for operator in pair.operators:
-        operator.start()
+    with ThreadPoolExecutor() as together:
+        list(together.map(OperatorProcess.start, pair.operators))
     yield pair
     for operator in pair.operators:
         # The story may have stopped it.
@@ -115,7 +116,7 @@ def reaches_the_service(space: Namespace, port: int) -> bool:
 
 def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace, pair: Pair) -> None:
     first = pair.leader()
-    space.apply(digits())
+    space.apply(digits(runPolicy={"restart": {"backoff": {"initialSeconds": 1}}}))
     space.wait_for_state("Running")
     assert all(reaches_the_service(space, port) for port in pair.ports), "at each of the two"
 

@@ -72,6 +72,8 @@ STORIES: dict[str, Callable[[], ModelCluster]] = {
 
 # Argo CD's tests of actions have data of their own.
 STORIES_WITH_ACTIONS = ("running", "suspended", "failed", "succeeded")
+# What an action makes of a job: the story and the value of suspend that it sets, and the name of the result's file.
+AFTER_ACTIONS = {("running", True): "running-suspended", ("suspended", False): "suspended-resumed"}
 
 
 def told(story: str) -> Object:
@@ -125,7 +127,16 @@ def write_testdata(cluster: ControlPlane) -> None:
         shown = shown.replace(namespace, "team-a").replace(created, told(story)["metadata"]["creationTimestamp"])
         (ARGO / "testdata" / f"{story}.yaml").write_text(shown)
         if story in STORIES_WITH_ACTIONS:
-            (ARGO / "actions" / "testdata" / f"{story}.yaml").write_text(shown)
+            _write_action(f"{story}.yaml", shown)
+        for (before, suspend), after in AFTER_ACTIONS.items():
+            if before == story:
+                job = yaml.safe_load(shown)
+                job["spec"].setdefault("runPolicy", {})["suspend"] = suspend
+                _write_action(f"{after}.yaml", yaml.safe_dump(job))
+
+
+def _write_action(name: str, text: str) -> None:
+    (ARGO / "actions" / "testdata" / name).write_text(text)
 
 
 if __name__ == "__main__":

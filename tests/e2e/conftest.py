@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,25 @@ from tests.cluster.object_storage import ObjectStorage
 from tests.conftest import MEASURED
 from tests.e2e.chronicle import Recoveries
 from tests.e2e.readme import cluster_commands
-from tests.e2e.space import REPOSITORY, Space
-from tests.e2e.training import BUCKET, result, started
+from tests.e2e.space import REPOSITORY, RESTRICTED, Space, a_space
+from tests.e2e.together import Story, all_told, stories_of
+from tests.e2e.training import BUCKET, Losses, result, started
+from tests.stories import Stories
 
-RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 OPERATOR_NAMESPACE = "tpu-system"
 
 
-@pytest.fixture(scope="session")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts this folder's tests that need no operator first, because its image is built meanwhile."""
+    own = [index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    ordered = sorted(
+        (items[index] for index in own), key=lambda item: "quick_start" in getattr(item, "fixturenames", ())
+    )
+    for index, item in zip(own, ordered, strict=True):
+        items[index] = item
+
+
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | ExistingCluster]:
     """Two real nodes, node-0 and node-1, with DNS and Services; or the cluster in TEST_KUBECONFIG."""
     existing = os.environ.get(existing_cluster.SETTING)
@@ -36,14 +48,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | 
             yield real
 
 
-@pytest.fixture(scope="session")
-def images(cluster: RealCluster) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[list[Image]]]:
+    """The images of README's commands, if a test wants them: built while the tests run that want none."""
+    wanted = any("quick_start" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    with ThreadPoolExecutor(1, thread_name_prefix="images") as beside:
+        if wanted and existing_cluster.SETTING not in os.environ:
+            yield beside.submit(project_images.build, tmp_path_factory.mktemp("images"))
+        else:
+            yield Future()
+
+
+@pytest.fixture(scope="package")
+def images(cluster: RealCluster, built: Future[list[Image]]) -> None:
     """Of README's commands. An existing cluster must have them already."""
     if cluster.owns_nodes:
-        project_images.load(cluster)
+        project_images.load(cluster, built.result())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def python_image(cluster: RealCluster) -> Image:
     """Debian with Python, in both nodes."""
     image = base_image()
@@ -54,37 +77,38 @@ def python_image(cluster: RealCluster) -> Image:
 @pytest.fixture
 def namespace(cluster: RealCluster) -> Iterator[str]:
     """At Pod Security level `restricted`."""
-    with fresh_namespace(cluster.api, {"pod-security.kubernetes.io/enforce": "restricted"}) as name:
+    with fresh_namespace(cluster.api, RESTRICTED) as name:
         yield name
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
     """Runs README's commands in order; returns what each printed, by its first three words.
 
-    "operator": the operator's pods afterwards, as kubectl prints them in JSON.
+    "operator", "workers": the operator's pods and the job's afterwards, as kubectl prints them in JSON. A node that a
+    later test stops loses its pods.
     """
     cluster.kubectl("create", "namespace", OPERATOR_NAMESPACE)
     for namespace in (OPERATOR_NAMESPACE, "default"):
-        cluster.kubectl("label", "namespace", namespace, RESTRICTED)
+        cluster.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
     printed = {}
     for program, *words in cluster_commands():
         run = {"helm": cluster.helm, "kubectl": cluster.kubectl}[program]
         words = [str(REPOSITORY / word) if (REPOSITORY / word).exists() else word for word in words]
         printed[" ".join([program, *words][:3])] = run(*words).stdout
     operator = cluster.kubectl("--namespace", OPERATOR_NAMESPACE, "get", "pods", "-o", "json")
-    return printed | {"operator": operator.stdout}
+    workers = cluster.kubectl("get", "pods", "-o", "json")
+    return printed | {"operator": operator.stdout, "workers": workers.stdout}
 
 
 @pytest.fixture
-def space(cluster: RealCluster, quick_start: dict[str, str], namespace: str) -> Iterator[Space]:
+def space(cluster: RealCluster, quick_start: dict[str, str]) -> Iterator[Space]:
     """A restricted namespace in a cluster where the operator runs."""
-    space = Space(cluster, namespace)
-    yield space
-    space.kubectl("delete", "tpujob", "--all", "--wait=false")
+    with a_space(cluster) as space:
+        yield space
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
     """Object storage with BUCKET, at an address that pods can reach."""
     if not cluster.owns_nodes:
@@ -94,13 +118,43 @@ def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         yield storage
 
 
-@pytest.fixture(scope="session")
-def undisturbed(cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage) -> Object:
-    """The result of an undisturbed training."""
+@pytest.fixture(scope="package")
+def stories(cluster: RealCluster, quick_start: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Stories]:
+    """What becomes of the jobs of all modules that have such; they start when the first one is requested."""
+    items = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+    wanted = stories_of(items)
+    if any({"undisturbed", "undisturbed_losses"} & set(getattr(item, "fixturenames", ())) for item in items):
+        wanted["undisturbed"] = Story(_tell_undisturbed, trains=True)
+    storage = request.getfixturevalue("storage") if cluster.owns_nodes else None
+    with all_told(wanted, cluster, storage) as told:
+        yield told
+
+
+@pytest.fixture
+def alone(stories: Stories) -> None:
+    """No story is being told: for tests that take away nodes, the operator or the API server."""
+    stories.wait()
+
+
+def _tell_undisturbed(cluster: RealCluster, storage: ObjectStorage) -> tuple[Object, Losses]:
     with started(cluster, storage) as training:
         status = training.wait_ended()
         assert (status["state"], status["attempt"]) == ("Succeeded", 1), training.chronicle.summary()
-        return result(status)
+        return result(status), training.losses()
+
+
+@pytest.fixture(scope="package")
+def undisturbed(stories: Stories) -> Object:
+    """The result of an undisturbed training."""
+    found: Object = stories.end_of("undisturbed")[0]
+    return found
+
+
+@pytest.fixture(scope="package")
+def undisturbed_losses(stories: Stories) -> Losses:
+    """Of every step of the same training."""
+    found: Losses = stories.end_of("undisturbed")[1]
+    return found
 
 
 @pytest.fixture

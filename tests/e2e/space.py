@@ -1,15 +1,20 @@
 """A namespace of the real cluster, seen as a user sees it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.cluster.api import Object
+from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
 
 REPOSITORY = Path(__file__).parents[2]
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 # A worker that runs until it is told to stop, and then ends like a preempted trainer.
 WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(3600)"
@@ -55,6 +60,15 @@ class Space:
 
     def wait_running(self, name: str = "digits") -> None:
         self.kubectl("wait", "--for=condition=GangReady", f"tpujob/{name}", "--timeout=120s")
+
+
+@contextmanager
+def a_space(cluster: RealCluster) -> Iterator[Space]:
+    """A new namespace at Pod Security level `restricted`."""
+    with fresh_namespace(cluster.api, RESTRICTED) as name:
+        space = Space(cluster, name)
+        yield space
+        space.kubectl("delete", "tpujob", "--all", "--wait=false")
 
 
 def status(cluster: RealCluster, name: str = "digits", namespace: str = "default") -> Object:

@@ -99,7 +99,7 @@ def send(space: Space, pod: str, number: int) -> None:
 
 
 def test_logs_are_followed_over_restarts_of_the_gang_and_of_the_api_server(
-    cluster: RealCluster, space: Space, tmp_path: Path
+    cluster: RealCluster, alone: None, space: Space, tmp_path: Path
 ) -> None:
     apply_counting(space)
     space.wait_running()

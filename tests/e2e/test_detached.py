@@ -59,7 +59,7 @@ def test_taking_down_a_cluster_that_is_not_up_succeeds(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["0", "101", "two"])
-def test_an_impossible_number_of_nodes_is_refused(cache: Path, nodes: str) -> None:
-    refused = command(cache, "up", "--nodes", nodes)
+def test_an_impossible_number_of_nodes_is_refused(tmp_path: Path, nodes: str) -> None:
+    refused = command(tmp_path, "up", "--nodes", nodes)
     assert refused.returncode == 2
     assert f"argument --nodes: {nodes} is not a number from 1 to 100" in refused.stderr

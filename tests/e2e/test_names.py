@@ -4,6 +4,8 @@ import json
 
 from tests.cluster.processes import wait_until
 from tests.e2e.space import Space
+from tests.e2e.together import Story
+from tests.stories import Stories
 
 HOSTS = 4
 # A waiting limit; CoreDNS hears of a change at once.
@@ -34,7 +36,7 @@ def addresses(space: Space, attempt: int) -> dict[str, str | None]:
     return {f"{attempt}-{name.removeprefix(prefix)}.digits": ip for name, ip in pods.items() if name.startswith(prefix)}
 
 
-def test_workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
+def workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     first = addresses(space, 1)
@@ -49,3 +51,10 @@ def test_workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     wait_until(lambda: resolved(space, 2, by="digits-2-0-0") == second, timeout=SECONDS, what="attempt 2 has names")
     assert resolved(space, 1, by="digits-2-0-0") == dict.fromkeys(first)
     assert space.names("endpointslices") == ["digits-0"]
+
+
+STORIES = {"own attempt only": Story.of_a_space(workers_find_the_hosts_of_their_own_attempt_only)}
+
+
+def test_workers_find_the_hosts_of_their_own_attempt_only(stories: Stories) -> None:
+    stories.end_of("own attempt only")

@@ -10,6 +10,8 @@ from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
 from tests.e2e.readme import cluster_commands
 from tests.e2e.space import REPOSITORY, Space, status
+from tests.e2e.together import Story
+from tests.stories import Stories
 
 OPERATOR = ("--namespace", "tpu-system")
 WORKERS = [f"digits-1-0-{host}" for host in range(4)]
@@ -34,7 +36,7 @@ def test_the_job_in_the_readme_trains_on_both_nodes(cluster: RealCluster, quick_
     done = status(cluster)
     assert (done["state"], done["attempt"]) == ("Succeeded", 1)
     assert float(done["progress"]["metrics"]["accuracy"]) >= 0.95
-    pods = json.loads(cluster.kubectl("get", "pods", "-o", "json").stdout)["items"]
+    pods = json.loads(quick_start["workers"])["items"]
     assert [pod["metadata"]["name"] for pod in pods] == WORKERS
     assert {pod["spec"]["nodeName"] for pod in pods} == set(cluster.nodes)
 
@@ -62,7 +64,7 @@ def test_the_training_has_the_result_that_the_documentation_shows(
     assert there["loss"] == pytest.approx(loss, abs=0.0005)
 
 
-def test_workers_have_the_names_that_the_gang_meets_by(space: Space) -> None:
+def workers_have_the_names_that_the_gang_meets_by(space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     look_up = "import os, socket; print(*map(socket.gethostbyname, os.environ['TPU_WORKER_HOSTNAMES'].split(',')))"
@@ -70,7 +72,7 @@ def test_workers_have_the_names_that_the_gang_meets_by(space: Space) -> None:
     assert addresses == [pod["status"]["podIP"] for pod in space.pods()]
 
 
-def test_two_jobs_run_side_by_side(space: Space) -> None:
+def two_jobs_run_side_by_side(space: Space) -> None:
     for name in ("first", "second"):
         space.apply_waiting(name)
     for name in ("first", "second"):
@@ -78,7 +80,7 @@ def test_two_jobs_run_side_by_side(space: Space) -> None:
     assert space.names("pod") == [f"{name}-1-0-{host}" for name in ("first", "second") for host in range(4)]
 
 
-def test_a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
+def a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     containers = {pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2] for pod in space.pods()}
@@ -96,7 +98,35 @@ def test_a_job_deleted_in_mid_flight_leaves_nothing(space: Space) -> None:
         assert not containers & running
 
 
-def test_an_upgrade_of_the_operator_does_not_touch_a_training(space: Space) -> None:
+def applying_twice_as_gitops_tools_do_changes_nothing(space: Space) -> None:
+    job = space.waiting()
+    apply = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", "-")
+    space.kubectl(*apply, input=job)
+    space.kubectl("wait", "--for=jsonpath={.status.attempt}=1", "tpujob/digits", "--timeout=60s")
+
+    diff = ("diff", "--server-side", "--field-manager=argocd-controller", "-f", "-")
+    assert space.kubectl(*diff, input=job) == ""
+    space.kubectl(*apply, input=job)
+    assert json.loads(space.kubectl("get", "tpujob", "digits", "-o", "json"))["metadata"]["generation"] == 1
+
+
+STORIES = {
+    story.__name__: Story.of_a_space(story)
+    for story in (
+        workers_have_the_names_that_the_gang_meets_by,
+        two_jobs_run_side_by_side,
+        a_job_deleted_in_mid_flight_leaves_nothing,
+        applying_twice_as_gitops_tools_do_changes_nothing,
+    )
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_with_the_operator(story: str, stories: Stories) -> None:
+    stories.end_of(story)
+
+
+def test_an_upgrade_of_the_operator_does_not_touch_a_training(alone: None, space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     before = space.uids()
@@ -113,19 +143,7 @@ def test_an_upgrade_of_the_operator_does_not_touch_a_training(space: Space) -> N
     assert status(space.cluster, namespace=space.name)["attempt"] == 1
 
 
-def test_applying_twice_as_gitops_tools_do_changes_nothing(space: Space) -> None:
-    job = space.waiting()
-    apply = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", "-")
-    space.kubectl(*apply, input=job)
-    space.kubectl("wait", "--for=jsonpath={.status.attempt}=1", "tpujob/digits", "--timeout=60s")
-
-    diff = ("diff", "--server-side", "--field-manager=argocd-controller", "-f", "-")
-    assert space.kubectl(*diff, input=job) == ""
-    space.kubectl(*apply, input=job)
-    assert json.loads(space.kubectl("get", "tpujob", "digits", "-o", "json"))["metadata"]["generation"] == 1
-
-
-def test_tpu_workers_go_where_their_chips_are(space: Space) -> None:
+def test_tpu_workers_go_where_their_chips_are(alone: None, space: Space) -> None:
     cluster = space.cluster
     for node in cluster.nodes:
         cluster.make_tpu_node(node, "tpu-v5-lite-podslice", "2x4", chips=4, pool="v5e-2x4")
@@ -151,7 +169,7 @@ def recipe_on(accelerator_type: str) -> Object:
     }
 
 
-def test_uninstalling_keeps_definition_jobs_and_pods(space: Space) -> None:
+def test_uninstalling_keeps_definition_jobs_and_pods(alone: None, space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     before = space.uids()

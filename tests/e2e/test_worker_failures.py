@@ -1,15 +1,15 @@
 """Failures of workers on real nodes: each is on record, and costs one restart or none.
 
-The jobs run at the same time, each in its own namespace; each test reads what became of one of them. Where the story is
-the operator's alone, the workers run a loop without torch. What a training keeps of a restart is shown by the gang that
-hangs here, and by the drained node in `test_worker_nodes`.
+Each test reads what became of one job. Where the story is the operator's alone, the workers run a loop without torch.
+What a training keeps of a restart is shown by the gang that hangs here, and by the drained node in `test_worker_nodes`.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,21 +17,24 @@ import pytest
 from tests.cluster.api import Object
 from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
+from tests.cluster.processes import wait_until
 from tests.e2e import containers
 from tests.e2e.chronicle import Chronicle, Recoveries, recovery
 from tests.e2e.own_loop import HOARDING
 from tests.e2e.paced_digits import FAULT
+from tests.e2e.together import Story
 from tests.e2e.training import HOSTS, NAME, OWN_LOOP, Training, result, started
+from tests.stories import Stories
 
-# Two of them are trainings, which wait for each other: starting a worker takes ten seconds of CPU time.
-AT_ONCE = 7
 STEP_SECONDS = 0.05
 # Long enough for a healthy worker that shares two cores with everything else.
 HANG_SECONDS = 30
 NO_PROGRESS_SECONDS = 30
+# A waiting limit, not an expectation.
+GONE_SECONDS = 60.0
 
 # The parts into which a job's seconds are divided; the remaining field is a part of the productive seconds.
-ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
+ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
 
 
 def ended_with(code: int, reason: str = "Error") -> Callable[[Object], bool]:
@@ -130,6 +133,8 @@ HEALED = {
         said=r"hung for \d+ s in phase",
         code=71,
         env={"TPU_TRAINER_HANG_SECONDS": str(HANG_SECONDS)},
+        # A process that has been stopped does not hear that it should end.
+        spec={"trainer": {"terminationGracePeriodSeconds": 2}},
         inflict=to_running(stop_once_it_has_saved),
         has_struck=ended_with(71),
     ),
@@ -164,11 +169,12 @@ FATAL = {
     ),
 }
 FAULTS = HEALED | FATAL
+WITH_TORCH = ("stopped", "wrong")
 CONTINUED = [name for name, fault in HEALED.items() if fault.spec.get("checkpoint", "") is not None]
 
 
 @dataclass(frozen=True)
-class Story:
+class Outcome:
     """What became of a training. log: of the last attempt's first worker. left: pods and config maps at the end."""
 
     status: Object
@@ -177,44 +183,42 @@ class Story:
     left: list[str]
 
     @classmethod
-    def of(cls, training: Training) -> "Story":
+    def of(cls, training: Training) -> "Outcome":
         status = training.wait_ended()
         log = training.log(status["attempt"]) if status["state"] == "Succeeded" else ""
-        left = [name for kind in ("pod", "configmap") for name in training.names(kind) if name.startswith(NAME)]
-        return cls(status, training.chronicle, log, left)
+
+        def left() -> list[str]:
+            return [name for kind in ("pod", "configmap") for name in training.names(kind) if name.startswith(NAME)]
+
+        if status["state"] == "Succeeded":
+            # The next attempt did not wait for a pod whose node had missed its heartbeats for a moment.
+            with suppress(TimeoutError):
+                wait_until(lambda: not of_first(left()), timeout=GONE_SECONDS, what="the first attempt has gone")
+        return cls(status, training.chronicle, log, left())
 
     def node_of(self, pod: str) -> str | None:
         told = [moment.item["spec"].get("nodeName") for moment in self.chronicle.moments() if moment.name == pod]
         return next((node for node in told if node), None)
 
 
-Stories = dict[str, Future[Story]]
+def of_first(names: list[str]) -> list[str]:
+    """Those of the first attempt."""
+    return [name for name in names if name.startswith(f"{NAME}-1")]
 
 
-@pytest.fixture(scope="module")
-def stories(cluster: RealCluster, quick_start: dict[str, str], storage: ObjectStorage) -> Iterator[Stories]:
-    """All trainings of this module, by the name of their failure; they start when the first one is requested."""
+def hurt(fault: Fault, cluster: RealCluster, storage: ObjectStorage) -> Outcome:
+    with started(cluster, storage, STEP_SECONDS, fault.env, **fault.spec) as training:
+        fault.inflict(training)
+        return Outcome.of(training)
 
-    def hurt(name: str, fault: Fault) -> Story:
-        with started(cluster, storage, STEP_SECONDS, fault.env, **fault.spec) as training:
-            fault.inflict(training)
-            return Story.of(training)
 
-    with ThreadPoolExecutor(AT_ONCE) as together:
-        # The longest start first.
-        order = sorted(FAULTS, key=lambda name: FAULTS[name].failure_class != "Hang")
-        told = {name: together.submit(hurt, name, FAULTS[name]) for name in order}
-        try:
-            yield told
-        finally:
-            for future in told.values():
-                future.cancel()
+STORIES = {name: Story(partial(hurt, fault), trains=name in WITH_TORCH) for name, fault in FAULTS.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in HEALED if HEALED[name].has_struck])
 def test_the_fault_struck_one_worker_before_anything_was_done_about_it(stories: Stories, name: str) -> None:
     has_struck = FAULTS[name].has_struck
-    told = stories[name].result().chronicle.moments()
+    told = stories.end_of(name).chronicle.moments()
     decided = next(m.version for m in told if not m.is_pod and m.item.get("status", {}).get("attempt") == 2)
     struck = {m.name for m in told if m.is_pod and m.version < decided and has_struck(m.item)}
     assert struck == {f"{NAME}-1-0-{FAULTS[name].host}"}
@@ -223,13 +227,13 @@ def test_the_fault_struck_one_worker_before_anything_was_done_about_it(stories: 
 @pytest.mark.parametrize("name", FATAL)
 def test_the_fault_struck(stories: Stories, name: str) -> None:
     has_struck = FAULTS[name].has_struck
-    told = stories[name].result().chronicle.moments()
+    told = stories.end_of(name).chronicle.moments()
     assert any(m.is_pod and has_struck(m.item) for m in told)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_failure_is_on_record(stories: Stories, name: str) -> None:
-    fault, story = FAULTS[name], stories[name].result()
+    fault, story = FAULTS[name], stories.end_of(name)
     failure = story.status["firstFailure"]
     host = failure["host"] if fault.host is None else fault.host
     pod = f"{NAME}-1-0-{host}"
@@ -250,7 +254,7 @@ def test_the_failure_is_on_record(stories: Stories, name: str) -> None:
 
 @pytest.mark.parametrize("name", HEALED)
 def test_the_gang_is_restarted_once(stories: Stories, name: str, recoveries: Recoveries) -> None:
-    story = stories[name].result()
+    story = stories.end_of(name)
     recoveries[f"worker {name}"] = recovery(story.chronicle, 2)
     assert story.chronicle.attempts() == [1, 2]
     assert story.chronicle.created() == [f"{NAME}-{attempt}-0-{host}" for attempt in (1, 2) for host in range(HOSTS)]
@@ -259,25 +263,25 @@ def test_the_gang_is_restarted_once(stories: Stories, name: str, recoveries: Rec
 
 @pytest.mark.parametrize("name", HEALED)
 def test_the_job_succeeds(stories: Stories, name: str) -> None:
-    story = stories[name].result()
+    story = stories.end_of(name)
     assert story.status["state"] == "Succeeded", story.chronicle.summary()
 
 
 @pytest.mark.parametrize("name", CONTINUED)
 def test_the_training_ends_as_if_nothing_had_happened(stories: Stories, name: str, undisturbed: Object) -> None:
-    story = stories[name].result()
+    story = stories.end_of(name)
     assert result(story.status) == undisturbed
     assert re.search(r"continues from checkpoint step-\d+", story.log)
 
 
 @pytest.mark.parametrize("name", HEALED)
 def test_nothing_of_the_first_attempt_is_left(stories: Stories, name: str) -> None:
-    assert not [left for left in stories[name].result().left if left.startswith(f"{NAME}-1")]
+    assert not of_first(stories.end_of(name).left)
 
 
 @pytest.mark.parametrize("name", FATAL)
 def test_a_failure_that_would_repeat_is_not_retried(stories: Stories, name: str) -> None:
-    story = stories[name].result()
+    story = stories.end_of(name)
     assert (story.status["state"], story.chronicle.attempts()) == ("Failed", [1])
     assert not story.status.get("restarts", {}).get("byClass")
     assert story.chronicle.created() == [f"{NAME}-1-0-{host}" for host in range(HOSTS)]
@@ -285,7 +289,7 @@ def test_a_failure_that_would_repeat_is_not_retried(stories: Stories, name: str)
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_seconds_of_the_jobs_life_add_up(stories: Stories, name: str) -> None:
-    told = stories[name].result().chronicle
+    told = stories.end_of(name).chronicle
     job, goodput = told.job(), told.status()["goodput"]
     life = seconds(job["status"]["completionTime"]) - seconds(job["metadata"]["creationTimestamp"])
     assert goodput["activity"] == "Finished"

@@ -4,6 +4,7 @@ It runs on two hosts: the slowed digits example (`paced_digits`) with checkpoint
 without torch.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,9 @@ from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e import paced_digits
 from tests.e2e.chronicle import Chronicle
-from tests.e2e.space import Space
+from tests.e2e.space import RESTRICTED, Space
+
+Losses = dict[int, float]
 
 NAME = "digits"
 BUCKET = "checkpoints"
@@ -32,14 +35,14 @@ START_SECONDS = 300.0
 OWN_LOOP: Object = {
     "trainer": {"entrypoint": None, "command": ["python3", "-m", "tests.e2e.own_loop"]},
     "checkpoint": None,
+    "report": None,
 }
-
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], **spec: Any) -> Object:
     """The job. `pace`: seconds added to each step of the first attempt. `env`: additional variables for
-    `paced_digits` or the trainer. `spec`: fields to replace; None leaves a field out."""
+    `paced_digits` or the trainer. `spec`: fields to replace, of the trainer and the checkpoint each one; None leaves a
+    field out."""
     variables = {**storage.environment, paced_digits.STEP_SECONDS: str(pace), **env}
     trainer = {
         "image": "localhost/tpu-examples:1",
@@ -49,6 +52,8 @@ def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], 
         "terminationGracePeriodSeconds": 10,
         **spec.pop("trainer", {}),
     }
+    saving = spec.pop("checkpoint", {})
+    usual = {"uri": f"gs://{BUCKET}/{folder}", "everySteps": STEPS_BETWEEN_CHECKPOINTS, "keep": 2}
     fields = {
         "slice": {"acceleratorType": "v5litepod-8", "hardware": "CPU"},
         "trainer": _set(trainer),
@@ -58,7 +63,8 @@ def body(storage: ObjectStorage, folder: str, pace: float, env: dict[str, str], 
             "trainSteps": STEPS,
             "optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"},
         },
-        "checkpoint": {"uri": f"gs://{BUCKET}/{folder}", "everySteps": STEPS_BETWEEN_CHECKPOINTS, "keep": 2},
+        "checkpoint": None if saving is None else usual | saving,
+        "report": {"uri": f"gs://{BUCKET}/{folder}/report"},
         **spec,
     }
     return {
@@ -92,6 +98,11 @@ class Training(Space):
         """The step of this training's newest complete checkpoint, or 0."""
         names = self._storage.names(BUCKET, f"{self.name}/{self.name}/{NAME}/step-")
         return max((int(name.split("/step-")[1][:8]) for name in names if name.endswith("/COMMIT")), default=0)
+
+    def losses(self) -> Losses:
+        """By step, as the trainer has recorded them."""
+        history = json.loads(self._storage.read(BUCKET, f"{self.name}/report/history.json"))
+        return {point["step"]: point["mean"] for point in history["recorded"]["losses"]}
 
     def wait_attempt(self, attempt: int = 1) -> None:
         """Waits until all workers of the attempt have been ready."""

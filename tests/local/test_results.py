@@ -77,6 +77,8 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
         "attempts": 1,
         "message": "all 2 workers have finished: trained",
         "resolved": resolved.as_json(),
+        "moves": [],
+        "stages": [],
         "metrics": {"loss": 0.25, "accuracy": 0.75},
         "examplesPerSecond": 1000.5,
         "lossCurve": [

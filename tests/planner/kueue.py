@@ -1,11 +1,12 @@
 """What Kueue does to the Workload of a `ModelCluster`, condition by condition as its controllers write them."""
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
 from tests.planner.model_cluster import ModelCluster, copied
 from tpu_training_operator.domain.observed import format_time, parse_time
-from tpu_training_operator.domain.workload import Workload
+from tpu_training_operator.domain.workload import Workload, workload_name
 from tpu_training_operator.kube.cluster import Object
 
 QUEUE = {"kueue.x-k8s.io/queue-name": "research"}
@@ -24,36 +25,51 @@ def put_in_queue(cluster: ModelCluster) -> None:
     cluster.flavors["v5e-spot"] = copied(FLAVOR)
 
 
-def workload(cluster: ModelCluster) -> Object | None:
-    """The Workload of the present job."""
-    found = [body for body in cluster.others.values() if body["kind"] == "Workload" and not cluster.is_orphan(body)]
+def workload(cluster: ModelCluster, number: int | None = None) -> Object | None:
+    """The Workload of the present job; of its slice with that number, or the first one."""
+    found = cluster.workloads()
+    if number is not None:
+        name = workload_name(cluster.job["metadata"]["name"], cluster.uid, number)
+        found = [body for body in found if body["metadata"]["name"] == name]
     return found[0] if found else None
 
 
-def seen(cluster: ModelCluster) -> Workload:
-    found = workload(cluster)
+def numbers(cluster: ModelCluster) -> list[int]:
+    """The slices for which the job has a Workload. Rungs of a ladder begin with 101."""
+    return [number for number in (*range(5), *range(101, 105)) if workload(cluster, number) is not None]
+
+
+def seen(cluster: ModelCluster, number: int | None = None) -> Workload:
+    found = workload(cluster, number)
     assert found is not None, "there is no Workload"
     return Workload(found)
 
 
-def works(cluster: ModelCluster, *, has_room: bool = True) -> None:
-    """What Kueue does by itself."""
-    found = workload(cluster)
+def works(cluster: ModelCluster, *, has_room: bool = True, free: Collection[int] | None = None) -> None:
+    """What Kueue does by itself. `free`: the slices for which there is quota, by number."""
+    for number in numbers(cluster) or [None]:
+        _works(cluster, number, has_room if free is None else number in free)
+
+
+def _works(cluster: ModelCluster, number: int | None, has_room: bool) -> None:
+    found = workload(cluster, number)
     if found is None or Workload(found).is_finished:
         return
     if not Workload(found).is_active:
         if not Workload(found).is_evicted:
-            evict(cluster, "Deactivated")
+            evict(cluster, "Deactivated", number)
         return
     if Workload(found).condition("Requeued").get("status") == "False":
         _set(cluster, found, "Requeued", "True", "Reactivated", "The workload was reactivated")
     if not Workload(found).holds_quota and has_room:
-        admit(cluster)
+        admit(cluster, number)
+    elif not Workload(found).condition("QuotaReserved"):
+        pend(cluster, "WaitingForQuota", "insufficient unused quota", number)
 
 
-def reserve(cluster: ModelCluster, **status: Any) -> None:
+def reserve(cluster: ModelCluster, number: int | None = None, **status: Any) -> None:
     """Quota is there, an admission check is not."""
-    found = workload(cluster)
+    found = workload(cluster, number)
     if found is None or Workload(found).holds_quota or not Workload(found).is_active:
         return
     count = found["spec"]["podSets"][0]["count"]
@@ -65,22 +81,22 @@ def reserve(cluster: ModelCluster, **status: Any) -> None:
             _set(cluster, found, kind, "False", "QuotaReserved", "Previously: evicted")
 
 
-def admit(cluster: ModelCluster, **status: Any) -> None:
-    reserve(cluster, **status)
-    found = workload(cluster)
+def admit(cluster: ModelCluster, number: int | None = None, **status: Any) -> None:
+    reserve(cluster, number, **status)
+    found = workload(cluster, number)
     if found is not None and Workload(found).holds_quota and not Workload(found).is_evicted:
         _set(cluster, found, "Admitted", "True", "Admitted", "The workload is admitted")
 
 
-def pend(cluster: ModelCluster, reason: str, message: str) -> None:
-    found = workload(cluster)
+def pend(cluster: ModelCluster, reason: str, message: str, number: int | None = None) -> None:
+    found = workload(cluster, number)
     assert found is not None
     _set(cluster, found, "QuotaReserved", "False", reason, message)
 
 
-def evict(cluster: ModelCluster, reason: str = "Preempted") -> None:
+def evict(cluster: ModelCluster, reason: str = "Preempted", number: int | None = None) -> None:
     """Kueue wants the quota back; it is the job's controller that gives it."""
-    found = workload(cluster)
+    found = workload(cluster, number)
     if found is None or Workload(found).is_evicted or Workload(found).is_finished:
         return
     _set(cluster, found, "Evicted", "True", reason, "Preempted to accommodate a workload of higher priority")

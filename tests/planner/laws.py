@@ -38,7 +38,7 @@ def life(goodput: Goodput) -> int:
 
 def active(goodput: Goodput) -> int:
     trained = goodput.productive_seconds + goodput.wasted_seconds
-    return goodput.start_seconds + trained + goodput.recovery_seconds
+    return goodput.start_seconds + trained + goodput.recovery_seconds + goodput.moving_seconds
 
 
 def _one_picture(_: Status, after: Status) -> bool:
@@ -53,18 +53,22 @@ def _every_attempt_has_a_reason(before: Status, after: Status) -> bool:
     if after.attempt == before.attempt or before.attempt == 0:
         return True
     resumed = is_true(before.conditions, ConditionType.SUSPENDED) or is_queued(before)
-    return resumed or is_restart(before, after) or reason(after) == ("False", "PartlyPlaced")
+    ready, why = reason(after)
+    return resumed or is_restart(before, after) or (ready == "False" and why in ("PartlyPlaced", "Moving", "NextRung"))
 
 
 def _steps_are_not_taken_back(before: Status, after: Status) -> bool:
     a, b = before.progress, after.progress
+    if before.stage != after.stage:
+        # Another rung, on which steps are counted from 0 again.
+        return True
     if a is None or b is None:
         return a is None or b is not None
     return before.attempt != after.attempt or a.phase is None or a.step <= b.step
 
 
 def _checkpoints_are_not_taken_back(before: Status, after: Status) -> bool:
-    return checkpoint(before.progress) <= checkpoint(after.progress)
+    return before.stage != after.stage or checkpoint(before.progress) <= checkpoint(after.progress)
 
 
 def checkpoint(progress: Progress | None) -> int:
@@ -81,9 +85,17 @@ def _sums_only_grow(before: Status, after: Status) -> bool:
         (a.productive_seconds + a.wasted_seconds, b.productive_seconds + b.wasted_seconds),
         (a.wasted_seconds, b.wasted_seconds),
         (a.recovery_seconds, b.recovery_seconds),
+        (a.moving_seconds, b.moving_seconds),
         (a.suspended_seconds, b.suspended_seconds),
     ]
     return all(earlier <= later for earlier, later in pairs) and parse_time(a.since) <= parse_time(b.since)
+
+
+def _chips_are_not_taken_back(before: Status, after: Status) -> bool:
+    a, b = (status.goodput.chip_seconds if status.goodput else None for status in (before, after))
+    if a is None or b is None:
+        return a is None
+    return a.total <= b.total and a.wasted <= b.wasted and 0 <= b.unsaved <= b.productive and a.since <= b.since
 
 
 def _the_unsaved_part_is_a_part(_: Status, after: Status) -> bool:
@@ -92,9 +104,12 @@ def _the_unsaved_part_is_a_part(_: Status, after: Status) -> bool:
 
 def _the_end_is_the_end(before: Status, after: Status) -> bool:
     def without_generation(status: Status) -> Status:
-        """Nor with whether it holds quota, which it gives back once its workers have stopped."""
+        """Nor with what it gives back once its workers have stopped: quota and chips."""
         conditions = without_condition(status.conditions, ConditionType.ADMITTED)
-        return replace(status, observed_generation=None, conditions=conditions)
+        goodput = status.goodput and replace(status.goodput, chip_seconds=None)
+        placement = status.placement and replace(status.placement, chip_seconds={})
+        given_back = {"conditions": conditions, "goodput": goodput, "placement": placement, "usage": None}
+        return replace(status, observed_generation=None, **given_back)
 
     return not is_finished(before) or without_generation(before) == without_generation(after)
 
@@ -132,6 +147,7 @@ LAWS: dict[str, Law] = {
     "a step is not taken back within an attempt": _steps_are_not_taken_back,
     "a checkpoint is never taken back": _checkpoints_are_not_taken_back,
     "the sums of goodput only grow": _sums_only_grow,
+    "the sums of chip-seconds only grow": _chips_are_not_taken_back,
     "unsaved is a part of productive": _the_unsaved_part_is_a_part,
     "the start stays": lambda before, after: before.start_time in (None, after.start_time),
     "a finished job stays as it is": _the_end_is_the_end,

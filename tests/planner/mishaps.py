@@ -62,6 +62,7 @@ ENDS = [
         "DeadlineExceeded",
         "RestartLimitReached",
         "NotRetryable",
+        "BudgetExceeded",
         "a release",
         "a resumption",
         "a refill",

@@ -5,22 +5,26 @@ it is deleted by force; a status is written over the version that was read, or n
 through `tests.planner.operators`, kubelets and users through `tests.planner.kubelet`.
 """
 
-import json
 from datetime import timedelta
 from typing import Any
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
+from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
 from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.observed import format_time
 from tpu_training_operator.domain.ownership import controller
 from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.workload import Workload
+from tpu_training_operator.domain.workload import Workload, prebuilt_workload, workload_name
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
+from tpu_training_operator.kube.encoding import encoded, parsed
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
 
 GRACE = timedelta(seconds=30)
+# Specs and statuses that a test looks at: most looks find what the last one found.
+READINGS = Readings()
 REPORTING = Reporting("https://operator.tpu-operator.svc:8443", "-----BEGIN CERTIFICATE-----")
 
 
@@ -43,6 +47,8 @@ class ModelCluster:
         # The operator that makes the passes of a story and remembers things between them.
         self.operator: Any = None
         self.lost: set[str] = set()
+        # Whether the operators know that nothing creates node pools.
+        self.fixed_node_pools = False
         self.reporting = REPORTING if listens else None
         # What the workers say to the one operator that most tests have; tests with several give each its own.
         self.inboxes = self.new_inboxes()
@@ -54,7 +60,7 @@ class ModelCluster:
 
     @property
     def status(self) -> Status:
-        return Status.read(self.job.get("status"))
+        return READINGS.status(self.job.get("status"))
 
     @property
     def uid(self) -> str:
@@ -74,10 +80,13 @@ class ModelCluster:
     def read(self) -> tuple[Object, list[Object]]:
         return copied(self.job), copied(list(self.pods.values()))
 
-    def read_all(self) -> tuple[Object, list[Object], Object | None]:
-        """With the Workload of the job, if it has one."""
-        own = (body for body in self.others.values() if body["kind"] == "Workload" and not self.is_orphan(body))
-        return *self.read(), copied(next(own, None))
+    def read_all(self) -> tuple[Object, list[Object], list[Object]]:
+        """With the Workloads of the job."""
+        return *self.read(), copied(self.workloads())
+
+    def workloads(self) -> list[Object]:
+        """Of the present job, in the order in which they were created."""
+        return [body for body in self.others.values() if body["kind"] == "Workload" and not self.is_orphan(body)]
 
     def create(self, body: Object) -> Object:
         if body["kind"] == "Event":
@@ -125,10 +134,24 @@ class ModelCluster:
         self.touch(found)
         return copied(found)
 
+    def delete_workload(self, name: str, uid: str) -> None:
+        """By an operator."""
+        key = f"Workload/{name}"
+        _find(self.others, key, uid)
+        self._gives_back(Workload(self.others[key]), is_free=True)
+        del self.others[key]
+
     def _gives_back(self, before: Workload, *, is_free: bool) -> None:
         if is_free and before.holds_quota and before.is_active and not before.is_finished:
             active = [name for name, pod in self.pods.items() if self._is_active_worker(pod)]
-            assert active == [], f"quota is given back while {active} use the chips"
+            covered = [name for name in active if self.covers(before, self.pods[name])]
+            assert covered == [], f"quota is given back while {covered} use the chips"
+
+    def covers(self, found: Workload, pod: Object) -> bool:
+        """Whether it is the Workload of the slice for which the worker was created."""
+        number = int(pod["metadata"]["labels"].get(LABEL_ALTERNATIVE, "0"))
+        name = workload_name(self.job["metadata"]["name"], self.uid, number)
+        return prebuilt_workload(self.job) != "" or found.name == name
 
     def _unchanged(self, body: Object) -> Object:
         found = self.others.get(key_of(body))
@@ -139,7 +162,10 @@ class ModelCluster:
         return found
 
     def _is_active_worker(self, pod: Object) -> bool:
-        return controller(pod).get("uid") == self.uid and pod["status"]["phase"] not in ("Succeeded", "Failed")
+        """Or one that may still get a node."""
+        is_over = "deletionTimestamp" in pod["metadata"] and "nodeName" not in pod["spec"]
+        has_ended = is_over or pod["status"]["phase"] in ("Succeeded", "Failed")
+        return controller(pod).get("uid") == self.uid and not has_ended
 
     def touch(self, body: Object) -> None:
         """It has changed."""
@@ -251,7 +277,7 @@ class ModelCluster:
 
 def copied(body: Any) -> Any:
     """A copy, as the other end of a connection receives it."""
-    return json.loads(json.dumps(body))
+    return parsed(encoded(body))
 
 
 def key_of(body: Object) -> str:

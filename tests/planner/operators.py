@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
-from tests.planner.model_cluster import ModelCluster, copied, key_of
+from tests.planner.model_cluster import READINGS, ModelCluster, copied, key_of
 from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.observed import Observed, slim
@@ -40,8 +40,8 @@ from tpu_training_operator.runtime.records import keep_job, keep_pod
 T = TypeVar("T")
 
 KEY = JobKey("default", "digits")
-# Job and pods, and the Workload if that is of interest.
-View = tuple[Object, list[Object]] | tuple[Object, list[Object], Object | None]
+# Job and pods, and the Workloads if they are of interest.
+View = tuple[Object, list[Object]] | tuple[Object, list[Object], list[Object]]
 
 # Shared by thousands of passes.
 _loop = asyncio.new_event_loop()
@@ -110,8 +110,10 @@ class Requests:
                 for event in self.cluster.pod_events
                 if event["regarding"]["uid"] == (fields or {})["regarding.uid"]
             ]
+        self.reads.append(f"list {resource.kind}")
+        if resource.kind == "Workload":
+            return copied(self.seen[2] if self.seen and len(self.seen) == 3 else self.cluster.workloads())
         assert resource is PODS
-        self.reads.append("list Pod")
         # As the adapter returns them.
         return [slim(pod) for pod in (copied(self.seen[1]) if self.seen else self.cluster.current(PODS))]
 
@@ -134,6 +136,9 @@ class Requests:
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
     ) -> Object | None:
         how = {"grace": timedelta(seconds=grace_seconds)} if grace_seconds is not None else {}
+        if resource.kind == "Workload":
+            await self._effect(f"delete Workload/{name}", lambda: self.cluster.delete_workload(name, uid))
+            return None
         deletion: Callable[[], None] = {
             JOBS: lambda: self.cluster.delete_job(uid),
             PODS: lambda: self.cluster.delete_pod(name, uid, **how),
@@ -162,10 +167,11 @@ class Requests:
         return result
 
 
-def _existing(found: Object | None, name: str) -> Object:
-    if found is None or found["metadata"]["name"] != name:
+def _existing(found: list[Object], name: str) -> Object:
+    named = next((each for each in found if each["metadata"]["name"] == name), None)
+    if named is None:
         raise NotFound(404, "NotFound", f"there is no {name}")
-    return copied(found)
+    return copied(named)
 
 
 @dataclass(frozen=True)
@@ -248,9 +254,10 @@ class Operator:
         cached = CachedCluster(connection, lambda _: self._memory.served)
         queues = Queues(connection)
         shared = {"inboxes": self.inboxes, "reporting": cluster.reporting, "queues": queues}
-        self._reconciler = Reconciler(cached, lambda: cluster.now, fresh=cached.fresh, **shared)
+        fixed = cluster.fixed_node_pools
+        self._reconciler = Reconciler(cached, lambda: cluster.now, fresh=cached.fresh, fixed_node_pools=fixed, **shared)
         # For passes that hang between their reads and their effects.
-        self._slow_reconciler = Reconciler(connection, lambda: cluster.now, **shared)
+        self._slow_reconciler = Reconciler(connection, lambda: cluster.now, fixed_node_pools=fixed, **shared)
 
     def hear(self, jobs: int, pods: int) -> None:
         """So many more events of the two watches."""
@@ -299,21 +306,26 @@ def look(cluster: ModelCluster) -> Plan:
     operator = Operator(cluster, cluster.inboxes)
     # With notes, the plan also says why a gang waits.
     whole, slimmed = (replace(operator.view(thinned), notes=Notes()) for thinned in (dict, slim))
-    same = plan(whole, cluster.now, cluster.reporting) == plan(slimmed, cluster.now, cluster.reporting)
-    assert same, "the same view, another plan; or a slimmed pod lacks a field that the planner reads"
-    return plan(operator.view(), cluster.now, cluster.reporting)
+    assert decided(cluster, whole) == decided(cluster, slimmed), (
+        "the same view, another plan; or a slimmed pod lacks a field that the planner reads"
+    )
+    return decided(cluster, operator.view())
+
+
+def decided(cluster: ModelCluster, view: Observed) -> Plan:
+    return plan(view, cluster.now, cluster.reporting, readings=READINGS)
 
 
 def one_pass(cluster: ModelCluster) -> Plan:
     """The decision of one pass without trouble."""
-    decided = look(cluster)
+    planned = look(cluster)
     if cluster.operator is None:
         cluster.operator = Operator(cluster, cluster.inboxes)
     result = cluster.operator.work()
     if result.error is not None:
         raise result.error
     # A refusal changes the decision.
-    return replace(decided, again=result.again)
+    return replace(planned, again=result.again)
 
 
 def actions(decided: Plan) -> list[Action]:

@@ -16,6 +16,7 @@ from tpu_training_operator.domain.actions import (
     DeleteEndpointSlice,
     DeleteJob,
     DeletePod,
+    DeleteWorkload,
     Plan,
     Publish,
     UpdateWorkload,
@@ -87,6 +88,8 @@ def _describe(action: Action) -> str:
             return f"delete TPUTrainingJob {name}"
         case AskForStacks():
             return "ask for stacks"
+        case DeleteWorkload(name=name):
+            return f"delete Workload {name}"
         case UpdateWorkload():
             return "update Workload"
         case WriteWorkloadStatus(frees_quota=frees_quota):

@@ -17,7 +17,7 @@ from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import Operator
 from tests.planner.scheduler import place_all
 from tpu_training_operator.api.status import ReportPhase, Status
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.naming import WorkerId, is_placeholder
 from tpu_training_operator.kube.cluster import Object
 
 
@@ -45,7 +45,7 @@ class Surroundings(RuleBasedStateMachine):
         return [
             pod
             for name, pod in sorted(self.cluster.pods.items())
-            if name not in self.strangers and not self.cluster.is_orphan(pod)
+            if name not in self.strangers and not self.cluster.is_orphan(pod) and not is_placeholder(name, "digits")
         ]
 
     # What happens to pods and nodes.
@@ -149,6 +149,8 @@ class Surroundings(RuleBasedStateMachine):
             [
                 *({"suspend": True}, {"suspend": True}, {"suspend": False}, {"suspend": False}, {}),
                 *({"activeDeadlineSeconds": 200}, {"activeDeadlineSeconds": 100_000}),
+                *({"budget": {"chipHours": 1}}, {"budget": {"chipHours": 1, "onExceeded": "Fail"}}),
+                *({"budget": {"chipHours": 10**5}}, {"budget": {"chipHours": 10**5}}),
                 *({"ttlSecondsAfterFinished": 50}, {"ttlSecondsAfterFinished": 100_000}),
             ]
         )

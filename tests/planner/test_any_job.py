@@ -14,6 +14,7 @@ from tests.planner.mishaps import ENDINGS, LOSSES, STARTS, Mishap
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, one_pass
 from tests.planner.story import all_are_ready, all_finish
+from tests.planner.test_machine import SOAK
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import ReportPhase, State, Status
@@ -21,6 +22,7 @@ from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.cli.job_file import JobFile
 from tpu_training_operator.cli.summary import print_summary
 from tpu_training_operator.domain.actions import Create
+from tpu_training_operator.domain.options import options_of
 from tpu_training_operator.domain.recipe.cost import cost_of
 from tpu_training_operator.domain.recipe.resolve import resolve
 
@@ -30,7 +32,14 @@ _LARGEST_CONFIG_MAP = 2**20
 
 # How running gangs end, and gangs that do not start.
 MISHAPS: dict[str, Mishap] = {**ENDINGS, **LOSSES, **STARTS}
-FEW = settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+FEW = settings(
+    max_examples=5000 if SOAK else 150,
+    derandomize=not SOAK,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+FEWER = FEW if SOAK else settings(FEW, max_examples=60)
+"""Of whole lives, each as long as many plans."""
 
 
 def look(cluster: ModelCluster) -> timedelta:
@@ -95,7 +104,7 @@ def with_spec(**fields: Any) -> dict[str, Any]:
     return job_body({f"spec.{path.replace('__', '.')}": value for path, value in fields.items()})
 
 
-@FEW
+@FEWER
 @given(any_job(), st.lists(st.sampled_from(sorted(MISHAPS)), min_size=1, max_size=2))
 @example(with_spec(runPolicy__restart__window="800000d"), ["exit code 137"])
 @example(with_spec(runPolicy__restart__window="99999999d"), ["exit code 3", "exit code 137"])
@@ -136,5 +145,5 @@ def test_every_job_can_be_planned_by_the_cli(body: dict[str, Any]) -> None:
     except InvalidJob:
         return
     assert resolution.resolved
-    file = JobFile(path=Path("job.yaml"), body=body, job=job, resolution=resolution)
+    file = JobFile(Path("job.yaml"), body, options_of(job))
     print_summary(file, list(resolution.warnings), cost_of(resolution, 0.4))

@@ -139,6 +139,7 @@ def test_the_counted_time_adds_up_to_the_life_of_the_job(life: Life) -> None:
     assert status.state is State.SUCCEEDED
     goodput = status.goodput
     assert goodput is not None
+    assert goodput.chip_seconds is not None
     in_status = {
         "queue": goodput.queue_seconds,
         "start": goodput.start_seconds,
@@ -150,3 +151,13 @@ def test_the_counted_time_adds_up_to_the_life_of_the_job(life: Life) -> None:
     assert goodput.wasted_seconds > 0
     assert life.spent() == {account: seconds for account, seconds in in_status.items() if seconds}
     assert value(life.metrics, "tpujob_goodput_ratio_sum") == float(goodput.ratio or 0)
+    assert sum(counted(life.metrics, "tpujob_chip_seconds_total", "account").values()) == goodput.chip_seconds.total
+    assert value(life.metrics, "tpujob_chip_budgets_exceeded_total") == 0
+
+
+def test_a_job_that_is_out_of_chip_hours_is_counted_once(life: Life) -> None:
+    life.cluster.edit_run_policy(budget={"chipHours": 1, "onExceeded": "Fail"})
+    life.goes_on(500)
+    assert life.cluster.status.state is State.FAILED
+    assert value(life.metrics, "tpujob_chip_budgets_exceeded_total") == 1
+    assert counted(life.metrics, "tpujob_finished_total", "reason") == {"BudgetExceeded": 1}

@@ -1,5 +1,6 @@
 """The operator dies after each of its effects in turn and another takes over: every story ends the same."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,6 +32,7 @@ class Story:
     policy: dict[str, Any] = field(default_factory=dict)
     spare_nodes: int = 4
     is_queued: bool = False
+    job: dict[str, Any] = field(default_factory=dict)
 
 
 def attempt_runs(cluster: ModelCluster, attempt: int) -> bool:
@@ -102,7 +104,56 @@ def it_leaves_and_enters_its_queue(cluster: ModelCluster, operator: Operator) ->
     kueue.works(cluster)
 
 
+def it_climbs(cluster: ModelCluster, _: Operator) -> None:
+    passes_rungs(cluster, lost=2, passed=(1, 3))
+
+
+def passes_rungs(cluster: ModelCluster, *, lost: int, passed: tuple[int, int]) -> None:
+    """Every rung passes, and on the second one a worker is lost on the way."""
+    if attempt_runs(cluster, lost):
+        kubelet.end(cluster, cluster.pods[f"digits-{lost}-0-1"], 137)
+    for attempt in passed:
+        if attempt_runs(cluster, attempt):
+            rung = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0}
+            message = {"outcome": "Succeeded", "message": "", "step": 20, "rung": rung | {"findings": {}}}
+            for pod in present(cluster):
+                kubelet.end(cluster, pod, message=json.dumps(message))
+
+
+def it_climbs_in_its_queue(cluster: ModelCluster, _: Operator) -> None:
+    """Between two rungs is an attempt that waits for the quota of the next one."""
+    passes_rungs(cluster, lost=3, passed=(1, 4))
+    kueue.works(cluster)
+
+
+def it_moves_in_its_queue_and_comes_back(cluster: ModelCluster, operator: Operator) -> None:
+    """Evicted from its first slice, it gets quota for the second one only, and then for the first one again."""
+    attempt = cluster.status.attempt
+    if attempt_runs(cluster, 1):
+        kueue.evict(cluster, number=0)
+    if attempt_runs(cluster, 3):
+        kubelet.report(cluster, 10, to=operator.inboxes)
+    kueue.works(cluster, free={0} if attempt == 0 else {1} if attempt < 3 else {0, 1})
+
+
+def no_loss_falls(cluster: ModelCluster, _: Operator) -> None:
+    if attempt_runs(cluster, 1):
+        all_finish(cluster)
+
+
+RUNGS = [{"slice": {"acceleratorType": f"v5litepod-{chips}"}, "steps": 20} for chips in (4, 8)]
+LADDER = {"spec.scaleUp.stages": RUNGS}
+
+PLACEMENT = {
+    "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "after": "1m"}],
+    "grow": "AtCheckpoint",
+    "minRunSeconds": 60,
+}
+MOVES = {"spec.placement": PLACEMENT, "spec.checkpoint": {"uri": "gs://bucket/jobs"}}
+
 STORIES = {
+    "ladder": Story(it_climbs, 4, "AllWorkersSucceeded", job=LADDER),
+    "failed gate": Story(no_loss_falls, 0, "GateFailed", job=LADDER),
     "nothing happens": Story(nothing, 1, "AllWorkersSucceeded"),
     "restart": Story(a_worker_is_killed, 2, "AllWorkersSucceeded"),
     "spent budget": Story(a_worker_is_killed, 2, "NotRetryable", {"restart": {"limits": {"Infrastructure": 0}}}),
@@ -115,6 +166,10 @@ STORIES = {
     "broken chips and a release": Story(a_node_has_broken_chips, 4, "AllWorkersSucceeded", spare_nodes=0),
     "eviction": Story(it_is_evicted_once, 2, "AllWorkersSucceeded", is_queued=True),
     "suspension in a queue": Story(it_leaves_and_enters_its_queue, 2, "AllWorkersSucceeded", is_queued=True),
+    "ladder in a queue": Story(it_climbs_in_its_queue, 6, "AllWorkersSucceeded", job=LADDER, is_queued=True),
+    "moves in a queue": Story(
+        it_moves_in_its_queue_and_comes_back, 4, "AllWorkersSucceeded", job=MOVES, is_queued=True
+    ),
 }
 
 
@@ -151,12 +206,17 @@ def end_of(cluster: ModelCluster) -> End:
     )
 
 
+def cluster_of(story: Story) -> ModelCluster:
+    cluster = ModelCluster(story.job | ({"spec.runPolicy": story.policy} if story.policy else {}), listens=True)
+    if story.is_queued:
+        kueue.put_in_queue(cluster)
+    return cluster
+
+
 def told(story: Story, lives_for: int | None) -> tuple[End, int]:
     """How the story ends, and after how many effects, with an operator that dies after this many effects and is
     started again."""
-    cluster = ModelCluster({"spec.runPolicy": story.policy} if story.policy else None, listens=True)
-    if story.is_queued:
-        kueue.put_in_queue(cluster)
+    cluster = cluster_of(story)
     operator, left, effects = Operator(cluster), lives_for, 0
     nodes = [*NODES, *(f"spare-{i}" for i in range(story.spare_nodes))]
     for _ in range(ENOUGH_PASSES):
@@ -196,6 +256,8 @@ def test_each_story_contains_what_its_name_says() -> None:
     ends = {name: told(story, None)[0] for name, story in STORIES.items()}
     restarts = {name: (end.attempt, end.restarts) for name, end in ends.items()}
     assert restarts == {
+        "ladder": (4, {"Infrastructure": 1}),
+        "failed gate": (1, {}),
         "nothing happens": (1, {}),
         "restart": (2, {"Infrastructure": 1}),
         "spent budget": (1, {}),
@@ -208,8 +270,12 @@ def test_each_story_contains_what_its_name_says() -> None:
         "broken chips and a release": (4, {"Infrastructure": 2}),
         "eviction": (2, {}),
         "suspension in a queue": (2, {}),
+        "ladder in a queue": (6, {"Infrastructure": 1}),
+        "moves in a queue": (4, {}),
     }
-    assert {name for name, end in ends.items() if end.gave_back} == {"eviction", "suspension in a queue"}
+    assert {name for name, end in ends.items() if end.gave_back} == {
+        name for name in STORIES if STORIES[name].is_queued
+    }
     assert [name for name, end in ends.items() if end.gone] == ["time to live"]
     # The worker that failed last is kept for its log.
     kept = {end.failure[0] for end in ends.values() if end.failure}

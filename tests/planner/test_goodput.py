@@ -67,7 +67,11 @@ def accounts(cluster: ModelCluster) -> Goodput:
 
 def split(cluster: ModelCluster) -> dict[str, int]:
     """The sums that are not zero."""
-    sums = {name: value for name, value in asdict(accounts(cluster)).items() if name.endswith("_seconds")}
+    sums = {
+        name: value
+        for name, value in asdict(accounts(cluster)).items()
+        if name.endswith("_seconds") and name != "chip_seconds"
+    }
     return {name.removesuffix("_seconds"): seconds for name, seconds in sums.items() if seconds}
 
 

@@ -512,3 +512,41 @@ def test_the_size_of_a_gangs_objects_is_linear_in_its_hosts() -> None:
     (few, small), (many, large) = bytes_of("v4-128"), bytes_of("v4-4096")
     assert (few, many) == (16, 512)
     assert large / many < 1.05 * small / few
+
+
+# A job with code.
+
+CODE = {"uri": "configmap://digits-code", "sha256": "0a" * 32}
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_every_attempt_mounts_the_same_code(attempt: int) -> None:
+    job, resolution = resolved({"spec.trainer.code": CODE})
+    spec = worker_pod(job, resolution, WorkerId(attempt, 0, 1))["spec"]
+    items = [{"key": "code.tar.gz", "path": "code.tar.gz"}]
+    assert spec["volumes"][-2:] == [
+        {"name": "tpu-training-code", "emptyDir": {}},
+        {"name": "tpu-training-archive", "configMap": {"name": "digits-code", "items": items}},
+    ]
+    assert spec["containers"][0]["volumeMounts"][-2:] == [
+        {"name": "tpu-training-code", "mountPath": "/tpu-training/code"},
+        {"name": "tpu-training-archive", "mountPath": "/tpu-training/archive", "readOnly": True},
+    ]
+    assert json.loads(config_map(job, resolution, attempt)["data"]["run.json"])["code"] == CODE
+    assert resolution.resolved.code_sha256 == CODE["sha256"]
+
+
+def test_code_elsewhere_needs_no_config_map() -> None:
+    code = CODE | {"uri": "gs://bucket/digits/code.tar.gz"}
+    assert [volume["name"] for volume in pod({"spec.trainer.code": code})["spec"]["volumes"]] == [
+        "tpu-training-shm",
+        "tpu-training-run",
+        "tpu-training-code",
+    ]
+    assert "TPUJOB_CODE_ARCHIVE" not in env({"spec.trainer.code": code})
+
+
+def test_the_trainer_unpacks_the_code_before_a_command_starts() -> None:
+    assert container({"spec.trainer.code": CODE})["command"] == ["python", "-m", "tpu_trainer"]
+    started = container(OWN_LOOP | {"spec.trainer.code": CODE})["command"]
+    assert started == ["python", "-m", "tpu_trainer.code", "python", "train.py"]

@@ -1,5 +1,7 @@
 """An operator whose watch of pods is later than its watch of the job."""
 
+from datetime import timedelta
+
 import pytest
 
 from tests.planner import kubelet
@@ -70,3 +72,20 @@ def test_the_first_workers_are_created_without_another_list_only_if_nothing_has_
         cluster.edit_run_policy(startDeadlineSeconds=60)
     done = alone.work(has_heard_all=meanwhile != "an unheard edit")
     assert "list Pod" in done.reads
+
+
+def test_workers_of_an_attempt_that_is_over_are_not_created_although_the_present_pods_are_gone() -> None:
+    """On old news the gang is to be released; its pods are read, and there are none: another operator was faster."""
+    cluster = ModelCluster({"spec.runPolicy": {"startDeadlineSeconds": 60}})
+    late, other = Operator(cluster), Operator(cluster)
+    for _ in range(2):
+        other.work()
+    place_all(cluster, NODES, list(cluster.pods.values())[:1])
+    late.hear(jobs=ALL, pods=ALL)
+    cluster.now += timedelta(seconds=61)
+    for _ in range(2):
+        other.work()
+        kubelet.sweep(cluster)
+    assert (cluster.status.attempt, cluster.pods) == (2, {})
+    done = late.work(has_heard_all=False)
+    assert not [effect for effect in done.effects if effect.startswith("create Pod")]

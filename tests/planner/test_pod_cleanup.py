@@ -1,20 +1,25 @@
 """Unwanted pods: which the next attempt waits for, which are deleted by force, and when."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import GRACE, ModelCluster
 from tests.planner.operators import look, one_pass
-from tests.planner.story import WORKERS, described, fails, given_a_running_gang, passes
+from tests.planner.story import WORKERS, described, fails, given_a_running_gang, passes, ready_message
+from tests.planner.test_entry_check import AUTO, POD, REQUIRE, checked, given_a_check
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.observed import format_time
 
 # For a node that is silent but not known to be lost.
 SILENCE = timedelta(seconds=30)
 # A watch may never report that a pod is gone.
 UNHEARD = timedelta(seconds=15)
+# For the last of those that leave, until those that have left are written down.
+LEAVE = timedelta(seconds=10)
 # The worker that fails by itself; its pod is kept for the log.
 FAILED = WORKERS[0]
 
@@ -38,7 +43,15 @@ def given_leftovers_of_which_one_does_not_go(*, known: bool) -> ModelCluster:
     one_pass(cluster)
     kubelet.sweep(cluster)
     assert set(cluster.pods) - {FAILED} == {WORKERS[1]}
+    if not known:
+        chips_are_counted(cluster)
     return cluster
+
+
+def chips_are_counted(cluster: ModelCluster) -> None:
+    """The status says that the others have given their chips back, once they have waited for the one that does not."""
+    cluster.now += LEAVE
+    one_pass(cluster)
 
 
 def test_the_next_attempt_begins_beside_a_worker_on_a_lost_node() -> None:
@@ -71,7 +84,7 @@ def test_a_suspension_looks_again_soon_without_a_hint() -> None:
     assert one_pass(cluster).again is None
 
 
-@pytest.mark.parametrize(("known", "wait"), [(True, GRACE), (False, GRACE + SILENCE)])
+@pytest.mark.parametrize(("known", "wait"), [(True, GRACE), (False, GRACE + SILENCE - LEAVE)])
 def test_a_worker_is_deleted_by_force_once_its_node_is_given_up(known: bool, wait: timedelta) -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=known)
     cluster.now += wait - timedelta(seconds=1)
@@ -86,7 +99,8 @@ def test_a_worker_is_deleted_by_force_once_its_node_is_given_up(known: bool, wai
 def test_the_new_gang_starts_beside_the_old_worker_without_a_hint() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=True)
     one_pass(cluster)
-    assert look(cluster) == Plan(again=GRACE)
+    chips_are_counted(cluster)
+    assert look(cluster) == Plan(again=GRACE - LEAVE)
 
 
 def test_a_worker_that_saves_on_a_live_node_with_a_taint_is_waited_for() -> None:
@@ -128,8 +142,9 @@ def test_a_failed_job_releases_a_lost_node_too() -> None:
     assert cluster.status.state is State.FAILED
     one_pass(cluster)
     kubelet.sweep(cluster)
+    chips_are_counted(cluster)
     waits = look(cluster).again
-    assert waits == GRACE + SILENCE
+    assert waits == GRACE + SILENCE - LEAVE
     cluster.now += waits
     assert described(look(cluster)) == [f"delete Pod {WORKERS[1]} by force"]
 
@@ -151,3 +166,20 @@ def test_a_worker_that_only_a_finalizer_holds_is_not_waited_for() -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=False)
     held_by_a_finalizer(cluster, WORKERS[1])
     assert "create Pod digits-2-0-1" in described(look(cluster))
+
+
+@pytest.mark.parametrize(("changes", "state"), [(AUTO, State.STARTING), (REQUIRE, State.BLOCKED)])
+def test_an_entry_check_whose_pod_a_finalizer_keeps_is_not_waited_for_in_silence(
+    changes: dict[str, Any], state: State
+) -> None:
+    cluster = given_a_check(changes)
+    kubelet.start(cluster, cluster.pods[POD])
+    deleted = {"deletionTimestamp": format_time(cluster.now), "deletionGracePeriodSeconds": 0}
+    cluster.pods[POD]["metadata"] |= deleted | {"finalizers": ["example.com/audit"]}
+    one_pass(cluster)
+    assert checked(cluster) == ("Unknown", "CheckingEntry"), "it may go at any moment"
+    passes(cluster, 60)
+    one_pass(cluster)
+    assert cluster.status.state is state
+    assert f"{POD} is deleted, but a finalizer keeps it" in ready_message(cluster)
+    assert checked(cluster) == (("False", "EntryNotChecked") if changes == AUTO else ("Unknown", "CheckingEntry"))

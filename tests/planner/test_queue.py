@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from tests.planner import kubelet, kueue
-from tests.planner.model_cluster import ModelCluster
+from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import look, one_pass
 from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.observed import format_time
 
 
 def given_a_queued_job(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
@@ -135,6 +136,25 @@ def test_an_evicted_gang_saves_and_stops_before_its_quota_is_given_back() -> Non
     assert not kueue.seen(cluster).holds_quota
     assert kueue.seen(cluster).condition("Requeued")["status"] == "True"
     assert cluster.status.restarts.by_class == {}
+
+
+@pytest.mark.parametrize("what", ["evicted", "suspended"])
+def test_workers_that_never_had_a_node_hold_no_quota_although_a_finalizer_keeps_them(what: str) -> None:
+    cluster = given_a_queued_job()
+    kueue.admit(cluster)
+    for _ in range(3):
+        one_pass(cluster)
+    assert len(cluster.pods) == 4
+    for pod in cluster.pods.values():
+        deleted = {"deletionTimestamp": format_time(cluster.now), "deletionGracePeriodSeconds": 0}
+        pod["metadata"] |= deleted | {"finalizers": ["example.com/audit"]}
+    if what == "evicted":
+        kueue.evict(cluster)
+    cluster.edit_run_policy(suspend=what == "suspended")
+    for _ in range(4):
+        one_pass(cluster)
+        kueue.works(cluster, has_room=False)
+    assert (kueue.seen(cluster).holds_quota, len(cluster.pods)) == (False, 4)
 
 
 def test_a_job_that_is_admitted_again_begins_its_next_attempt() -> None:
@@ -263,6 +283,40 @@ def test_a_job_that_changes_its_queue_before_admission_waits_in_the_other() -> N
     cluster.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "production"
     one_pass(cluster)
     assert kueue.seen(cluster).queue == "production"
+
+
+CLASSES = {
+    f"{kind}/{name}": {"kind": kind, "value": value, "metadata": {"name": name}}
+    for kind, name, value in (("WorkloadPriorityClass", "urgent", 1000), ("PriorityClass", "high", 7))
+}
+
+
+@pytest.mark.parametrize("before", [{}, {"spec.trainer.priorityClassName": "high"}])
+def test_a_class_that_is_named_while_the_job_waits_changes_its_priority(before: dict[str, Any]) -> None:
+    cluster = given_a_job(before)
+    cluster.others |= copied(CLASSES)
+    kueue.put_in_queue(cluster)
+    one_pass(cluster)
+    cluster.job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+    one_pass(cluster)
+    spec = kueue.seen(cluster).raw["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "urgent")
+    assert described(look(cluster)) == []
+
+
+def test_an_admitted_job_keeps_its_priority() -> None:
+    cluster = given_a_running_job()
+    cluster.job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+    all_passes(cluster, 3)
+    assert "priorityClassRef" not in kueue.seen(cluster).raw["spec"]
+    assert cluster.status.state is State.RUNNING
+
+
+def test_a_class_that_does_not_exist_is_said() -> None:
+    cluster = given_a_queued_job()
+    cluster.job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+    one_pass(cluster)
+    assert "WorkloadPriorityClass urgent does not exist" in ready_message(cluster)
 
 
 def test_a_missing_flavor_is_said() -> None:

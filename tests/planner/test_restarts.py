@@ -175,6 +175,17 @@ def test_storage_that_denies_access_twice_is_a_user_error() -> None:
     )
 
 
+def test_a_directory_that_denies_access_is_no_matter_of_the_bucket() -> None:
+    said = "/mnt/run: cannot write step-probe-1: Permission denied"
+    cluster = ended_twice(77, said)
+    until_running(cluster)
+    fails(cluster, "digits-2-0-0", 77, message=said)
+    one_pass(cluster)
+    assert ready_message(cluster).endswith(
+        "Permission denied; give the worker's user the right to write there, then create the job again"
+    )
+
+
 def test_storage_that_denies_access_is_not_tried_again_without_a_restart_left() -> None:
     cluster = ended_twice(77, "403", limits={"Infrastructure": 0})
     failure = cluster.status.last_failure

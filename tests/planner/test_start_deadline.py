@@ -107,6 +107,7 @@ def test_the_chips_are_free_at_once_and_asked_for_again_after_the_pause() -> Non
     assert described(look(cluster)) == [f"delete Pod {name}" for name in WORKERS]
     one_pass(cluster)
     kubelet.sweep(cluster)
+    one_pass(cluster)
     earliest = parse_time(cluster.status.restarts.next_attempt_time or "")
     assert look(cluster) == Plan(again=earliest - cluster.now)
     cluster.now = earliest

@@ -9,8 +9,7 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner import kubelet, kueue
-from tests.planner.model_cluster import ModelCluster
+from tests.planner import kubelet
 from tests.planner.operators import Crash, Operator
 from tests.planner.scheduler import has_ended, place_all
 from tests.planner.story import all_finish
@@ -22,6 +21,7 @@ from tests.planner.test_crashes import (
     Story,
     all_are_placed_ready,
     attempt_runs,
+    cluster_of,
     end_of,
 )
 from tests.planner.test_crashes import told as told_with_one
@@ -33,9 +33,7 @@ TOLD = sorted(STORIES.keys() - {"hang", "deadline", "lost node", "silent node"})
 def told_with_two(story: Story, turns: Iterable[tuple[int, int | None, bool]]) -> End:
     """`turns`: whose pass it is, after how many effects it dies, and whether it has heard what happened. Afterwards
     both work in turn."""
-    cluster = ModelCluster({"spec.runPolicy": story.policy} if story.policy else None, listens=True)
-    if story.is_queued:
-        kueue.put_in_queue(cluster)
+    cluster = cluster_of(story)
     operators = [Operator(cluster), Operator(cluster)]
     nodes = [*NODES, *(f"spare-{i}" for i in range(story.spare_nodes))]
     drawn = [*turns]

@@ -30,12 +30,16 @@ from tpu_training_operator.local.fork_server import LONGEST_ANSWER, request
 READ_LATER = (
     *("MASTER_", "TPUJOB_", "KUBEFLOW_", "STORAGE_EMULATOR_HOST"),
     *("CPU_NUM_DEVICES", "PJRT_CPU_ASYNC_CLIENT", "XLA_THREAD_POOL_SIZE"),
-    *("TEST_", "HOOK_CALLS", "PYTEST_CURRENT_TEST", "SCRIPT_FOLDER", "MAX_STEPS"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_"),
+    *("TPU_TRAINER_", "TEST_", "HOOK_CALLS", "SCRIPT_FOLDER", "MAX_STEPS"),
 )
 """How variables begin that nothing reads while torch and torch_xla are imported, in Python or in C++."""
 
 TORCH = ("google_crc32c", "safetensors.torch", "torch.utils.flop_counter", "torch", "torch._dynamo")
 """What a trainer imports on the torch backend: an optimizer's first step imports the last."""
+
+COMPILER = (*TORCH, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
+"""What it imports besides for trainer.torch.execution: Compile."""
 
 LIGHTNING = (*TORCH, "pytorch_lightning", "torch_xla", "gcsfs")
 """What it imports besides for a LightningModule. Lightning's Trainer looks at the last two when it is made."""
@@ -88,11 +92,11 @@ class ForkedProcess:
 class ForkServer:
     """A server, seen from the test worker."""
 
-    def __init__(self, packages: tuple[str, ...], env: Mapping[str, str], cwd: str) -> None:
+    def __init__(self, packages: tuple[str, ...], env: Mapping[str, str], cwd: str, python: str) -> None:
         self._control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tpu_training_operator.local.fork_server", str(end.fileno()), *packages],
+                [python, "-m", "tpu_training_operator.local.fork_server", str(end.fileno()), *packages],
                 env=env,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
@@ -115,14 +119,16 @@ class ForkServer:
         self._process.wait()
 
 
-def start(packages: tuple[str, ...], module: str, env: Mapping[str, str], cwd: str) -> ForkedProcess:
+def start(
+    packages: tuple[str, ...], module: str, env: Mapping[str, str], cwd: str, python: str = sys.executable
+) -> ForkedProcess:
     """`python -m module`, forked from this worker's server of `packages`."""
     early = {name: value for name, value in env.items() if not name.startswith(READ_LATER)}
-    return _server(packages, tuple(sorted(early.items())), cwd).fork(module, env)
+    return _server(packages, tuple(sorted(early.items())), cwd, python).fork(module, env)
 
 
 @functools.cache
-def _server(packages: tuple[str, ...], env: tuple[tuple[str, str], ...], cwd: str) -> ForkServer:
-    server = ForkServer(packages, dict(env), cwd)
+def _server(packages: tuple[str, ...], env: tuple[tuple[str, str], ...], cwd: str, python: str) -> ForkServer:
+    server = ForkServer(packages, dict(env), cwd, python)
     atexit.register(server.close)
     return server

@@ -9,10 +9,14 @@ import multiprocessing
 import sys
 from unittest import mock
 
-from tpu_trainer.entry import main
+from tpu_trainer import entry
 
-if __name__ == "__main__":
+
+def main() -> int:
     forks = multiprocessing.get_context("fork")
     with mock.patch("tpu_trainer.host.multiprocessing.get_context", return_value=forks):
-        code = main()
-    sys.exit(code)
+        return entry.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.ports import free_port
+from tests.layers import STARTED_WITH
 from tests.trainer import fork_server
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +60,10 @@ Process = subprocess.Popen[str] | fork_server.ForkedProcess
 """In a session of its own: the processes per chip are its children and must not outlive it."""
 
 
-def real_process(module: str, env: dict[str, str]) -> Process:
+def real_process(module: str, env: dict[str, str], python: str = sys.executable) -> Process:
     """The command that a worker pod runs."""
     return subprocess.Popen(
-        [sys.executable, "-m", module],
+        [python, "-m", module],
         env=env,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -156,11 +157,13 @@ class Launcher:
         *,
         real: bool = False,
         packages: tuple[str, ...] | None = None,
+        python: str = sys.executable,
         **env: str,
     ) -> Gang:
         """One process per host of `spec`, with the environment the operator would give it, `env` on top.
 
         `real`: started by the real command, not forked. `packages`: imported before the fork, by default the backend's.
+        `python`: another stack's, which has this project installed.
         A spec without an entrypoint is of a loop of the user's own, `module`, whose process has a rank.
         """
         packages = packages or (fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH)
@@ -185,22 +188,43 @@ class Launcher:
                 **({} if real else {fork_server.FORKS_REPLICAS: "1"}),
                 **env,
             }
-            process = real_process(module, worker) if real else fork_server.start(packages, module, worker, str(ROOT))
+            if real:
+                process: Process = real_process(module, worker, python)
+            else:
+                process = fork_server.start(packages, module, worker, str(ROOT), python)
             host = Host(process, log)
             self._hosts.append(host)
             gang.hosts.append(host)
         return gang
+
+    def run_on_xla(self, module: str) -> str:
+        """What a module of the tests prints that has XLA's CPU device for itself: PJRT starts once per process."""
+        return self.run_alone(module, fork_server.XLA, **ON_XLAS_CPU)
+
+    def run_alone(self, module: str, packages: tuple[str, ...] = fork_server.TORCH, **more: str) -> str:
+        """What a module of the tests prints that needs a process of its own. `more`: variables."""
+        env = {**self.base(), **more}
+        host = Host(fork_server.start(packages, module, env, str(ROOT)), self._directory / "termination")
+        self._hosts.append(host)
+        assert host.wait() == 0, host.output
+        return host.output
 
     def reap(self) -> None:
         for host in self._hosts:
             host.reap()
 
     def base(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
+        """What the test run was started with, and the tests' storage. Not what this process's own imports and runs have
+        left in its environment: only processes that find the same there are forked from one server."""
+        kept = {name: value for name, value in STARTED_WITH.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
+        storage = {name: os.environ[name] for name in ("STORAGE_EMULATOR_HOST",) if name in os.environ}
         return {
             **kept,
+            **storage,
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
+            # No test has a TPU, and to import TorchTPU takes ten seconds. On a CPU the trainer sets this itself.
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from tests.trainer.forked_replicas import main
 from tpu_trainer.doctor import hang
-from tpu_trainer.entry import main
 
 hang._LONGEST_POLL = 0.05
 hang.STOP_SECONDS = 0.2

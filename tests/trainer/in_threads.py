@@ -16,7 +16,7 @@ from tpu_trainer.backends.base import Counters, in_rows
 from tpu_trainer.backends.feed import feed_in_turn
 
 
-class _Meeting:
+class Meeting:
     """Where replicas exchange values, round by round; waiting for one that has left is a ConnectionError."""
 
     def __init__(self, world: int) -> None:
@@ -50,9 +50,10 @@ class ThreadBackend:
     device = torch.device("cpu")
     local_rank = 0
     reads_free = True
+    reads_together = False
     one_program = False
 
-    def __init__(self, rank: int, world: int, meeting: _Meeting, store: Any) -> None:
+    def __init__(self, rank: int, world: int, meeting: Meeting, store: Any) -> None:
         self.rank, self.world, self.terms, self.store = rank, world, world, store
         self.drawing_rank = rank
         self._meeting = meeting
@@ -118,7 +119,7 @@ class ThreadBackend:
 
 def in_threads(world: int, run: Callable[[ThreadBackend], Any], keep: type[Exception] | tuple[()] = ()) -> list[Any]:
     """What `run` gives in every replica, or its error of type `keep`; the first other error of a replica is raised."""
-    meeting = _Meeting(world)
+    meeting = Meeting(world)
     store = HashStore() if world > 1 else None
 
     def replica(rank: int) -> Any:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tests.trainer.forked_replicas import main
 from tests.trainer.gang import DEADLINE
-from tpu_trainer.entry import main
 from tpu_trainer.reporting import heartbeat
 
 TIMEOUT, LAST = "TEST_TIMEOUT", "TEST_LAST"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -138,3 +139,12 @@ def counted(hp: Hyperparameters) -> Task:
         return {"weight": 0.5 ** (index % 8), "first": torch.where(index == 0, 1.0, 0.0)}
 
     return Task(model=Network(), train=examples(), loss=loss, evaluation=evaluation, metrics=metrics)
+
+
+def measured_on_the_host(hp: Hyperparameters) -> Task:
+    """As with scikit-learn, whose results come from numpy."""
+
+    def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        return {"half": torch.full((len(batch[1]),), 0.5, dtype=torch.float64)}
+
+    return replace(small(hp), evaluation=examples(), metrics=metrics)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.gang import TWO_PER_HOST, Gang, Launcher, chips, run_spec
+from tests.trainer.gang import DEADLINE, TWO_PER_HOST, Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
 from tpu_trainer.backends.base import map_tensors
 from tpu_trainer.backends.rendezvous import Seat
@@ -30,14 +34,18 @@ GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Per gang what its processes found, in the order of their ranks; every gang runs once, by the real command."""
+    """Per gang what its processes found, in the order of their ranks; every gang runs once.
+
+    `test_endings`, `test_doctor` and `test_chips` start the others by the real command; torch's replicas are spawned by
+    their hosts here, as there."""
     launcher = Launcher(tmp_path_factory.mktemp("gangs"))
     results: dict[str, list[dict[str, Any]]] = {}
 
     def of(name: str) -> list[dict[str, Any]]:
         if name not in results:
             changes, env, _ = GANGS[name]
-            gang = launcher.start(run_spec(**changes), module="tests.trainer.control_plane", real=True, **env)
+            real = name == "xla-spmd"
+            gang = launcher.start(run_spec(**changes), module="tests.trainer.control_plane", real=real, **env)
             assert set(gang.wait()) == {0}, gang.output()
             lines = [line for host in gang.hosts for line in host.output.splitlines() if line.startswith("found ")]
             told = [json.loads(line.removeprefix("found ")) for line in lines]
@@ -49,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", GANGS)
-def test_gather_returns_all_rows_in_rank_order_on_every_process_of_the_real_command(found: Any, name: str) -> None:
+def test_gather_returns_all_rows_in_rank_order_on_every_process(found: Any, name: str) -> None:
     world = GANGS[name][2]
     tables = [[[rank, value] for rank in range(world)] for value in (0.5, 0.25)]
     assert [one["gathered"] for one in found(name)] == [tables] * world
@@ -128,6 +136,18 @@ def test_a_process_that_exits_with_0_during_training_has_failed(launcher: Launch
     assert "exited with code 0 before the training had ended" in gang.hosts[0].message()["message"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_killed_supervisor_leaves_no_process_that_trains_on(launcher: Launcher) -> None:
+    (host,) = start_two_per_host(launcher, 1, trainSteps=10_000_000).hosts
+    host.wait_for("step 10/")
+    children = Path(f"/proc/{host.process.pid}/task/{host.process.pid}/children").read_text().split()
+    ends = [os.pidfd_open(int(child)) for child in children]
+    host.process.send_signal(signal.SIGKILL)
+    for end in ends:
+        assert select.select([end], [], [], DEADLINE) == ([end], [], [])
+        os.close(end)
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
@@ -147,11 +167,11 @@ def test_a_device_or_collectives_that_torch_lacks_are_a_bad_spec(chosen: TorchSp
 
 
 def test_each_process_takes_its_own_device_and_too_few_devices_are_a_bad_spec(monkeypatch: Any) -> None:
-    """With stand-ins for the device's module and its collectives: no accelerator is needed to choose one."""
+    """With stand-ins for the devices and their collectives: no accelerator is needed to choose one."""
     taken: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     assert find_device(TorchSpec("cuda", "nccl", 2), local_rank=1) == torch.device("cuda", 1)
     assert taken == [1]

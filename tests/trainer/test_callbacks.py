@@ -8,7 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang import ROOT, run_spec
 from tests.trainer.progress_service import progress_service
-from tpu_trainer.callbacks import session
+from tpu_trainer.callbacks import Session, session
 from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
@@ -355,6 +358,70 @@ def test_what_fails_after_the_training_is_heard_and_what_is_measured_there_is_in
     assert (words(job)["outcome"], words(job)["step"]) == ("UserError", 20)
     assert words(job)["message"].endswith("no space left for model.safetensors")
     assert "no space left" in capsys.readouterr().err
+
+
+def leave_now(run: Session) -> None:
+    os._exit(0)
+
+
+def leave_in_a_thread(run: Session) -> None:
+    threading.Thread(target=os._exit, args=(0,)).start()
+    time.sleep(600)
+
+
+def leave_when_told(run: Session) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+
+
+def leave_after_the_end(run: Session) -> None:
+    run.end()
+    os._exit(0)
+
+
+def leave_with_a_code(run: Session) -> None:
+    os._exit(74)
+
+
+@pytest.mark.parametrize(
+    ("steps", "leave", "code", "outcome"),
+    [
+        (3, leave_now, 1, "UserError"),
+        (0, leave_now, 1, "UserError"),
+        (3, leave_in_a_thread, 1, "UserError"),
+        (3, leave_when_told, 75, "Preempted"),
+        (20, leave_now, 0, "Succeeded"),
+        (3, leave_after_the_end, 0, "Succeeded"),
+        (3, leave_with_a_code, 74, None),
+    ],
+)
+def test_who_leaves_by_os_exit_within_a_session_has_succeeded_only_if_all_steps_are_made(
+    steps: int, leave: Callable[[Session], None], code: int, outcome: str | None, job: Path
+) -> None:
+    def train() -> None:
+        run = session().begin()
+        for step in range(1, steps + 1):
+            run.step(step, 0.5)
+            # A worker of a DataLoader ends in this way, and says nothing about the training.
+            assert in_a_fork(lambda: os._exit(0)) == 0
+        leave(run)
+
+    assert in_a_fork(train) == code
+    assert (words(job)["outcome"] if (job / "words").exists() else None) == outcome
+    if code in (1, 75):
+        assert words(job)["message"] == (
+            f"os._exit(0) ended the process after step {steps} of 20, while its session was open"
+        )
+
+
+def in_a_fork(run: Callable[[], None]) -> int:
+    """The exit code of a process that does so; -9 if it does not leave by itself."""
+    process = os.fork()
+    if not process:
+        with suppress(BaseException):
+            run()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"

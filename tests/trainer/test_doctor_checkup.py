@@ -110,8 +110,8 @@ class Gang:
             self._step += 1
             assert self.all(lambda one: one.step(self._step, **work(one))) == [None] * len(self.replicas)
 
-    def checkup(self) -> list[BaseException | None]:
-        return self.all(lambda one: one.doctor.checkup(self._step))
+    def checkup(self, *, last: bool = False) -> list[BaseException | None]:
+        return self.all(lambda one: one.doctor.checkup(self._step, last=last))
 
     def told(self) -> list[list[str]]:
         """The checks that have found something, per replica."""
@@ -209,6 +209,23 @@ def test_short_intervals_are_joined_until_they_are_long_enough_to_judge(gang: Ga
         gang.steps(1, lambda one: {"input": 0.4, "host": 0.4})
         gang.checkup()
     assert gang.told() == [["InputBound"]] * 3
+
+
+def test_the_last_checkup_judges_the_only_interval_however_short(gang: Gang) -> None:
+    gang.steps(4, lambda one: {"input": 0.05, "host": 0.3 if one.rank == 1 else 0.1})
+    gang.checkup()
+    assert gang.told() == [[]] * 3
+    gang.checkup(last=True)
+    assert gang.told() == [["InputBound", "StragglerHost"]] * 3
+
+
+def test_the_last_checkup_calls_a_host_slow_that_was_so_in_the_only_long_interval(gang: Gang) -> None:
+    gang.steps(10, lambda one: {"host": 0.3 if one.rank == 1 else 0.1})
+    gang.checkup()
+    assert gang.told() == [[]] * 3
+    gang.steps(2)
+    gang.checkup(last=True)
+    assert gang.told() == [["StragglerHost"]] * 3
 
 
 def test_evaluations_and_checkpoints_do_not_count_as_time_of_steps(gang: Gang) -> None:

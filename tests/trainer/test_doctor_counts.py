@@ -68,6 +68,32 @@ def test_every_event_beside_the_trainers_own_work_has_one_cause(events: dict[str
     assert warm_device().steps(3 * WINDOW_STEPS, **events) == found
 
 
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ({}, []),
+        ({"host_reads": 1, "executions": 1}, ["HostSync"]),
+        ({"executions": 1}, ["MidStepExecution"]),
+        ({"fallbacks": {"aten::nonzero": 1}, "host_reads": 1, "executions": 1}, ["CpuFallback"]),
+    ],
+)
+def test_what_is_left_of_a_window_is_judged_when_it_is_closed(events: dict[str, Any], found: list[str]) -> None:
+    device = warm_device()
+    assert device.steps(7, **events) == []
+    device.counts.close_window(10)
+    assert [finding.check for finding in device.told] == found
+    device.counts.close_window(10)
+    assert len(device.told) == len(found)
+
+
+def test_a_single_event_in_a_short_window_is_no_rate() -> None:
+    device = warm_device()
+    device.add(host_reads=1, executions=1)
+    device.steps(5)
+    device.counts.close_window(8)
+    assert device.told == []
+
+
 def test_a_read_every_tenth_step_is_fine() -> None:
     device = warm_device()
     for _ in range(10):

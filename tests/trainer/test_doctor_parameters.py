@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.gang import DEADLINE, ROOT
+from tests.trainer.gang import Launcher
 from tpu_trainer.doctor.agreement import checksums, digest, first_difference, halves
 
 DTYPES = [
@@ -67,26 +63,5 @@ def test_halves_are_exact_as_float32(values: list[int]) -> None:
     assert all(part < 2**16 for part in digest(torch.tensor(values, dtype=torch.int32)))
 
 
-def test_xla_has_the_same_checksums_without_a_transfer_to_the_cpu() -> None:
-    code = """
-import torch, torch_xla
-from torch_xla.debug import metrics
-from tests.trainer.test_doctor_parameters import DTYPES, tensor_of
-from tpu_trainer.doctor.agreement import checksums
-here = [tensor_of(dtype) for dtype in DTYPES if not dtype.is_complex] + [torch.randn(300, 500), torch.tensor(2.5)]
-there = [tensor.to(torch_xla.device()) for tensor in here]
-(sums,) = torch_xla._XLAC._xla_get_cpu_tensors([checksums(there)])
-assert sums.tolist() == checksums(here).tolist(), (sums.tolist(), checksums(here).tolist())
-assert not metrics.executed_fallback_ops(), metrics.executed_fallback_ops()
-print("equal")
-"""
-    path = f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert done.stdout == "equal\n", done.stderr
+def test_xla_has_the_same_checksums_without_a_transfer_to_the_cpu(launcher: Launcher) -> None:
+    assert launcher.run_on_xla("tests.trainer.checksums_on_xla").endswith("equal\n")

@@ -10,6 +10,7 @@ import pytest
 from torch.utils.data import Dataset, get_worker_info
 
 from tests.trainer import tasks
+from tests.trainer.gang import start_replicas
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+    from tests.trainer.gang import Launcher
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -141,3 +144,9 @@ def test_one_of_several_held_out_datasets_that_differs_is_named() -> None:
 def test_an_evaluator_takes_one_dataset() -> None:
     with pytest.raises(ValueError, match="`evaluator` takes one `evaluation` dataset, not a mapping"):
         Task(model=tasks.Network(), train=tasks.examples(), loss=tasks.loss, evaluation={}, evaluator=object())
+
+
+def test_metrics_may_be_computed_on_the_host(launcher: Launcher) -> None:
+    gang = start_replicas(launcher, "xla", 1, entrypoint="tests.trainer.tasks:measured_on_the_host")
+    assert gang.wait() == [ExitCode.Succeeded], gang.output()
+    assert gang.hosts[0].message()["metrics"]["half"] == 0.5

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tpu_trainer.exchange import BROKEN, MOST_STEPS, Loss, Signals, Sums, Wishes, take
+from tests.trainer.in_threads import ThreadBackend, in_threads
+from tpu_trainer.errors import UserCodeError
+from tpu_trainer.exchange import MOST_STEPS, Flags, Loss, Signals, Sums, Wishes, exchange, take
 
 
 def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
@@ -25,22 +28,94 @@ def test_the_exchange_takes_the_gradients_off_the_parameters() -> None:
     wishes = Wishes(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
     gradients, signals = take(own, Loss(torch.tensor(0.5)), wishes)
     assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
-    assert signals.tolist() == [0.5, 1.0, 1.0, 1.0, 0.0]
+    assert signals.tolist() == [0.5, 1.0, 1.0, 1.0]
     assert [parameter.grad for parameter in own] == [None, None]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_gradients_that_are_not_finite_are_signalled(bad: float) -> None:
-    quiet = Wishes(stop=torch.zeros(1), save=torch.zeros(1))
-    _, signals = take(parameters([1.0, 2.0], [bad, 4.0]), Loss(torch.tensor(0.5)), quiet)
-    assert signals[BROKEN] == 1
-    assert not Sums(signals).finite
+def test_no_two_flags_are_one_tensor_which_would_be_one_input_of_the_program() -> None:
+    flags = Flags(in_threads(1, lambda backend: backend)[0])
+    asked = [flags.wishes(stop=stop, save=save) for stop in (False, True) for save in (False, True)]
+    assert [(each.stop.tolist(), each.save.tolist()) for each in asked] == [
+        ([0.0], [0.0]),
+        ([0.0], [1.0]),
+        ([1.0], [0.0]),
+        ([1.0], [1.0]),
+    ]
+    assert all(each.stop is not each.save for each in asked)
+
+
+def sums_of(*gradients: list[float] | None) -> list[Sums]:
+    """What each replica learns; replica n has the nth gradient."""
+
+    def replica(backend: ThreadBackend) -> Sums:
+        quiet = Wishes(stop=torch.zeros(1), save=torch.zeros(1))
+        return exchange(parameters(gradients[backend.rank]), Loss(torch.tensor(0.5)), quiet, backend)
+
+    return in_threads(len(gradients), replica)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+def test_gradients_of_one_replica_that_are_not_finite_or_too_long_are_known_to_all(bad: float) -> None:
+    assert [bool(sums.finite(ON_CPU)) for sums in sums_of([1.0, 2.0], [bad, 4.0])] == [False, False]
+
+
+def test_infinite_gradients_of_two_signs_do_not_cancel() -> None:
+    assert [bool(sums.finite(ON_CPU)) for sums in sums_of([math.inf, 2.0], [-math.inf, 4.0])] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("loss", "weight", "norm", "finite"),
+    [
+        (6.0, 2.0, 1.0, True),
+        (-6.0, -2.0, 1.0, True),
+        (6.0, -2.0, 1.0, True),
+        (0.0, 2.0, 0.0, True),
+        (6.0, 0.0, 1.0, False),
+        (0.0, 0.0, 0.0, False),
+        (math.nan, 2.0, 1.0, False),
+        (math.inf, 2.0, 1.0, False),
+        (6.0, math.nan, 1.0, False),
+        (6.0, math.inf, 0.0, False),
+        (6.0, 2.0, math.nan, False),
+        (6.0, 2.0, math.inf, False),
+    ],
+)
+def test_a_step_that_is_skipped_on_the_device_is_one_that_is_told_as_not_finite(
+    loss: float, weight: float, norm: float, finite: bool
+) -> None:
+    sums = summed(loss, weight, norm=norm)
+    made = Signals(Device(reads_free=True), step=0)
+    made.add(sums)
+    assert (bool(sums.finite(ON_CPU)), made.read(0, whole=True).finite) == (finite, (finite,))
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        (torch.empty((), device="meta"), "the task's loss is on meta"),
+        ((torch.empty((), device="meta"), torch.tensor(1.0)), "the task's loss is on meta"),
+        ((torch.tensor(1.0), torch.empty((), device="meta")), "the weight of the task's loss is on meta"),
+    ],
+)
+def test_a_loss_on_another_device_is_the_users_error(returned: Any, named: str) -> None:
+    with pytest.raises(UserCodeError, match=f"{named}, and the model and the batch are on cpu"):
+        Loss.of(returned, 1, torch.device("cpu"))
+
+
+def test_the_norm_is_that_of_the_mean_gradient() -> None:
+    first, second = sums_of([2.0, 0.0], [4.0, 8.0])
+    assert (float(first.norm), float(second.norm), bool(first.finite(ON_CPU))) == (5.0, 5.0, True)
+
+
+def test_without_any_gradient_the_norm_is_0() -> None:
+    assert [float(sums.norm) for sums in sums_of(None, None)] == [0.0, 0.0]
 
 
 class Device:
     """As much of a backend as signals need: two replicas; one takes `slowest` seconds for a step."""
 
     terms = 2
+    device = torch.device("cpu")
 
     def __init__(self, reads_free: bool, slowest: float = 0.0) -> None:
         self.reads_free, self._slowest = reads_free, slowest
@@ -52,16 +127,27 @@ class Device:
         return [list(row), [self._slowest]]
 
 
+ON_CPU = Device(reads_free=True)
+
+
 def signals(*sums: list[float], **device: Any) -> Signals:
     made = Signals(Device(**device), step=0)
     for total, stop in sums:
-        made.add(Sums(summed(total, stop=stop)))
+        made.add(summed(total, stop=stop))
     return made
 
 
-def summed(loss: float, weight: float = 2.0, stop: float = 0.0, save: float = 0.0, broken: float = 0.0) -> Tensor:
-    """A step's signals, summed over two replicas."""
-    return torch.tensor([loss, weight, stop, save, broken])
+def summed(
+    loss: float, weight: float = 2.0, stop: float = 0.0, save: float = 0.0, norm: float = 1.0, **more: Any
+) -> Sums:
+    """What a step of two replicas has summed."""
+    return Sums(torch.tensor([loss, weight, stop, save]), torch.tensor(norm), **more)
+
+
+def with_square(own: float, whole: float, **more: Any) -> Sums:
+    """With the sum of the replicas' own squares, and the square of the global gradient."""
+    sums = summed(2.0, square=torch.tensor(whole), **more)
+    return replace(sums, signals=torch.cat([sums.signals, torch.tensor([own])]))
 
 
 def test_a_loss_is_the_mean_over_the_replicas() -> None:
@@ -87,8 +173,8 @@ def test_a_reading_that_stops_the_run_covers_all_steps() -> None:
 
 def test_a_reading_that_asks_for_a_checkpoint_covers_all_steps() -> None:
     made = signals(reads_free=False)
-    made.add(Sums(summed(2.0, save=1.0)))
-    made.add(Sums(summed(4.0)))
+    made.add(summed(2.0, save=1.0))
+    made.add(summed(4.0))
     reading = made.read(0, whole=False)
     assert (reading.losses, reading.saving, reading.stopping) == ((1.0, 2.0), True, False)
 
@@ -98,16 +184,19 @@ def test_a_reading_that_asks_for_a_checkpoint_covers_all_steps() -> None:
     [
         (summed(6.0, weight=4.0), 1.5, True),
         (summed(math.inf), math.inf, False),
-        (summed(6.0, broken=1.0), 3.0, False),
+        (summed(6.0, norm=math.nan), 3.0, False),
+        (summed(6.0, norm=math.inf), 3.0, False),
         (summed(0.0, weight=0.0), math.nan, False),
+        (summed(6.0, weight=math.inf), math.nan, False),
+        (summed(6.0, weight=-2.0), -3.0, True),
     ],
 )
-def test_a_step_is_finite_if_its_loss_and_all_replicas_gradients_are(step: Tensor, loss: float, finite: bool) -> None:
+def test_a_step_is_finite_if_its_loss_and_its_gradient_are(step: Sums, loss: float, finite: bool) -> None:
     made = signals(reads_free=True)
-    made.add(Sums(step))
+    made.add(step)
     reading = made.read(0, whole=True)
     assert reading.losses == pytest.approx((loss,), nan_ok=True)
-    assert reading.finite == (finite,)
+    assert (reading.finite, bool(step.finite(ON_CPU))) == ((finite,), finite)
 
 
 @pytest.mark.parametrize(("seconds", "every"), [(0.001, MOST_STEPS), (0.3, 3), (5.0, 1)])
@@ -116,22 +205,22 @@ def test_the_slowest_replica_decides_how_many_steps_are_read_at_once(seconds: fl
     made.settle_interval(0.0005)
     read = []
     for step in range(1, 2 * every + 1):
-        made.add(Sums(summed(1.0)))
-        made.add(Sums(summed(1.0)))
+        made.add(summed(1.0))
+        made.add(summed(1.0))
         read += [step] if made.read(step, whole=False) else []
     assert read == [every, 2 * every]
 
 
 def test_a_reading_pairs_the_mean_square_of_replicas_gradients_with_the_global_one() -> None:
     made = Signals(Device(reads_free=True), step=0)
-    made.add(Sums(torch.cat([summed(2.0), torch.tensor([8.0])]), square=torch.tensor(3.0)))
+    made.add(with_square(8.0, 3.0))
     assert made.read(0, whole=False).squares == ((4.0, 3.0),)
 
 
 def test_a_reading_has_each_steps_gradient_norm_with_and_without_the_noise_scale() -> None:
     made = Signals(Device(reads_free=True), step=0)
-    made.add(Sums(torch.cat([summed(2.0), torch.tensor([8.0])]), square=torch.tensor(9.0), norm=torch.tensor(3.0)))
+    made.add(with_square(8.0, 9.0, norm=3.0))
     reading = made.read(0, whole=False)
     assert (reading.squares, reading.norms) == (((4.0, 9.0),), (3.0,))
-    made.add(Sums(summed(2.0), norm=torch.tensor(5.0)))
+    made.add(summed(2.0, norm=5.0))
     assert made.read(0, whole=False).norms == (5.0,)

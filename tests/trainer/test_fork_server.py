@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import fork_server
-from tests.trainer.gang import DEADLINE, ROOT, Launcher, Process, real_process
+from tests.trainer.gang import DEADLINE, ON_XLAS_CPU, ROOT, Launcher, Process, real_process
 from tests.trainer.introspective import ENDS
 
 MODULE = "tests.trainer.introspective"
 
 
 def environment(tmp_path: Path, packages: tuple[str, ...], end: str) -> dict[str, str]:
-    device = {"PJRT_DEVICE": "CPU"} if packages == fork_server.XLA else {}
+    device = ON_XLAS_CPU if packages == fork_server.XLA else {}
     return {**Launcher(tmp_path).base(), **device, "TEST_END": end, "TEST_IMPORT": packages[-1]}
 
 

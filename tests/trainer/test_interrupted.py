@@ -24,7 +24,6 @@ from tpu_trainer.contract import ExitCode
 from tpu_trainer.exchange import MOST_STEPS
 
 STEPS = 36
-SEEDS = 10
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,19 @@ class Gangs:
         return launcher.start(spec, module=self.module, **env)
 
 
-# One seed each. Most on the cheapest kind: starting torch_xla takes longer than all the steps.
-KINDS = (
-    *[Gangs("torch")] * 5,
-    *[Gangs("torch", hosts=2, module="tests.trainer.checkpoint.small_parts")] * 3,
-    Gangs("xla"),
-    Gangs("xla", chips=2),
-)
+ALONE = Gangs("torch")
+TOGETHER = Gangs("torch", hosts=2, module="tests.trainer.checkpoint.small_parts")
+# Few on the kinds of torch_xla: starting it takes longer than all the steps.
+SEEDS = [
+    pytest.param(ALONE, 1, id="torch, stopped at a step with a checkpoint"),
+    pytest.param(ALONE, 10, id="torch, stopped first"),
+    pytest.param(ALONE, 11, id="torch, killed near the end"),
+    pytest.param(TOGETHER, 16, id="two hosts, the second killed"),
+    pytest.param(TOGETHER, 17, id="two hosts, the second stopped"),
+    pytest.param(TOGETHER, 6, id="two hosts, killed before any checkpoint"),
+    pytest.param(Gangs("xla"), 18, id="xla, killed first"),
+    pytest.param(Gangs("xla", chips=2), 24, id="chips, killed"),
+]
 
 
 class Undisturbed(NamedTuple):
@@ -117,12 +122,11 @@ def losses_by_step(gang: Gang) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(("gangs", "seed"), SEEDS)
 def test_a_run_killed_or_stopped_anywhere_continues_as_if_nothing_had_happened(
-    launcher: Launcher, tmp_path: Path, seed: int, uninterrupted: Callable[[Gangs], Undisturbed]
+    launcher: Launcher, tmp_path: Path, gangs: Gangs, seed: int, uninterrupted: Callable[[Gangs], Undisturbed]
 ) -> None:
     chosen = random.Random(seed)
-    gangs = KINDS[seed % len(KINDS)]
     checkpoints = tmp_path / "checkpoints"
     checkpoint = {"uri": str(checkpoints), "everySteps": chosen.randint(2, 9), "keep": chosen.randint(1, 3)}
     expected = dict(enumerate(uninterrupted(gangs).losses, start=1))

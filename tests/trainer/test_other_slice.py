@@ -66,3 +66,18 @@ def test_losses_equal_plain_pytorch_that_changes_its_batch_midway(
     assert set(second.wait()) == {0}, second.output()
     assert second.losses() == pytest.approx(by_hand(batch, rate, steps, ramp), abs=1e-5)
     assert f"{FIRST * BATCH} examples were seen with a global batch of {BATCH}" in second.hosts[0].output
+
+
+def test_losses_of_a_job_that_moves_and_returns_are_those_of_one_that_never_moved(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Four replicas, then two that accumulate, then four: the global batch is the same on each."""
+    checkpoint = {"uri": str(tmp_path / "checkpoints"), "everySteps": FIRST, "keep": 1}
+    losses: list[float] = []
+    for hosts, steps, accumulation in ((4, FIRST, 1), (2, 17, 2), (4, STEPS, 1)):
+        spec = run_spec(hosts=hosts, replicas=hosts, warmupSteps=0, trainSteps=steps, checkpoint=checkpoint)
+        spec["batch"] = {"global": BATCH, "perReplica": BATCH // hosts // accumulation, "accumulation": accumulation}
+        run = launcher.start(spec)
+        assert set(run.wait()) == {0}, run.output()
+        losses += run.losses()
+    assert losses[FIRST:] == pytest.approx(by_hand(BATCH, RATE, STEPS, []), abs=1e-5)

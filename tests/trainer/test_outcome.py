@@ -53,6 +53,17 @@ def test_metrics_that_fill_the_message_alone_are_dropped_from_the_end() -> None:
     assert list(document["metrics"]) == list(metrics)[: len(document["metrics"])]
 
 
+def test_metrics_of_an_evaluation_are_dropped_with_their_names() -> None:
+    metrics = {f"{index:03}{'x' * 60}": 0.5 for index in range(40)}
+    rung = {"evaluated": list(metrics), "findings": {"InputBound": 1}}
+    encoded = termination_message(Outcome(ExitCode.Succeeded, "trained", 10, metrics, rung=rung))
+    assert len(encoded) <= TERMINATION_MESSAGE_LIMIT
+    document = json.loads(encoded)
+    assert document["message"] == "trained"
+    assert len(document["metrics"]) > 0
+    assert document["rung"]["evaluated"] == list(document["metrics"]) == list(metrics)[: len(document["metrics"])]
+
+
 def test_a_diverged_loss_is_null_because_json_has_no_nan() -> None:
     outcome = Outcome(ExitCode.Succeeded, "trained", 10, {"loss": math.nan, "accuracy": 0.1})
     assert json.loads(termination_message(outcome))["metrics"] == {"loss": None, "accuracy": 0.1}

@@ -52,6 +52,15 @@ def test_a_stop_while_the_first_step_compiles_ends_the_run_with_a_checkpoint_of_
     assert committed(checkpoints) == step <= 3
 
 
+@pytest.mark.parametrize("replicas", [{"hosts": 1, "replicas": 1}, {"hosts": 2, "replicas": 2}], ids=["alone", "gang"])
+def test_the_step_in_which_a_host_is_told_to_stop_is_the_program_of_all_steps(
+    launcher: Launcher, checkpoints: Path, replicas: dict[str, int]
+) -> None:
+    gang = start(launcher, checkpoints, "0:20:TERM", backend="xla", **replicas)
+    assert set(gang.wait()) == {ExitCode.Preempted}, gang.output()
+    assert "compiled a new program" not in gang.output()
+
+
 def test_two_stops_while_a_checkpoint_is_written_leave_it_and_the_last_step_committed(
     launcher: Launcher, checkpoints: Path
 ) -> None:

@@ -43,6 +43,14 @@ def mean(hp: Hyperparameters) -> Task:
     return _small(lambda model, batch: {"accuracy": model(batch[0]).mean()})
 
 
+def number(hp: Hyperparameters) -> Task:
+    return _small(lambda model, batch: {"accuracy": float(model(batch[0]).mean())})
+
+
+def nameless(hp: Hyperparameters) -> Task:
+    return _small(lambda model, batch: model(batch[0]).mean(dim=1))
+
+
 class Module(lightning.LightningModule):
     """Batch norm, dropout, a metric that counts on, and host randomness in every kind of step."""
 
@@ -108,6 +116,8 @@ def started(entrypoint: str, directory: Path, **changes: Any) -> Run:
     [
         ("typo", "'Tensor' object has no attribute 'argmx'"),
         ("mean", "the task's metric accuracy must have one value per example, shape [16], got shape []"),
+        ("number", "the task's metric accuracy must be a tensor with one value per example, shape [16], got a float"),
+        ("nameless", "the task's metrics must be tensors by name, in a dict; got tensor("),
         ("Broken", "'Broken' object has no attribute 'netwrok'"),
     ],
 )

@@ -48,6 +48,7 @@ RIGHT = [
     ("seed", 2**32 - 1),
     ("job.attempt", 0),
     ("torch", {"device": "cuda", "collectives": "nccl", "processesPerHost": 2}),
+    ("torch", {"device": "cpu", "collectives": "gloo", "processesPerHost": 2, "execution": "Compile"}),
     ("checkpoint", {"uri": "/mnt/run", "keep": 1}),
     ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everyMinutes": 1, "keep": 1}),
     ("report", {}),
@@ -78,6 +79,7 @@ WRONG = [
     ("parameters.hidden", 128, "parameters.hidden: expected a string, got 128"),
     ("dataUri", None, "dataUri: expected a non-empty string, got None"),
     ("torch", {"device": "cpu", "collectives": "gloo"}, "torch.processesPerHost: missing"),
+    ("torch", TORCH_TPU | {"execution": "eager"}, 'torch.execution: expected "Compile" or "Fuse" or "Eager"'),
     ("checkpoint", {"uri": "/mnt/run"}, "checkpoint.keep: missing"),
     ("checkpoint", {"keep": 1}, "checkpoint.uri: missing"),
     ("checkpoint", {"uri": "/mnt/run", "keep": 0}, "checkpoint.keep: expected an integer of at least 1, got 0"),
@@ -102,6 +104,11 @@ WRONG_TOGETHER = [
         "torch",
         TORCH_TPU | {"processesPerHost": 3},
         "torch.processesPerHost: 8 replicas cannot be divided evenly among 4",
+    ),
+    (
+        "torch",
+        TORCH_TPU | {"device": "cpu", "execution": "Fuse"},
+        'torch.execution: "Fuse" is a mode of TorchTPU and needs torch.device "tpu", got "cpu"',
     ),
     ("backend", "xla-spmd", 'backend: "xla-spmd" on hardware "CPU" runs on one host, because'),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tests.trainer import tasks
 from tests.trainer.gang import run_spec
@@ -80,6 +81,22 @@ def test_evaluation_without_metrics_is_refused() -> None:
         Task(model=tasks.Network(), train=tasks.examples(), loss=tasks.loss, evaluation=tasks.examples())
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": None}, "`model` must be a torch.nn.Module, got None"),
+        ({"model": tasks.Network}, "`model` must be a torch.nn.Module, got <class"),
+        ({"loss": 5}, "`loss` must be a function of the model and a batch, got 5"),
+        ({"train": DataLoader([1, 2])}, "`train` must be a dataset, got a DataLoader"),
+        ({"evaluation": DataLoader([1, 2])}, "`evaluation` must be a dataset, got a DataLoader"),
+        ({"workers": -1}, "`workers` must be 0 or more, got -1"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Task(**{"model": tasks.Network(), "train": tasks.examples(), "loss": tasks.loss, **changes})
+
+
 def test_a_plain_task_has_hooks_that_do_nothing() -> None:
     loaded = load_task("tests.trainer.tasks:small", hyperparameters())
     assert isinstance(loaded.task, Task)
@@ -122,6 +139,13 @@ def test_an_unknown_optimizer_is_refused_with_the_known_names() -> None:
     hp = recipe(name="lamb")
     with pytest.raises(UserCodeError, match='"lamb", the trainer knows adafactor, adam, adamw, lion, rmsprop, sgd'):
         build_optimizer(tasks.small(hp), hp)
+
+
+def test_what_is_no_optimizer_is_the_users_error() -> None:
+    hp = recipe(name="sgd")
+    task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: None)
+    with pytest.raises(UserCodeError, match=r"must return a torch.optim.Optimizer, got a NoneType"):
+        build_optimizer(task, hp)
 
 
 def test_a_tasks_own_optimizer_takes_precedence_over_the_recipes_name() -> None:

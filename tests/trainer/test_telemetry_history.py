@@ -63,7 +63,7 @@ def sample(step: int, values: list[float], seconds: float = 1.0) -> Sample:
 
 
 @given(st.integers(1, 5000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_series_stays_small_and_all_its_points_but_the_last_stand_for_equally_many(count: int) -> None:
     whole: Series[int] = Series(lambda a, b: a + b)
     for _ in range(count):
@@ -76,7 +76,7 @@ def test_a_series_stays_small_and_all_its_points_but_the_last_stand_for_equally_
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(values=losses)
 def test_every_loss_keeps_its_weight_however_often_points_are_merged(values: list[float]) -> None:
     points = recorded(sample(len(values), values)).losses
@@ -89,7 +89,7 @@ def test_every_loss_keeps_its_weight_however_often_points_are_merged(values: lis
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(values=losses)
 def test_lowest_and_highest_loss_are_never_smoothed_away(values: list[float]) -> None:
     points = recorded(sample(len(values), values)).losses
@@ -99,7 +99,7 @@ def test_lowest_and_highest_loss_are_never_smoothed_away(values: list[float]) ->
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=60))
 def test_merged_stretches_add_up_to_the_time_and_the_steps_of_the_run(counts: list[int]) -> None:
     step, samples = 0, []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.gang import DEADLINE, ROOT, run_spec
+from tests.trainer.gang import Launcher, run_spec
 from tpu_trainer.spec import parse_run_spec
 from tpu_trainer.telemetry.rates import NOISE_STEPS, TERAFLOPS, CountFlops, NoiseScale, Utilisation, mfu
 
@@ -67,15 +65,13 @@ def test_on_cpu_nothing_is_counted() -> None:
     assert utilisation.of(0.5) is None
 
 
-def test_counting_leaves_the_traced_graph_and_the_compilations_as_they_are() -> None:
-    command = [sys.executable, "-m", "tests.trainer.counting_flops"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert done.returncode == 0, done.stderr
-    plain, counted = (line.split() for line in done.stdout.splitlines() if line.startswith("graphs"))
+def test_counting_leaves_the_traced_graph_and_the_compilations_as_they_are(launcher: Launcher) -> None:
+    said = launcher.run_on_xla("tests.trainer.counting_flops")
+    plain, counted = (line.split() for line in said.splitlines() if line.startswith("graphs"))
     assert counted == plain
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     replicas=st.sampled_from([2, 8]),
     batch=st.sampled_from([1, 16]),

@@ -101,6 +101,23 @@ def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left
     assert json.loads((tmp_path / HISTORY).read_bytes())["outcome"]["message"] == "no such bucket"
 
 
+def test_a_gang_that_was_cut_off_leaves_the_history_of_its_successor_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut_off, successor = (
+        open_reporter(spec_of(n, uri=str(tmp_path)), None, Clock(), "cpu", reports=True) for n in (1, 2)
+    )
+    for reporter in (cut_off, successor):
+        reporter.began(0)
+        reporter.sample(sample(10))
+    cut_off.sample(sample(20))
+    successor.ended(Outcome(ExitCode.Preempted, "told to stop", 10))
+    cut_off.ended(DONE)
+
+    assert [attempt["number"] for attempt in recorded_in(tmp_path)["attempts"]] == [2]
+    assert "report: not written: a later attempt of this job writes it now" in capsys.readouterr().err
+
+
 def test_the_run_specs_place_comes_before_the_environments(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path / "there")), tmp_path / "here", Clock(), "cpu", reports=True)
     reporter.ended(DONE)

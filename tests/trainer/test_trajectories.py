@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.trainer.counting_compilations import EVERY
 from tests.trainer.gang import KINDS, Gang, Launcher, run_spec, start_replicas
 from tests.trainer.reference import reference_losses
 
@@ -71,12 +74,26 @@ def test_the_progress_file_has_the_phases_and_every_loss_once(launcher: Launcher
     ("backend", "hosts", "optimizer"), [("xla", 1, "adafactor"), ("xla", 2, "sgd"), ("xla-spmd", 1, "lion")]
 )
 def test_xla_compiles_in_the_first_steps_only(launcher: Launcher, backend: str, hosts: int, optimizer: str) -> None:
-    counts = []
-    for steps in (20, 200):
-        # What is logged in some steps only is another program, which is compiled once, too.
-        task = {"entrypoint": "tests.trainer.tasks:talkative", "parameters": {"rarely": "true"}}
-        spec = run_spec(backend=backend, hosts=hosts, trainSteps=steps, optimizer=optimizer, **task)
-        gang = launcher.start(spec, module="tests.trainer.counting_compilations")
-        assert set(gang.wait()) == {0}, gang.output()
-        counts.append([host.output.rpartition("compilations: ")[2].strip() for host in gang.hosts])
-    assert counts[0] == counts[1]
+    steps = 200
+    task = {"entrypoint": "tests.trainer.counting_compilations:task"}
+    gang = launcher.start(run_spec(backend=backend, hosts=hosts, trainSteps=steps, optimizer=optimizer, **task))
+    assert set(gang.wait()) == {0}, gang.output()
+    assert_compiles_no_more(gang, steps)
+
+
+def test_a_step_that_xla_skips_is_no_program_of_its_own(launcher: Launcher) -> None:
+    steps, task = 80, {"entrypoint": "tests.trainer.counting_compilations:spoilt"}
+    gang = launcher.start(run_spec(backend="xla", hosts=2, trainSteps=steps, onNotFinite="Skip", **task))
+    assert set(gang.wait()) == {0}, gang.output()
+    # Later than the first count.
+    skipped = [int(step) for step in re.findall(r"step (\d+) was skipped", gang.hosts[0].output)]
+    assert len(skipped) > 0
+    assert min(skipped) > EVERY
+    assert_compiles_no_more(gang, steps)
+
+
+def assert_compiles_no_more(gang: Gang, steps: int) -> None:
+    """After the first EVERY steps."""
+    for host in gang.hosts:
+        counts = re.findall(r"^compilations: (\d+)$", host.output, re.MULTILINE)
+        assert counts == [counts[0]] * (steps // EVERY - 1)

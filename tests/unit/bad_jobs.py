@@ -19,6 +19,7 @@ NEWER = NO_TYPE | {"generation": "tpu8t", "topology": "4x4", "chipsPerHost": 4}
 V3_2048 = {TYPE: "v3-2048"}
 OWN_LOOP = {"entrypoint": ABSENT, "command": ["python", "train.py"]}
 SAVED = {"uri": "gs://bucket/digits"}
+ON_TORCH_TPU = {"trainer.backend": "Torch", "trainer.torch": {"device": "tpu", "collectives": "tpu_dist"}}
 EPOCHS = {"trainSteps": ABSENT, "epochs": 3}
 IN_EPOCHS = EPOCHS | {"datasetSize": 5000}
 EVALUATED = {"evaluateEverySteps": 10}
@@ -66,8 +67,33 @@ _OBJECT: list[Row] = [
 ]
 
 _SPEC: list[Row] = [
+    ({"managedBy": "multikueue"}, "managedBy", "is not a controller's name after its domain, such as kueue.x-k8s.io"),
+    ({"managedBy": "/multikueue"}, "managedBy", "is not a controller's name after its domain"),
+    ({"managedBy": "Kueue.x-k8s.io/"}, "managedBy", "is not a controller's name after its domain"),
     ({"slice": ABSENT}, "slice", "is required"),
     ({"data": {}}, "data.uri", "is required"),
+    ({"placement": {}}, "placement", "give alternatives, count or both"),
+    ({"placement": {"count": {}}}, "placement.count.min", "is required"),
+    ({"placement": {"count": {"min": 0}}}, "placement.count.min", "0 is too small; the minimum is 1"),
+    ({"placement": {"count": {"min": 1}}}, "placement.count", "must be below spec.slice.count, the most slices"),
+    ({"placement": {"count": {"min": 1, "max": 2}}}, "placement.count.max", "unknown field"),
+    ({"placement": {"alternatives": []}}, "placement.alternatives", "at least 1 item"),
+    ({"placement": {"alternatives": [{"after": "1h"}]}}, "placement.alternatives[0].slice", "is required"),
+    (
+        {"placement": {"alternatives": [{"slice": {TYPE: "v5litepod-7"}}]}},
+        "placement.alternatives[0].slice.acceleratorType",
+        "there is no accelerator type 'v5litepod-7'",
+    ),
+    (
+        {"placement": {"alternatives": [{"slice": {TYPE: "v5litepod-8", "hardware": "CPU"}}]}},
+        "placement.alternatives",
+        "alternatives must have the hardware of spec.slice",
+    ),
+    (
+        {"placement": {"alternatives": [{"slice": {TYPE: "v5litepod-8"}}], "grow": "AtCheckpoint"}},
+        "placement.grow",
+        "needs spec.checkpoint",
+    ),
     (
         {"slice.provisioning": {"spot": True}, "trainer.nodeSelector": {"cloud.google.com/reservation-name": "r"}},
         "trainer.nodeSelector",
@@ -80,6 +106,27 @@ _SPEC: list[Row] = [
         "needs a process per replica, and backend XLASPMD runs one per host",
     ),
     ({"slice.count": 2}, "trainer.backend", "several slices need backend XLASPMD"),
+    (ON_TORCH_TPU | {"slice.count": 2}, "trainer.backend", "several slices need backend XLASPMD"),
+    (
+        ON_TORCH_TPU | {"trainer.entrypoint": ABSENT, "trainer.command": ["python"], "slice.count": 2},
+        "trainer.backend",
+        "TorchTPU is not known to join slices",
+    ),
+    (ON_TORCH_TPU | {"slice": {TYPE: "v3-32"}}, "trainer.backend", "for v2 and v3, leave backend at XLA"),
+    (
+        ON_TORCH_TPU | {"slice": {"generation": "v3", "topology": "4x4"}},
+        "trainer.backend",
+        "for v2 and v3, leave backend at XLA",
+    ),
+    (
+        {
+            "slice.hardware": "CPU",
+            "trainer.backend": "Torch",
+            "trainer.torch": {"compileCache": "gs://bucket/programs"},
+        },
+        "trainer.torch.compileCache",
+        "goes with device tpu",
+    ),
     (
         {"report": {}, "trainer.entrypoint": ABSENT, "trainer.command": ["python"]},
         "report",
@@ -114,6 +161,60 @@ _REPORT: list[Row] = [
     ({"tensorBoard": "yes"}, "tensorBoard", "boolean"),
     ({"gradientNoiseScale": 1}, "gradientNoiseScale", "boolean"),
     ({"tensorboard": True}, "tensorboard", "unknown field; nearest: tensorBoard"),
+]
+
+CPU = {"hardware": "CPU"}
+RUNG = {"slice": {TYPE: "v5litepod-4"}, "steps": 50}
+SECOND = {"slice": {TYPE: "v5litepod-8"}, "steps": 50}
+
+
+def _gated(**gates: Any) -> dict[str, Any]:
+    return {"scaleUp.stages": [RUNG, SECOND | {"gates": gates}]}
+
+
+def _evaluated(**bounds: Any) -> dict[str, Any]:
+    return _gated(evaluation={"metric": "accuracy", **bounds})
+
+
+_GATES = "scaleUp.stages[1].gates"
+_LADDER: list[Row] = [
+    ({"scaleUp": {}}, "scaleUp.stages", "is required"),
+    ({"scaleUp.stages": []}, "scaleUp.stages", "at least 1 item"),
+    ({"scaleUp.stages": [RUNG] * 5}, "scaleUp.stages", "at most 4 items"),
+    ({"scaleUp.stages": [RUNG | {"steps": 9}]}, "scaleUp.stages[0].steps", "the minimum is 10"),
+    ({"scaleUp.stages": [RUNG | {"steps": 10_001}]}, "scaleUp.stages[0].steps", "the maximum is 10000"),
+    ({"scaleUp.stages": [{"steps": 50}]}, "scaleUp.stages[0].slice", "is required"),
+    ({"scaleUp": {"stages": [RUNG], "from": "checkpoint"}}, "scaleUp.from", "did you mean Checkpoint?"),
+    ({"scaleUp": {"stages": [RUNG], "from": "Checkpoint"}}, "scaleUp.from", "needs spec.checkpoint"),
+    (
+        {"scaleUp": {"stages": [RUNG], "from": "Checkpoint"}, "checkpoint": SAVED | {"resumeFrom": "/mnt/b"}},
+        "scaleUp.from",
+        "needs spec.checkpoint without resumeFrom",
+    ),
+    (
+        {"scaleUp.stages": [RUNG | {"gates": {"minEfficiency": "0.9"}}]},
+        "scaleUp.stages",
+        "leave it out of the first rung",
+    ),
+    ({"scaleUp.stages": [{**RUNG, "slice": RUNG["slice"] | CPU}]}, "scaleUp.stages", "the hardware of spec.slice"),
+    ({"scaleUp.stages": [RUNG]} | {f"trainer.{name}": value for name, value in OWN_LOOP.items()}, "scaleUp", "needs"),
+    ({"scaleUp.stages": [SECOND, RUNG]}, "scaleUp.stages", "the rungs have 8, 4 chips"),
+    ({"scaleUp.stages": [RUNG, RUNG]}, "scaleUp.stages", "the rungs have 4, 4 chips"),
+    (
+        {"scaleUp.stages": [RUNG, {"slice": {"generation": "v4", "topology": "1x1x1"}, "steps": 50}]},
+        "scaleUp.stages",
+        "the rungs have 4, 1 chips",
+    ),
+    ({"scaleUp.stages": [{"slice": {TYPE: "v5litepod-32"}, "steps": 50}]}, "scaleUp.stages", "more chips than"),
+    ({"scaleUp.stages": [{"slice": {TYPE: "v3-64"}, "steps": 50}]}, "scaleUp.stages", "more chips than spec.slice"),
+    (_gated(minEfficiency="0"), f"{_GATES}.minEfficiency", "a number above 0"),
+    (_gated(minEfficiency=0.9), f"{_GATES}.minEfficiency", "write it as a string"),
+    (_gated(noFindings=[]), f"{_GATES}.noFindings", "at least 1 item"),
+    (_gated(noFindings=["HostSyncs"]), f"{_GATES}.noFindings[0]", "did you mean HostSync?"),
+    (_gated(lossFalls="yes"), f"{_GATES}.lossFalls", "valid boolean"),
+    (_evaluated(), f"{_GATES}.evaluation", "give min, max or both"),
+    (_evaluated(min="0.5", max="0.4"), f"{_GATES}.evaluation.min", "must not be above max"),
+    (_evaluated(min="-"), f"{_GATES}.evaluation.min", "a number such as"),
 ]
 
 _SLICE: list[Row] = [
@@ -173,7 +274,8 @@ _SLICE: list[Row] = [
     (NO_TYPE | {"generation": "v2", "topology": "2x2"}, "hardware", "GKE has no v2 nodes; use v3"),
     ({TYPE: "v2-8"}, "hardware", "GKE has no v2 nodes; use v3, which also has two cores per chip"),
     ({TYPE: "v5litepod-4", "count": 2}, "count", "several hosts; the smallest of v5e is v5litepod-8 (2x4)"),
-    ({TYPE: "v3-8", "count": 2}, "count", "several hosts; the smallest of v3 is v3-32 (4x4)"),
+    ({TYPE: "v3-8", "count": 2}, "count", "v3 slices cannot be joined: Multislice needs v4 or newer"),
+    ({TYPE: "v3-32", "count": 2}, "count", "v3 slices cannot be joined: Multislice needs v4 or newer"),
     ({TYPE: "v5litepod-8", "machineType": "ct5lp-hightpu-8t", "count": 2}, "count", "the smallest of v5e is"),
     (NO_TYPE | {"generation": "v4", "topology": "2x2x1", "count": 2}, "count", "of v4 is v4-16 (2x2x2)"),
     (NO_TYPE | {"generation": "tpu7x", "topology": "2x2x1", "count": 2}, "count", "of tpu7x is tpu7x-16 (2x2x2)"),
@@ -195,7 +297,17 @@ _SLICE: list[Row] = [
     ({"acceleratortype": "v3-8"}, "acceleratortype", "unknown field; nearest: acceleratorType"),
 ]
 
+CODE = {"uri": "configmap://code", "sha256": "09af" * 16}
+
 _TRAINER: list[Row] = [
+    ({"code": {"uri": CODE["uri"]}}, "code.sha256", "is required"),
+    ({"code": CODE | {"sha256": "09af"}}, "code.sha256", "'09af' is not a SHA-256: 64 digits of 0-9 and a-f"),
+    ({"code": CODE | {"sha256": "09AF" * 16}}, "code.sha256", "is not a SHA-256: 64 digits of 0-9 and a-f"),
+    ({"code": CODE | {"uri": "s3://bucket/x/y"}}, "code.uri", "is not gs://bucket/folder/FILE, an absolute path"),
+    ({"code": CODE | {"uri": "gs://bucket/y"}}, "code.uri", "is not gs://bucket/folder/FILE, an absolute path"),
+    ({"code": CODE | {"uri": "configmap://Code"}}, "code.uri", "or configmap://NAME"),
+    ({"code": CODE | {"uri": "configmap://a/b"}}, "code.uri", "or configmap://NAME"),
+    ({"code": CODE | {"folder": "."}}, "code.folder", "unknown field"),
     ({"image": ABSENT}, "image", "is required"),
     ({"image": ""}, "image", "at least 1 character"),
     ({"entrypoint": ABSENT}, "", "give either entrypoint"),
@@ -216,6 +328,13 @@ _TRAINER: list[Row] = [
     ({"torch": {"device": "CPU"}}, "torch.device", "'CPU' is not of the form"),
     ({"torch": {"processesPerHost": 0}}, "torch.processesPerHost", "0 is too small; the minimum is 1"),
     ({"torch": {"backend": "nccl"}}, "torch.backend", "unknown field"),
+    ({"torch": {"execution": "Jit"}}, "torch.execution", "'Jit'"),
+    ({"backend": "Torch", "torch": {"execution": "Fuse"}}, "torch.execution", "it needs device: tpu"),
+    (
+        {"entrypoint": ABSENT, "command": ["python"], "backend": "Torch", "torch": {"execution": "Compile"}},
+        "torch.execution",
+        "a command makes its own",
+    ),
     (OWN_LOOP | {"command": []}, "command", "at least 1 item"),
     (OWN_LOOP | {"command": "python train.py"}, "command", "must be a list"),
     ({"env": {"A": "b"}}, "env", "must be a list"),
@@ -334,6 +453,15 @@ _RECIPE: list[Row] = [
     ({"lr": "0.1"}, "lr", "unknown field"),
 ]
 
+_PREFLIGHT: list[Row] = [
+    ({"entry": "Auto", "compiles": "Auto"}, "compiles", "unknown field"),
+    ({"compile": "Never"}, "compile", "is not one of Auto, Require, Skip"),
+    ({"entry": "Skip", "compile": "Require"}, "compile", "compile Require needs the entry check"),
+    ({"entry": "skip"}, "entry", "did you mean Skip?"),
+    ({"deadlineSeconds": 0}, "deadlineSeconds", "0 is too small; the minimum is 1"),
+    ({"entry": "Skip", "dataLocal": "Require"}, "dataLocal", "dataLocal Require needs the entry check"),
+]
+
 _RUN_POLICY: list[Row] = [
     ({"suspend": "yes"}, "suspend", "boolean"),
     ({"startDeadlineSeconds": 0}, "startDeadlineSeconds", "0 is too small; the minimum is 1"),
@@ -372,6 +500,11 @@ _ARITHMETIC: list[Row] = [
         "4 replicas per host cannot be divided over 3 processes; possible here: 1, 2, 4",
     ),
     (
+        ON_TORCH_TPU,
+        "trainer.torch.processesPerHost",
+        "TorchTPU runs a process for each device: 4 on each host of v5litepod-16, got 1",
+    ),
+    (
         {"recipe.parameters": {"drop-out": "0.1", "DROP_OUT": "0.2"}},
         "recipe.parameters",
         "'DROP_OUT' and 'drop-out' would both be the variable TPUJOB_PARAMETER_DROP_OUT; rename one",
@@ -386,6 +519,26 @@ _ARITHMETIC: list[Row] = [
         {"recipe.trainSteps": ABSENT, "recipe.epochs": 3, "recipe.datasetSize": 127},
         "recipe.datasetSize",
         "127 examples are fewer than one global batch of 128",
+    ),
+]
+
+_ARITHMETIC += [
+    (
+        {"scaleUp.stages": [RUNG, {"slice": {TYPE: "v6e-8"}, "steps": 50, "gates": {"minEfficiency": "0.5"}}]},
+        "scaleUp.stages[1].gates.minEfficiency",
+        "v6e has other chips than v5e",
+    ),
+    (
+        {"scaleUp.stages": [RUNG], "recipe.tunedOn": {TYPE: "v5litepod-16"}, "recipe.scaling": GLOBAL_CONSTANT}
+        | {"slice": {TYPE: "v3-32"}, "recipe.globalBatchSize": 16},
+        "recipe.globalBatchSize",
+        "16 does not divide over the 32 replicas",
+    ),
+    (
+        {"scaleUp.stages": [{"slice": {TYPE: "v3-32"}, "steps": 50}], "recipe.scaling": GLOBAL_CONSTANT}
+        | {"recipe.globalBatchSize": 16},
+        "scaleUp.stages[0].slice",
+        "recipe.globalBatchSize: 16 does not divide over the 32 replicas",
     ),
 ]
 
@@ -405,12 +558,19 @@ IMPOSSIBLE_JOBS = _under("spec", _ARITHMETIC)
 REFUSED_JOBS: list[Row] = [
     *_OBJECT,
     *_under("spec", _SPEC),
+    *_under("spec", _LADDER),
     *_under("spec.checkpoint", _CHECKPOINT),
     *_under("spec.report", _REPORT),
     *_under("spec.slice", _SLICE),
     *_under("spec.trainer", _TRAINER),
     *_under("spec.recipe", _RECIPE),
     *_under("spec.runPolicy", _RUN_POLICY),
+    *_under("spec.preflight", _PREFLIGHT),
+    (
+        {"spec.preflight": {"compile": "Require"}, "spec.trainer.backend": "XLASPMD"},
+        "spec.preflight.compile",
+        "preflight.compile Require needs backend XLA",
+    ),
 ]
 
 BAD_JOBS: list[Row] = [*UNDECODABLE_JOBS, *REFUSED_JOBS]

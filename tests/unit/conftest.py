@@ -1,13 +1,7 @@
-"""Hypothesis for this layer: no deadline, because a loaded machine is not a bug, and a blob to repeat a failure."""
-
 import logging
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("unit", deadline=None, print_blob=True)
-settings.load_profile("unit")
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from tests.unit.pods import deleted, disrupted, pod, with_status
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/task.py\", line 12, in loss\nKeyError: 'label'"
 SAID = json.dumps({"outcome": "UserError", "message": TRACEBACK, "step": 120})
+STOPPED = json.dumps({"outcome": "Preempted", "message": "stopped on request after 3 steps", "step": 3})
 SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
 LOW = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi. "
 TOO_MUCH = "Pod ephemeral local storage usage exceeds the total limit of containers 20Gi. "
@@ -321,6 +322,20 @@ EXIT_CODES = (
         "UserError",
         "ExitedEarly",
         EARLY,
+    ),
+    FailedPod(
+        "a task whose exit handler replaces the trainer's exit code",
+        of_entrypoint(with_status(exited(0, SAID, reason="Completed"), phase="Succeeded")),
+        "UserError",
+        "UserError",
+        TRACEBACK,
+    ),
+    FailedPod(
+        "the same after a stop",
+        of_entrypoint(with_status(exited(0, STOPPED, reason="Completed"), phase="Succeeded")),
+        "Preemption",
+        "Preempted",
+        "stopped on request after 3 steps",
     ),
     FailedPod("a peer that is lost to a loop of the user's own", exited(1, GLOO), "Infrastructure", "PeerLost", GLOO),
     FailedPod("an error of the user's", exited(1, SAID), "UserError", "UserError", TRACEBACK),

@@ -10,6 +10,17 @@ _OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python
 
 GOOD_JOBS: list[dict[str, Any]] = [
     {},
+    {
+        "spec.placement": {
+            "alternatives": [
+                {"slice": {"acceleratorType": kind, "provisioning": {"spot": True}}, "after": "90s"}
+                for kind in ("v5litepod-8", "v5p-32", "v4-16", "v6e-16")
+            ],
+            "grow": "AtCheckpoint",
+        },
+        "spec.checkpoint": {"uri": "gs://bucket/digits"},
+    },
+    _SPMD | {"spec.slice.count": 256, "spec.placement.count": {"min": 1, "after": "90s"}},
     _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
     {"spec.slice.acceleratorType": "v2-8", "spec.slice.hardware": "CPU"},
     _SPMD | {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
@@ -25,6 +36,30 @@ GOOD_JOBS: list[dict[str, Any]] = [
     _SPMD | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
     _OWN_LOOP | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
     {"spec.slice.provisioning": {"flexStart": True, "spot": False}},
+    # An alternative may be smaller than a rung: the ladder leads to the job's own slice.
+    {
+        "spec.scaleUp.stages": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}],
+        "spec.placement.alternatives": [{"slice": {"acceleratorType": "v5litepod-4"}}],
+    },
+    {"spec.scaleUp.stages": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}]},
+    {
+        "spec.scaleUp": {
+            "from": "Checkpoint",
+            "stages": [
+                {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10_000, "gates": {"lossFalls": False}},
+                {
+                    "slice": {"generation": "v5e", "topology": "2x4", "provisioning": {"spot": True}},
+                    "steps": 10,
+                    "gates": {
+                        "minEfficiency": "1.5",
+                        "noFindings": ["HostSync", "Padding"],
+                        "evaluation": {"metric": "loss/val 1", "min": "-1e3", "max": "2.5"},
+                    },
+                },
+            ],
+        },
+        "spec.checkpoint": {"uri": "gs://bucket/digits"},
+    },
     {"spec.slice.provisioning": {"reservation": "r"}},
     {"spec.slice.provisioning": {"reservation": "a" * 63}},
     {"spec.slice.provisioning": {"reservation": "projects/my-project-1/reservations/r"}},
@@ -41,8 +76,25 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.trainer.securityContext": {"runAsUser": 0, "runAsGroup": 0, "capabilities": {"add": ["SYS_RESOURCE"]}}},
     {"spec.trainer.securityContext": {"runAsUser": 2**31 - 1, "fsGroup": 0, "supplementalGroups": []}},
     {"spec.trainer.hostNetwork": True},
+    {"spec.trainer.code": {"uri": "gs://a.bucket_1/x/code.tar.gz", "sha256": "09af" * 16}},
+    {"spec.trainer.code": {"uri": "/mnt/my code.tar.gz", "sha256": "09af" * 16}},
+    _OWN_LOOP | {"spec.trainer.code": {"uri": "configmap://digits.code-1", "sha256": "09af" * 16}},
     {"spec.trainer.backend": "Torch", "spec.slice.hardware": "CPU"},
-    {"spec.trainer.backend": "Torch", "spec.trainer.torch": {"device": "tpu", "collectives": "tpu_dist"}},
+    {
+        "spec.trainer.backend": "Torch",
+        "spec.trainer.torch": {
+            "device": "tpu",
+            "collectives": "tpu_dist",
+            "processesPerHost": 4,
+            "execution": "Fuse",
+            "compileCache": "gs://bucket/programs",
+        },
+    },
+    {
+        "spec.trainer.backend": "Torch",
+        "spec.slice.hardware": "CPU",
+        "spec.trainer.torch": {"execution": "Compile"},
+    },
     {
         "spec.trainer.backend": "Torch",
         "spec.slice.hardware": "CPU",
@@ -52,6 +104,10 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.checkpoint": {"uri": "gs://bucket/digits"}},
     {"spec.checkpoint": {"uri": "/mnt/digits 1", "everySteps": 2**53, "everyMinutes": 1, "keep": 1}},
     _OWN_LOOP | {"spec.checkpoint": {"uri": "gs://bucket/digits"}},
+    {"spec.preflight": ABSENT},
+    {"spec.preflight": {"entry": "Require", "dataLocal": "Require", "resources": {"requests": {"cpu": 1}}}},
+    {"spec.preflight": {"compile": "Require", "resources": {"limits": {"memory": "64Gi"}}}},
+    _OWN_LOOP | {"spec.preflight": {"entry": "Auto", "dataLocal": "Ignore"}},
     {"spec.report": {}},
     {"spec.report": {"uri": "gs://a.bucket_1/r", "tensorBoard": True, "gradientNoiseScale": False}},
     {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},
@@ -81,6 +137,8 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.recipe.optimizer.learningRate": "0001.50E+02"},
     {"spec.data": {"uri": "gs://bucket/path"}},
     {"spec.runPolicy": {"suspend": True, "restart": {"limits": {"Preemption": -1, "Hang": 0, "UserError": 2}}}},
+    {"spec.managedBy": "kueue.x-k8s.io/multikueue"},
+    {"spec.managedBy": "example.com/A/b~c"},
     {"metadata.name": "a"},
     {"metadata.name": "a" * 48},
     _NO_TYPE | {"metadata.name": "a" * 44, "spec.slice.generation": "tpu7x", "spec.slice.topology": "16x24x24"},

@@ -186,6 +186,56 @@ def succeeded() -> ModelCluster:
     return cluster
 
 
+V5P_OR_V6E = {
+    "spec.slice": {"acceleratorType": "v5p-32"},
+    "spec.placement": {
+        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "10m"}],
+        "grow": "AtCheckpoint",
+    },
+    "spec.checkpoint": {"uri": "gs://bucket/jobs", "everySteps": 20},
+}
+
+
+def moved() -> ModelCluster:
+    """Three times: v5p is full, then free, then lost."""
+    cluster = given_a_created_gang(V5P_OR_V6E, listens=True)
+    passes(cluster, 600)
+    begins_elsewhere(cluster)
+    reports(cluster, 60)
+    passes(cluster, 1800)
+    reports(cluster, 120)
+    for body in list(cluster.pods.values()):
+        if "hold" in body["metadata"]["name"]:
+            kubelet.make_ready(cluster, body)
+    begins_elsewhere(cluster)
+    reports(cluster, 130)
+    passes(cluster, 300)
+    reports(cluster, 200)
+    for body in list(cluster.pods.values()):
+        kubelet.lose_node_for_good(cluster, body)
+    one_pass(cluster)
+    cluster.pods.clear()
+    one_pass(cluster)
+    passes(cluster, 600)
+    begins_elsewhere(cluster)
+    reports(cluster, 210)
+    passes(cluster, 60)
+    reports(cluster, 215)
+    return cluster
+
+
+def begins_elsewhere(cluster: ModelCluster) -> None:
+    """The old workers stop, and new ones find nodes and become ready."""
+    for _ in range(5):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        passes(cluster, 10)
+    for index, body in enumerate(cluster.pods.values()):
+        kubelet.place(cluster, body, f"{cluster.job['status']['placement']['slice']}-{cluster.status.attempt}-{index}")
+    all_are_ready(cluster)
+    one_pass(cluster)
+
+
 def _seen(story: Callable[[], ModelCluster]) -> Seen:
     cluster = story()
     return Seen(cluster.job, list(cluster.pods.values()), cluster.now)
@@ -202,6 +252,7 @@ JOBS: dict[str, Seen] = {
     "blocked": _seen(blocked),
     "failed": _seen(failed),
     "succeeded": _seen(succeeded),
+    "moved": _seen(moved),
 }
 
 

@@ -74,7 +74,7 @@ def test_another_slice_leaves_the_slice_that_the_recipe_names() -> None:
     assert body["spec"]["slice"] == {"acceleratorType": "v5litepod-8", "hardware": "CPU"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     steps=st.integers(1, 500),
     tuned=st.sampled_from(["v5litepod-4", "v5litepod-16"]),

@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from kubernetes.config import kube_config
 from rich.console import Console
 
+from tests.unit.histories import document, typical
 from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread, status
 from tests.unit.pods import pod, ready
@@ -60,6 +61,28 @@ def told(result: Result, code: int = 2) -> list[str]:
     """The lines on stderr; stdout is empty."""
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     return result.stderr.splitlines()
+
+
+# report
+
+
+def test_the_report_of_a_job_in_a_cluster_has_its_ladder(
+    cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path
+) -> None:
+    rung = {"slice": "v5litepod-4", "chips": 4, "replicas": 4, "globalBatchSize": 32, "learningRate": "0.05"}
+    stages = [rung | {"steps": 100, "verdict": "Passed", "attempt": 1, "examplesPerSecond": "904"}]
+    (tmp_path / "history.json").write_bytes(document(typical()))
+    cluster.show(seen_job(spec={"report": {"uri": str(tmp_path)}}, stages=stages))
+    result = tpujob(kubeconfig, "report", "--job", "digits", "-o", str(tmp_path / "page.html"))
+    assert (result.exit_code, result.output) == (0, f"{tmp_path / 'page.html'}\n")
+    assert "The ladder" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_job_without_a_report_is_told_so(cluster: OneJobCluster, kubeconfig: Path) -> None:
+    show(cluster, "running")
+    assert told(tpujob(kubeconfig, "report", "--job", "digits")) == [
+        "tpujob: digits: spec.report.uri: is not set, so the job leaves no report"
+    ]
 
 
 # status

@@ -84,6 +84,42 @@ def test_an_invalid_job_is_refused(tmp_path: Path, command: str, changes: dict[s
     assert told(tpujob(command, "-f", path), path).startswith(message)
 
 
+@pytest.mark.parametrize("command", ["plan", "validate", "run"])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("labels", [1], "metadata.labels: must be a mapping of names to strings"),
+        ("labels", "team", "metadata.labels: must be a mapping of names to strings"),
+        ("annotations", 5, "metadata.annotations: must be a mapping of names to strings"),
+        ("labels", {5: "a"}, "metadata.labels: 5 is not a name such as team or example.com/team"),
+        ("labels", {"a/b/c": "a"}, "metadata.labels: 'a/b/c' is not a name"),
+        ("labels", {"team": 5}, "metadata.labels.team: 5 is not a string; put it into quotes"),
+        ("annotations", {"team": None}, "metadata.annotations.team: None is not a string; put it into quotes"),
+        ("labels", {"kueue.x-k8s.io/queue-name": "a queue"}, "metadata.labels.kueue.x-k8s.io/queue-name: 'a queue' is"),
+        ("namespace", "Team A", "metadata.namespace: 'Team A' is not a name of at most 63 characters"),
+        ("namespace", 5, "metadata.namespace: 5 is not a name"),
+    ],
+)
+def test_metadata_that_the_api_server_would_refuse_is_refused(
+    tmp_path: Path, command: str, field: str, value: Any, message: str
+) -> None:
+    path, body = tmp_path / "job.yaml", job_body()
+    body["metadata"][field] = value
+    path.write_text(yaml.safe_dump(body))
+    assert told(tpujob(command, "-f", path), path).startswith(message)
+
+
+def test_metadata_as_people_write_it_is_taken(tmp_path: Path) -> None:
+    path, body = tmp_path / "job.yaml", job_body()
+    body["metadata"] |= {
+        "namespace": "team-a",
+        "labels": {"app.kubernetes.io/part-of": "x_1.Y", "empty": ""},
+        "annotations": {"example.com/note": "any text: ü"},
+    }
+    path.write_text(yaml.safe_dump(body, allow_unicode=True))
+    assert tpujob("validate", path).exit_code == 0
+
+
 def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.slice.count": 0, "spec.trainer.image": ABSENT})))

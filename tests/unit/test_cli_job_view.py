@@ -1,18 +1,22 @@
 """A job at each stage of its life, word for word: live in `tpujob watch`, in full in `tpujob status`."""
 
 import io
+import re
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
-from tests.unit.seen_jobs import JOBS, Object, large, progress, running_pods, seen_job, view_of, waiting
+from tests.unit.seen_jobs import JOBS, Object, condition, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import BestCheckpoint
+from tpu_training_operator.api.status import BestCheckpoint, ChipSeconds, Placement, Usage
 from tpu_training_operator.cli.display import screen
+from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_view import JobView
+from tpu_training_operator.cli.prices import Prices, load_prices
 from tpu_training_operator.cli.sections import advice, headline, plain_lines, sections, state_style
 from tpu_training_operator.cli.status import as_json, table_row
 from tpu_training_operator.cli.words import duration
@@ -83,6 +87,31 @@ def test_the_best_checkpoint_is_named() -> None:
 
 
 REPORTS = {
+    "moved": """\
+digits: Running, attempt 5, v6e-16
+ why        attempt 5: all 4 workers are ready on v6e-16
+ slice      v6e-16 (4x4): 4 hosts, 16 chips, 16 replicas
+ recipe     global batch 128, 8 per replica; 300 steps; learning rate 0.1
+ moves      48m30s ago: v5p-32 to v6e-16: no nodes for v5p-32 within 600 s
+            17m40s ago: v6e-16 to v5p-32 at step 120: 4 placeholders hold the nodes of v5p-32; the workers save and stop
+            1m50s ago: v5p-32 to v6e-16 at step 200: v5p-32 did not come back within 600 s
+            chip-hours: v6e-16 8.26, v5p-32 1.51, placeholders 0.08
+ hosts      4/4 ready
+ step       215/300 ━━━━━━━━━━━━━━━━━━━━━───────── 71 %, training
+ speed      3879.5 examples/s, loss 0.0150698
+ checkpoint step 200
+ reported   0s ago
+ failure    Infrastructure (NodeLost): slice 0 host 0 on v5p-32-3-0, pod digits-3-0-0, 11m50s ago, attempt 3
+            Taint manager: deleting due to NoExecute taint
+            The gang was restarted as attempt 4.
+ restarts   Infrastructure    1   19 of 20 left (1 count: within 24h, no checkpoint since)
+ time       queue        21m50s  37 %
+            productive   36m00s  62 %   <- now
+            moving          40s   1 %
+            together     58m30s   since 2026-01-15 12:00:00 UTC
+            goodput       0.615   productive share of the time without suspensions
+ chips      9.86 chip-hours used
+            queue 0.08, productive 9.60, moving 0.08, placeholders 0.08""",
     "restarting": """\
 digits: Restarting, attempt 4, v5litepod-16
  why        attempt 4 starts at 2026-01-15T12:13:19Z: slice 0 host 2 (digits-3-0-2 on node-1) failed with Infrastructure
@@ -108,7 +137,9 @@ digits: Restarting, attempt 4, v5litepod-16
             productive    5m04s  38 %
             recovery      4m01s  30 %   <- now
             together     13m15s   since 2026-01-15 12:00:00 UTC
-            goodput       0.382   productive share of the time without suspensions""",
+            goodput       0.382   productive share of the time without suspensions
+ chips      2.59 chip-hours used
+            start 0.44, productive 1.35, recovery 0.80""",
     "failed": """\
 digits: Failed, attempt 1, v5litepod-16
  why        slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError (exit code 1): FileNotFoundError: [Errno 2] No
@@ -125,6 +156,8 @@ digits: Failed, attempt 1, v5litepod-16
             start           40s  40 %
             wasted          30s  30 %
             together      1m40s   since 2026-01-15 12:00:00 UTC
+ chips      0.51 chip-hours used
+            start 0.17, wasted 0.13, stopping 0.20
  to do      After UserError: correct the code or the job, then delete the job and create it again. See
             docs/failures.md#usererror.
             Its log: tpujob logs digits -n default --failed""",
@@ -243,7 +276,7 @@ def test_a_pod_that_is_not_a_worker_of_the_job_is_not_counted() -> None:
 def test_every_second_of_the_jobs_life_is_accounted_for(stage: str) -> None:
     view = JOBS[stage].view()
     shown = as_json(view, JOBS[stage].job["status"])["goodputNow"]
-    parts = ("queue", "start", "productive", "wasted", "recovery", "suspended")
+    parts = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
     assert sum(shown.get(f"{part}Seconds", 0) for part in parts) == view.life
 
 
@@ -270,6 +303,12 @@ def test_every_failure_class_has_advice_and_a_place_in_the_docs(failure_class: F
     headings = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8").splitlines()
     assert f"## {failure_class}" in headings
     assert advice(view, "kubectl tpujob")[-1] == "Its log: kubectl tpujob logs digits -n default --failed"
+
+
+def test_a_job_that_failed_a_gate_is_told_where_the_log_of_its_rung_is() -> None:
+    failed = condition("Failed", "True", "GateFailed", "rung 1 of 3 on v5litepod-4: lossFalls failed: ...")
+    [told] = advice(view_of(seen_job("Failed", also=(failed,))), "tpujob")
+    assert told.startswith("The log of the rung: tpujob logs digits -n default. Correct")
 
 
 def test_a_job_that_ran_out_of_time_gets_no_advice_about_an_earlier_failure() -> None:
@@ -324,3 +363,109 @@ def test_a_lost_connection_is_reported_below_the_table() -> None:
     text = io.StringIO()
     Console(file=text, width=80).print(screen("digits", "", [("step", ["1/2"], "")], "connection lost"))
     assert text.getvalue().splitlines()[-1].rstrip() == "connection lost"
+
+
+def with_chips(view: JobView, *, chip_hours: int | None = 20, forecast: str | None = "40.10") -> JobView:
+    """It has used 12.34 chip-hours and holds 16 chips."""
+    assert view.goodput is not None
+    spent = ChipSeconds(start=3600, productive=40824, held=16, since=view.goodput.since)
+    usage = Usage(chip_hours="12.34", forecast_chip_hours=forecast, budget_chip_hours=chip_hours)
+    status = replace(view.status, usage=usage)
+    return replace(view, status=status, goodput=replace(view.goodput, chip_seconds=spent))
+
+
+def chips_of(view: JobView) -> list[str]:
+    return [line for section in sections(view, "tpujob") if section.label == "chips" for line in section.full]
+
+
+def test_chip_hours_are_shown_with_the_budget_the_forecast_and_what_they_were_for() -> None:
+    assert chips_of(with_chips(JOBS["hung"].view())) == [
+        "12.34 of 20 chip-hours used; the rest lasts 28m43s at 16 chips; about 40.10 when it ends, more than the"
+        " budget",
+        "start 1.00, productive 11.34",
+    ]
+    without = with_chips(JOBS["hung"].view(), chip_hours=None, forecast=None)
+    assert chips_of(without)[0] == "12.34 chip-hours used"
+
+
+@pytest.mark.parametrize(
+    ("table", "shown"),
+    [
+        ({"v5e": "2"}, "cost 24.68 EUR so far, about 80.20 EUR when it ends"),
+        ({"v5e": "2", "v5litepod-16": "1"}, "cost 12.34 EUR so far, about 40.10 EUR when it ends"),
+        ({"v4": "2"}, "cost unknown: the table has no price for v5litepod-16"),
+    ],
+)
+def test_a_price_is_that_of_the_type_or_of_its_generation(table: dict[str, str], shown: str) -> None:
+    prices = Prices("EUR", {name: Decimal(price) for name, price in table.items()})
+    assert chips_of(replace(with_chips(JOBS["hung"].view()), prices=prices))[-1] == shown
+
+
+@pytest.mark.parametrize(
+    ("table", "shown"),
+    [
+        # 5 chip-hours on the v5p before, 7.34 on the v5e since, 1 of them of placeholders.
+        ({"v5e": "2", "v5p": "4"}, "cost 34.68 EUR so far, about 90.20 EUR when it ends"),
+        ({"v5e": "2"}, "cost unknown: the table has no price for 2 x v5p-8 (spot)"),
+    ],
+)
+def test_a_job_that_moved_pays_the_price_of_each_slice(table: dict[str, str], shown: str) -> None:
+    view = with_chips(JOBS["hung"].view())
+    spent = {"2 x v5p-8 (spot)": 18000, "v5litepod-16": 22824, "placeholders": 3600}
+    placement = Placement(
+        alternative=1, slice="v5litepod-16", since="2026-03-01T12:00:00Z", reason="Lost", chip_seconds=spent
+    )
+    view = replace(view, status=replace(view.status, placement=placement))
+    prices = Prices("EUR", {name: Decimal(price) for name, price in table.items()})
+    assert chips_of(replace(view, prices=prices))[-1] == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("perChipHour: {v5e: -1}", "perChipHour.v5e: -1 is not a price"),
+        ("perChipHour: {v5e: .nan}", "perChipHour.v5e: nan is not a price"),
+        ("perChipHour: {v5e: [1]}", "perChipHour.v5e: [1] is not a price"),
+        ("perChipHour: {}", "a table of prices has perChipHour"),
+        ("v5e: 1", "a table of prices has perChipHour"),
+        ("perChipHour: {v5e: 1}\nregion: us", "a table of prices has perChipHour"),
+        ("- 1", "a table of prices has perChipHour"),
+        ("{", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_table_of_prices_that_is_none_is_refused_with_the_reason(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "prices.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadInput, match=re.escape(said)):
+        load_prices(path)
+
+
+def test_a_table_of_prices_is_read_with_or_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text("currency: EUR\nperChipHour: {v5e: 1.20, v4: '3'}\n")
+    assert load_prices(path) == Prices("EUR", {"v5e": Decimal("1.2"), "v4": Decimal(3)})
+
+
+def test_a_job_that_runs_in_another_cluster_has_no_hosts_here() -> None:
+    view = view_of(seen_job(spec={"managedBy": "kueue.x-k8s.io/multikueue"}))
+    text = drawn(view, full=True, width=100)
+    assert "managed by kueue.x-k8s.io/multikueue: Kueue runs the job in another cluster" in " ".join(text.split())
+    assert "hosts" not in [section.label for section in sections(view, "tpujob")]
+
+
+def test_of_a_job_that_others_manage_it_is_said_who_does() -> None:
+    job = seen_job(spec={"managedBy": "example.com/somebody"})
+    del job["status"]
+    view = view_of(job)
+    assert headline(view) == "digits: managed by example.com/somebody"
+    assert "this cluster's operator ignores the job" in " ".join(drawn(view, full=True, width=200).split())
+    assert advice(view, "tpujob") == []
+
+
+def test_what_the_compiler_says_of_the_step_is_in_the_full_story_only() -> None:
+    said = "v5litepod-16: fits, 6.00 GiB of 15.75 GiB of HBM per core"
+    view = view_of(seen_job(also=(condition("StepCompiled", "True", "StepFits", said),)))
+    assert f"compiled {said}" in " ".join(drawn(view, full=True, width=100).split())
+    assert said not in drawn(view, full=False, width=100)

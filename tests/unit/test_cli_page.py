@@ -12,7 +12,7 @@ from tpu_training_operator.cli.main import main
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "cli_reference.py"))
 WRITTEN = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^### tpujob (\w+).*?\n(.*?)(?=^###|\Z)", WRITTEN, re.DOTALL | re.MULTILINE))
+SECTIONS = dict(re.findall(r"^### tpujob ([\w-]+).*?\n(.*?)(?=^###|\Z)", WRITTEN, re.DOTALL | re.MULTILINE))
 
 
 def printed(*arguments: str) -> str:
@@ -31,7 +31,7 @@ def test_a_page_without_the_part_to_be_written_is_refused() -> None:
 
 
 def test_every_command_has_a_section() -> None:
-    listed = re.findall(r"^  (\w+) ", printed().partition("Commands:")[2], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+) ", printed().partition("Commands:")[2], re.MULTILINE)
     assert sorted(listed) == list(SECTIONS)
 
 

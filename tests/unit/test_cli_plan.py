@@ -61,6 +61,35 @@ def test_yaml_and_json_say_the_same() -> None:
     assert yaml.safe_load(result.stdout) == planned({})
 
 
+def test_the_plan_begins_with_the_entry_check_if_there_is_one() -> None:
+    objects = planned({"spec.preflight.entry": "Auto"})["objects"]
+    assert [(body["kind"], body["metadata"]["name"]) for body in objects[:3]] == [
+        ("ConfigMap", "digits-0"),
+        ("Pod", "digits-preflight"),
+        ("Service", "digits"),
+    ]
+
+
+def test_the_entry_checks_config_map_has_a_run_spec_for_each_slice_for_which_it_compiles() -> None:
+    smaller = {"slice": {"acceleratorType": "v5litepod-8"}}
+    found = planned({"spec.preflight.entry": "Auto", "spec.placement.alternatives": [smaller]})["objects"][0]
+    assert list(found["data"]) == ["run.json", "compile-001.json"]
+    assert [json.loads(text)["slice"]["hosts"] for text in found["data"].values()] == [4, 2]
+
+
+def test_the_plan_shows_fewer_slices_and_which_numbers_are_left_out() -> None:
+    changes = {"spec.slice": {"acceleratorType": "v5litepod-8", "count": 4}, "spec.trainer.backend": "XLASPMD"}
+    job = job_body(changes | {"spec.placement.count": {"min": 1, "after": "90s"}})
+    found = planned(changes | {"spec.placement.count": {"min": 1, "after": "90s"}})["alternatives"]
+    assert [(one["slice"], one["after"], one["resolved"]["accumulationSteps"]) for one in found] == [
+        ("2 x v5litepod-8", "90s", 2),
+        ("v5litepod-8", "90s", 4),
+    ]
+    text = tpujob("plan", "-f", "-", job=job).stdout
+    assert "after 90s without all of them" in " ".join(text.split())
+    assert "the job does not run on 3 slices: the global batch of 128 does not divide over them" in text
+
+
 def test_a_plan_for_a_slice_that_gke_lacks_has_numbers_and_a_warning() -> None:
     document = planned({"spec.slice.acceleratorType": "v2-32", "spec.recipe.globalBatchSize": 1024})
     assert document["resolved"]["replicas"] == 32
@@ -268,3 +297,24 @@ def test_every_command_has_help(arguments: list[str]) -> None:
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.replace("┃", "│").strip("│ ").split("│")] if "│" in line else []
+
+
+@pytest.mark.parametrize(("then", "end"), [("Suspend", "it is suspended"), ("Fail", "it fails")])
+def test_a_budget_is_shown_with_how_long_it_lasts(then: str, end: str) -> None:
+    job = job_body({"spec.runPolicy": {"budget": {"chipHours": 8, "onExceeded": then}}})
+    short = tpujob("plan", "-f", "-", "--step-seconds", "60", job=job).stdout
+    assert f"0.5 hours on 16 chips; then {end}" in short
+    assert "chip-hours, and spec.runPolicy.budget.chipHours is 8" in short
+    assert "chip-hours, and" not in tpujob("plan", "-f", "-", "--step-seconds", "0.1", job=job).stdout
+
+
+@pytest.mark.parametrize("given", [0, -1, 2**31, 1.5, "10", True, None])
+def test_chip_hours_are_a_whole_number(given: object) -> None:
+    result = tpujob("validate", "-f", "-", job=job_body({"spec.runPolicy": {"budget": {"chipHours": given}}}))
+    assert result.exit_code == 2
+    assert "spec.runPolicy.budget.chipHours" in result.stderr
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "1e400", "0", "-1", "soon"])
+def test_the_time_of_a_step_is_a_number_of_seconds(given: str) -> None:
+    assert tpujob("plan", "-f", "-", "--step-seconds", given, job=job_body()).exit_code == 2

@@ -36,6 +36,10 @@ def test_a_name_without_a_utf_8_form_does_not_stop_the_page(tmp_path: Path) -> N
     assert report(tmp_path, "-o", tmp_path / "page.html").exit_code == 0
 
 
+def test_a_report_is_of_a_place_or_of_a_job() -> None:
+    assert "give a PLACE or --job NAME" in report().stderr
+
+
 @pytest.mark.parametrize(
     ("place", "why"),
     [

@@ -4,15 +4,17 @@ order; no time passes."""
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tests.unit.jobs import job_body
+from tests.unit.jobs import job, job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.domain.actions import Action, Create, DeletePod, Plan
+from tpu_training_operator.domain.objects.placeholder import missing_placeholders
+from tpu_training_operator.domain.options import options_of
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.kube.turns import LEAST, Places, Turns
@@ -131,9 +133,13 @@ class Running:
         self._clock = clock
         self.tasks: list[asyncio.Task[bool]] = []
 
-    async def begin(self, *stages: Sequence[Action], name: str = "large") -> "asyncio.Task[bool]":
+    async def begin(
+        self, *stages: Sequence[Action], name: str = "large", told: Collection[str] = ()
+    ) -> "asyncio.Task[bool]":
+        """`told`: the kinds of optional objects of which everybody knows that the cluster refuses them."""
         key = JobKey("default", name)
-        execution = Execution(self._server, self._clock, None, key, a_job(name), Memory())
+        memory = Memory(sent_missing=set(told))
+        execution = Execution(self._server, self._clock, None, key, a_job(name), memory)
         self.tasks.append(asyncio.create_task(execution.carry_out(Plan(stages=stages))))
         await settle()
         return self.tasks[-1]
@@ -269,6 +275,20 @@ async def test_a_refusal_ends_the_stage(server: Server, running: Running) -> Non
     with pytest.raises(Refused, match="no such field"):
         await task
     assert len(server.sent) == sent
+
+
+async def test_the_refusal_of_one_placeholder_ends_their_stage_and_not_the_pass(
+    server: Server, running: Running, clock: Clock
+) -> None:
+    """A quota refuses all of them, and they are asked for again and again while the gang trains."""
+    (slice_,) = options_of(job({"spec.slice": {"acceleratorType": "v5p-4096"}, "spec.recipe.globalBatchSize": 2048}))
+    holders = missing_placeholders(slice_, 0, ())
+    assert len(holders) == 512
+    task = await running.begin(holders, deletions("old", 3), told={"Pod"})
+    await server.answer(Forbidden(403, "Forbidden", "exceeded quota"))
+    await server.answer_all(leaving=0)
+    assert await task
+    assert Counter(server.sent) == {"digits": SIDE_BY_SIDE, "old": 3}
 
 
 async def test_failures_in_a_row_end_the_stage(server: Server, running: Running) -> None:

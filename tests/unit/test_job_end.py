@@ -1,6 +1,7 @@
 """What a finished run's directory tells its report page: from result.json and the log of who failed first."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from tests.unit.histories import document, run_of
+from tests.unit.statuses import condition, failure, status
+from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Failure
 from tpu_training_operator.cli.job_end import MOST_LINES, RESULT, job_end
 from tpu_training_operator.cli.main import main
+from tpu_training_operator.cli.run import what_ended
 from tpu_training_operator.report.ending import JobEnd, JobState, Log
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/train.py\", line 20, in loss\nKeyError: 'label'"
@@ -28,7 +34,8 @@ FAILURE = {
 
 
 def ended(directory: Path, log: str | None = None, **changes: Any) -> JobEnd | None:
-    result = {"state": "Failed", "message": "", "failure": FAILURE, "logs": "/elsewhere/pods"} | changes
+    given = {"state": "Failed", "message": "", "attempts": 2, "failure": FAILURE, "logs": "/elsewhere/pods"}
+    result = given | changes
     (directory / RESULT).write_text(json.dumps(result))
     if log is not None:
         pod = directory / "pods" / result["failure"]["pod"]
@@ -66,6 +73,29 @@ def test_without_a_log_the_failures_own_message_stands(tmp_path: Path) -> None:
 
 def test_a_failure_that_a_restart_has_overcome_is_not_the_end(tmp_path: Path) -> None:
     assert ended(tmp_path, state="Succeeded") == JobEnd(JobState.SUCCEEDED)
+
+
+def test_a_job_that_something_else_has_ended_after_a_restart_tells_its_own_message(tmp_path: Path) -> None:
+    end = ended(tmp_path, attempts=3, message="rung 2 of 3 on v5litepod-16: lossFalls failed")
+    assert end == JobEnd(JobState.FAILED, gist="rung 2 of 3 on v5litepod-16: lossFalls failed")
+
+
+OVER = "10.02 of 10 chip-hours (spec.runPolicy.budget) are used"
+LOST = replace(failure(2, 60), failure_class=FailureClass.PREEMPTION, message="the node is gone\nfor good", step=4)
+
+
+@pytest.mark.parametrize(
+    ("last", "lines"),
+    [
+        (None, [OVER]),
+        (replace(LOST, attempt=1), [OVER]),
+        (LOST, ["Preemption on slice 0 host 0 after 4 steps:", "  the node is gone", "  for good"]),
+        (replace(LOST, attempt=0, step=None), [OVER]),
+    ],
+)
+def test_a_run_says_once_what_ended_it(last: Failure | None, lines: list[str]) -> None:
+    ready = replace(condition(ConditionType.READY, False, 90, "BudgetExceeded"), message=OVER)
+    assert list(what_ended(status(attempt=2, last_failure=last, conditions=[ready]))) == lines
 
 
 def test_a_job_that_failed_without_a_worker_tells_its_own_message(tmp_path: Path) -> None:

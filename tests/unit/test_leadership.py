@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.virtual_time import run
@@ -113,7 +113,6 @@ async def for_a_while(length: float, *works: Awaitable[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@settings(deadline=None)
 @given(seeds=st.lists(st.integers(0, 2**32) | st.none(), min_size=2, max_size=3))
 def test_no_two_work_at_once_whatever_happens_to_their_requests(seeds: list[int | None]) -> None:
     async def story() -> Chronicle:

@@ -118,7 +118,7 @@ def test_a_deadline_exhausts_no_budget(metrics: Metrics) -> None:
 # The end
 
 
-@pytest.mark.parametrize("reason", [Reason.RESTART_LIMIT_REACHED, Reason.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize("reason", [Reason.RESTART_LIMIT_REACHED, Reason.STEP_TOO_LARGE])
 def test_a_job_that_failed_is_counted_by_the_reason(metrics: Metrics, reason: Reason) -> None:
     metrics.status_written(status(), failed(reason))
     assert counted(metrics, "tpujob_finished_total", "reason") == {reason: 1}

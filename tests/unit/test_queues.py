@@ -47,7 +47,14 @@ class Api:
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        raise AssertionError("nothing is listed")
+        """Only a job that may run on several slices has several Workloads."""
+        assert labels == {"tpu-operator.dev/job-name": "digits"}
+        self.asked.append(resource.path(namespace))
+        if self._refuses is not None:
+            raise self._refuses(403, "Forbidden", "no")
+        if resource.api_version not in self._versions:
+            raise NotFound(404, "", "404 page not found")
+        return list(self._objects.get("Workloads", {}).values())
 
 
 def read(api: Api, body: Object | None = None) -> Queue | None:
@@ -86,6 +93,50 @@ def test_a_cluster_without_kueue_is_a_sentence() -> None:
     assert queue is not None
     assert queue.version == ""
     assert "names queue research, but this cluster has no Kueue" in queue.problem
+
+
+MOVING = {"spec.placement": {"alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}}]}}
+LADDER = {"spec.scaleUp": {"stages": [{"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10}]}}
+
+
+def owned(job: Object, number: int, uid: str = "") -> Object:
+    """The Workload of one of the job's slices."""
+    name = workload_name(job["metadata"]["name"], job["metadata"]["uid"], number)
+    owner = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "controller": True}
+    owner |= {"name": job["metadata"]["name"], "uid": uid or job["metadata"]["uid"]}
+    return {"metadata": {"name": name, "uid": str(number), "ownerReferences": [owner]}, "spec": {"queueName": "q"}}
+
+
+@pytest.mark.parametrize("changes", [MOVING, LADDER], ids=["placement", "scaleUp"])
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_all_workloads_of_a_job_with_several_slices_are_read_with_one_request(version: str, changes: Object) -> None:
+    job = a_job(**changes)
+    known = {"a": owned(job, 0), "b": owned(job, 1), "c": owned(job, 2, "of another job")}
+    api = Api(version, Workloads=known)
+    queue = read(api, job)
+    assert queue is not None
+    names = [each.workload.name for each in queue.others if each.workload]
+    assert names == [known[key]["metadata"]["name"] for key in "ab"]
+    assert len(api.asked) == (1 if version == "v1beta2" else 2)
+    there, missing = queue.at(names[1]), queue.at("missing")
+    assert there.workload is not None
+    assert (there.workload.name, len(there.others)) == (names[1], 1)
+    assert (missing.workload, len(missing.others)) == (None, 2)
+
+
+@pytest.mark.parametrize(("versions", "said"), [((), "has no Kueue"), (("v1beta2",), "kueue.enabled=true")])
+def test_what_is_missing_for_a_job_with_several_slices_is_a_sentence(versions: tuple[str, ...], said: str) -> None:
+    queue = read(Api(*versions, refuses=Forbidden if versions else None), a_job(**MOVING))
+    assert queue is not None
+    assert said in queue.problem
+
+
+def test_a_job_with_several_slices_that_has_left_its_queue_has_none() -> None:
+    job = a_job(**MOVING)
+    job["metadata"]["labels"] = {}
+    job["status"] = {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}]}
+    assert read(Api("v1beta2"), job) is None
+    assert read(Api("v1beta2", Workloads={"a": owned(job, 1)}), job) is not None
 
 
 def test_an_operator_without_the_right_says_which_value_of_the_chart_grants_it() -> None:

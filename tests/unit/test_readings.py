@@ -29,10 +29,10 @@ def test_the_same_spec_is_read_once_whatever_else_changes() -> None:
 def test_another_spec_or_job_is_read_even_if_its_version_is_the_same(change: dict[str, Any]) -> None:
     readings = Readings()
     readings.job(job_body())
-    found, _ = readings.job(job_body(change))
-    alone, _ = Readings(0).job(job_body(change))
+    found = readings.job(job_body(change))[0].job
+    alone = Readings(0).job(job_body(change))[0].job
     assert found == alone
-    assert found != readings.job(job_body())[0]
+    assert found != readings.job(job_body())[0].job
 
 
 def test_an_invalid_spec_is_refused_each_time() -> None:

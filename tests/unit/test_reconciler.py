@@ -12,6 +12,7 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.domain.actions import Create, Plan
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.report import Report
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
@@ -446,6 +447,16 @@ async def test_a_passing_error_does_not_cost_the_gang_its_policy(
     assert await store.list(NETWORK_POLICIES, "default")
     assert store.asked.count("create Pod") == 4
     assert await events(store, "NetworkPolicyMissing") == []
+
+
+async def test_a_refused_placeholder_is_told_as_what_it_was_for(store: Recorded, clock: Clock) -> None:
+    meta = {"name": "digits-hold0-0-0", "namespace": "default"}
+    asks = Plan(stages=((Create({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, optional=True),),))
+    store.refuses = {"Pod": Invalid(422, "Invalid", "spec.priorityClassName: no such class")}
+    job = await store.get(JOBS, "default", "digits")
+    assert await execution.Execution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)
+    (event,) = await events(store, "PlaceholderRefused")
+    assert event["note"].startswith("the gang cannot ask for a better slice: ")
 
 
 async def test_a_refusal_of_the_policy_is_told_once_and_waited_for_once(

@@ -128,9 +128,7 @@ class OneKind(RuleBasedStateMachine):
         }
 
 
-SETTINGS = settings(
-    max_examples=5000 if SOAK else 300, stateful_step_count=40, derandomize=not SOAK, database=None, deadline=None
-)
+SETTINGS = settings(max_examples=5000 if SOAK else 300, stateful_step_count=40, derandomize=not SOAK, database=None)
 
 
 def test_any_order_of_news_ends_with_what_the_api_server_has() -> None:

@@ -79,7 +79,6 @@ def test_durations_and_shares_never_round_to_nothing() -> None:
 numbers = st.floats(-1e299, 1e299)
 
 
-@settings(deadline=None)
 @example([5e-324, 1.0], False, True)
 @example([1e-299, 1e299], False, True)
 @given(st.lists(numbers, max_size=20), st.booleans(), st.booleans())
@@ -93,7 +92,6 @@ def test_an_axis_holds_all_its_values_and_its_ticks_rise(values: list[float], ze
     assert 1 <= len(axis.ticks) <= 9
 
 
-@settings(deadline=None)
 @example(0, 13)
 @given(st.integers(0, 10**7), st.integers(0, 10**7))
 def test_steps_are_labelled_at_whole_numbers_inside_the_axis(first: int, more: int) -> None:
@@ -111,7 +109,7 @@ def test_losses_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
     assert not axis_of([0.0, 2.0], logarithm=True).logarithmic
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(), min_size=1, max_size=300))
 def test_any_losses_make_a_drawing_inside_its_frame(losses: list[float]) -> None:
     chart = charts.loss_chart(history({"losses": losses_of(losses)}).recorded)
@@ -123,7 +121,7 @@ def test_any_losses_make_a_drawing_inside_its_frame(losses: list[float]) -> None
             assert all(0 <= float(value) <= 1000 for value in y)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(-1e30, 1e30) | st.just(math.nan), min_size=1, max_size=700))
 def test_merging_a_curve_keeps_its_mean_its_extremes_and_its_broken_steps(losses: list[float]) -> None:
     points = charts.loss_columns(history({"losses": losses_of(losses)}).recorded)

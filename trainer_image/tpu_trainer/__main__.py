@@ -1,9 +1,15 @@
-"""`python -m tpu_trainer`: what a worker pod and a local host run."""
+"""`python -m tpu_trainer`: what a worker pod and a local host run; `compile-check` after it looks at the step only."""
 
 import sys
 
-from tpu_trainer.entry import main
+COMPILE_CHECK = "compile-check"
 
 # Guarded, because the processes per chip import this module again.
 if __name__ == "__main__":
+    if sys.argv[1:2] == [COMPILE_CHECK]:
+        from tpu_trainer.preflight import command
+
+        sys.exit(command.main(sys.argv[2:]))
+    from tpu_trainer.entry import main
+
     sys.exit(main())

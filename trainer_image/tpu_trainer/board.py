@@ -34,6 +34,7 @@ class Board:
 
     logged: takes numbers, for all that shows what `log` is given. summary: takes a Summary of TensorBoard's and its
     step, and returns whether there was room. missing: why there is no event file, if so. say: takes lines for the log.
+    together: all replicas read what one of them reads from its device (Backend.reads_together).
     """
 
     writes: bool
@@ -42,19 +43,25 @@ class Board:
     summary: Callable[[int, Any], bool]
     missing: str | None
     say: Callable[[str], None]
+    together: bool = False
     said: bool = False
 
     def numbers(self, values: Mapping[str, Any], step: int | None) -> None:
-        if self.writes:
+        if self.writes or self.together:
             at = self.last_step() if step is None else int(step)
-            self.logged([Curve(plain_name(name), ((at, _number(name, each)),), False) for name, each in values.items()])
+            curves = [Curve(plain_name(name), ((at, _number(name, each)),), False) for name, each in values.items()]
+            if self.writes:
+                self.logged(curves)
 
     def add(self, step: int | None, make: Callable[[], Any]) -> None:
-        """`make` is called only if there is an event file, since it may read from the device."""
+        """`make` may read from the device: it is called only if there is an event file, or in every replica if all must
+        read what one of them reads."""
+        at = self.last_step() if step is None else int(step)
+        made = make() if self.together else None
         if not self.writes:
             return
         missing = self.missing
-        if missing is None and not self.summary(self.last_step() if step is None else int(step), make()):
+        if missing is None and not self.summary(at, made if self.together else make()):
             missing = "the event file is full: what a task writes there itself may have 64 MB"
         if missing is not None and not self.said:
             self.said = True

@@ -52,6 +52,14 @@ WARNING_LENGTH = 1024
 STACKS_LIMIT = 16 * 1024
 """The most that a report may hold: numbers of metrics and warnings, characters of a warning, bytes of a stack dump."""
 
+MOST_CODE_FILES = 10_000
+LARGEST_CODE_ARCHIVE = 64 * 1024**2
+LARGEST_CODE = 256 * 1024**2
+"""Limits of trainer.code: number of files, bytes of the archive, bytes of the files in it."""
+
+COMPILE_SPECS = "compile-*.json"
+"""Beside the run spec of an entry check: those of the alternatives, which are compiled only."""
+
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 ENV_NUM_HOSTS = "TPUJOB_NUM_HOSTS"
 ENV_HOST_INDEX = "TPUJOB_HOST_INDEX"
@@ -60,6 +68,9 @@ ENV_MASTER_PORT = "MASTER_PORT"
 ENV_TERMINATION_LOG = "TPUJOB_TERMINATION_LOG"
 ENV_PROGRESS_FILE = "TPUJOB_PROGRESS_FILE"
 ENV_REPORT_DIRECTORY = "TPUJOB_REPORT_DIRECTORY"
+ENV_CODE_DIRECTORY = "TPUJOB_CODE_DIRECTORY"
+ENV_CODE_ARCHIVE = "TPUJOB_CODE_ARCHIVE"
+ENV_COMPILE_SECONDS = "TPUJOB_COMPILE_SECONDS"
 ENV_HANG_SECONDS = "TPU_TRAINER_HANG_SECONDS"
 ENV_PROGRESS_URL = "TPUJOB_PROGRESS_URL"
 ENV_PROGRESS_TOKEN_FILE = "TPUJOB_PROGRESS_TOKEN_FILE"  # noqa: S105 - a name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
 from tpu_trainer.contract import ExitCode
@@ -54,6 +55,7 @@ def succeeded(
 ) -> Outcome:
     """`said`: how the run's last line begins."""
     progress, checkpoints = instruments.telling.progress, instruments.checkpoints
+    checkpoints.tidy()
     if (cost := checkpoints.cost).commits:
         progress.say(
             f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
@@ -83,7 +85,18 @@ def _outcome(
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
     message = f"{ending.before}{values}{ending.after}"
-    return Outcome(ending.code, message, step, every, instruments.throughput.rate, best=best)
+    rung = _measured(instruments, evaluated) if ending.code is ExitCode.Succeeded else None
+    return Outcome(ending.code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
+
+
+def _measured(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
+    """Of a rung of a ladder."""
+    numbers, doctor = instruments.telling.rung, instruments.doctor
+    if numbers is None:
+        return None
+    finiteness = doctor.finiteness
+    not_finite = finiteness.bad or int(not finiteness.health.clean)
+    return numbers.as_json(doctor.recompilations, not_finite, doctor.unseen, list(evaluated))
 
 
 def _safe(step: int, kept: int | None) -> str:

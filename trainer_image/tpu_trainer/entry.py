@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from tpu_trainer.code import install
 from tpu_trainer.environment import check_agreement, read_environment
 from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome, outcome_of
-from tpu_trainer.spec import read_run_spec
+from tpu_trainer.spec import RunSpec, read_run_spec
 from tpu_trainer.stop import StopSignal
 
 
@@ -20,7 +21,7 @@ def main() -> int:
     stop = StopSignal()
     stop.install()
     outcome = run_host(os.environ, stop)
-    _end(outcome)
+    end(outcome)
     return outcome.code
 
 
@@ -30,8 +31,11 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         environment = read_environment(environ)
         spec = read_run_spec(environment.run_spec)
         check_agreement(environment, spec)
+        if spec.code is not None:
+            install(spec.code, environment, os.environ)
         if spec.hardware == "TPU":
             print(_rights(), flush=True)
+        import_no_device_libraries(spec)
         # torch is imported only now: a wrong run spec should be reported at once.
         if spec.process_per_device:
             from tpu_trainer.host import run_processes
@@ -39,9 +43,15 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
             return run_processes(spec, environment, stop)
         from tpu_trainer.replica import run_replica
 
-        return run_replica(spec, environment, stop, _die)
+        return run_replica(spec, environment, stop, die)
     except Exception as error:
         return outcome_of(error)
+
+
+def import_no_device_libraries(spec: RunSpec) -> None:
+    """On a CPU: else `import torch` imports every device library of the image, ten seconds for TorchTPU."""
+    if spec.backend == "torch" and spec.torch.device == "cpu":
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def _rights() -> str:
@@ -51,12 +61,13 @@ def _rights() -> str:
     return f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory {locked} (RLIMIT_MEMLOCK)"
 
 
-def _die(outcome: Outcome) -> NoReturn:
+def die(outcome: Outcome) -> NoReturn:
     """The end of a process whose main thread no longer answers."""
-    _end(outcome)
+    end(outcome)
     os._exit(outcome.code)
 
 
-def _end(outcome: Outcome) -> None:
+def end(outcome: Outcome) -> None:
+    """The process's last line and its termination message."""
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.well else sys.stderr, flush=True)
     leave_words(outcome, first=True)

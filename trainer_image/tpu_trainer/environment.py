@@ -29,6 +29,7 @@ class WorkerEnvironment:
     `host_index` counts over the whole job, all slices together. The rendezvous address matters with several hosts only.
     `report_directory`: for the report if the run spec names no place. `hang_seconds`: overrides the watchdog's own
     limit. `progress_service`: None if nobody listens. `local_rank`: the process's place on its host, set by `host`.
+    `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if a ConfigMap brings it.
     """
 
     run_spec: Path
@@ -41,6 +42,8 @@ class WorkerEnvironment:
     hang_seconds: float | None = None
     progress_service: ProgressService | None = None
     local_rank: int = 0
+    code_directory: Path | None = None
+    code_archive: Path | None = None
 
 
 def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
@@ -63,6 +66,8 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
         report_directory=Path(directory) if (directory := environ.get(contract.ENV_REPORT_DIRECTORY)) else None,
         hang_seconds=_integer(environ, hang, default=None, minimum=1) if environ.get(hang) else None,
         progress_service=_progress_service(environ),
+        code_directory=Path(code) if (code := environ.get(contract.ENV_CODE_DIRECTORY)) else None,
+        code_archive=Path(archive) if (archive := environ.get(contract.ENV_CODE_ARCHIVE)) else None,
     )
 
 

@@ -40,7 +40,7 @@ class PeerLostError(TrainerError):
 
 
 class PreemptedError(TrainerError):
-    """Told to stop before the first step, when the replicas had nothing to agree on yet."""
+    """Told to stop, and ended without an agreement of all replicas: before the first step, or by os._exit."""
 
     code = ExitCode.Preempted
 

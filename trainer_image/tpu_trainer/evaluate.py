@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +49,8 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
                 continue
             if task.evaluator is not None:
                 read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches])
-                return _by_evaluator(task.evaluator, read, share, backend)
+                most = len(unfilled_plan(size, rows, replace(share, rank=0))[:batches])
+                return _by_evaluator(task.evaluator, read, most, share, backend)
             assert task.metrics is not None
             read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches])
             values = _by_example(task, task.metrics, read, backend)
@@ -171,8 +172,10 @@ def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> 
         for (placed, weights), _ in batches:
             with user_code("the task's metrics"):
                 values = metrics(task.model, placed)
+            if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+                raise UserCodeError(f"the task's metrics must be tensors by name, in a dict; got {values!r:.200}")
             names = names or list(values)
-            row = _weighted_sums(values, names, weights)
+            row = _weighted_sums(values, names, weights, backend)
             sums = row if sums is None else sums + row
             backend.sync()
     assert sums is not None
@@ -181,8 +184,9 @@ def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> 
     return {name: part / count for name, part in zip(names, parts, strict=True)}
 
 
-def _by_evaluator(evaluator: Evaluator, read: _Read, share: Share, backend: Backend) -> dict[str, float]:
-    """What the evaluator makes of batches of unequal sizes; only its `ends` makes collectives."""
+def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, backend: Backend) -> dict[str, float]:
+    """What the evaluator makes of batches of unequal sizes; only its `ends` makes collectives. `most`: how many batches
+    the process with the most has."""
     if backend.terms != share.world:
         raise UserCodeError(
             "the task's evaluator needs batches of this process alone, and on this backend a batch belongs to all "
@@ -195,6 +199,9 @@ def _by_evaluator(evaluator: Evaluator, read: _Read, share: Share, backend: Back
             with user_code("the task's evaluator"):
                 evaluator.batch(placed, index, planned.rows)
             backend.sync()
+        # All processes make the same number of cuts, also one with fewer batches.
+        for _ in range(len(read.plan), most):
+            backend.sync()
     # Not marked as the user's code: the collectives in it can fail too.
     result = evaluator.ends(backend)
     # What it has left pending, such as metrics that were reset, would be compiled into the next training step.
@@ -202,18 +209,28 @@ def _by_evaluator(evaluator: Evaluator, read: _Read, share: Share, backend: Back
     return result
 
 
-def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: Tensor) -> Tensor:
-    """Per metric the sum over counted rows, then the number of counted rows: shape [len(names) + 1]."""
+def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: Tensor, backend: Backend) -> Tensor:
+    """Per metric the sum over counted rows, then the number of counted rows: shape [len(names) + 1].
+
+    A metric may be computed on the host.
+    """
     if sorted(values) != sorted(names):
         raise UserCodeError(f"the task's metrics must be the same for every batch: {list(values)} after {list(names)}")
     if "loss" in values:
         raise UserCodeError('the name "loss" is taken by the training loss; call the metric "evaluation_loss"')
     for name in names:
+        if not isinstance(values[name], Tensor):
+            raise UserCodeError(
+                f"the task's metric {name} must be a tensor with one value per example, shape {list(weights.shape)}, "
+                f"got a {type(values[name]).__name__}"
+            )
         if values[name].shape != weights.shape:
             raise UserCodeError(
                 f"the task's metric {name} must have one value per example, shape {list(weights.shape)}, got shape "
                 f"{list(values[name].shape)}"
             )
+    each = [values[name].float() for name in names]
+    here = [value if value.device == weights.device else backend.to_device(value) for value in each]
     # Chosen, not multiplied: a filling row's value may be NaN, and 0 x NaN is NaN.
-    sums = [torch.where(weights > 0, values[name].float(), 0.0).sum() for name in names]
+    sums = [torch.where(weights > 0, value, 0.0).sum() for value in here]
     return torch.stack([*sums, weights.sum()])

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from tpu_trainer.backends.base import Backend
     from tpu_trainer.logbook import Row
 
-LOSS, WEIGHT, STOP, SAVE, BROKEN, SQUARE = range(6)
+LOSS, WEIGHT, STOP, SAVE, SQUARE = range(5)
 """Places of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
-checkpoint. BROKEN: above 0 if a replica's own loss or gradients are not finite. SQUARE: the squared length of the
-replica's own gradient, sent only for the noise scale."""
+checkpoint. SQUARE: the squared length of the replica's own gradient, sent only for the noise scale."""
 
-SIGNALS = 5
+SIGNALS = 4
 """Number of signals without SQUARE."""
 
 MOST_STEPS = 10
@@ -48,20 +47,20 @@ class Loss:
     weight: Tensor | None = None
 
     @staticmethod
-    def of(returned: Any, passes: int) -> Loss:
+    def of(returned: Any, passes: int, device: torch.device) -> Loss:
         """From what the task's `loss` returned in one of a step's `passes`.
 
         Raises:
-            UserCodeError: it is neither a mean nor (sum, weight).
+            UserCodeError: it is neither a mean nor (sum, weight), or not on the replica's device.
         """
         if isinstance(returned, tuple) and len(returned) == 2:
             total, weight = returned
             if _is_scalar(total) and _is_scalar(weight):
-                return Loss(wide(total), wide(weight))
+                return _on(device, Loss(wide(total), wide(weight)))
             found = f"({_described(total)}, {_described(weight)})"
         elif _is_scalar(returned):
             mean = wide(returned)
-            return Loss(mean / passes if passes > 1 else mean)
+            return _on(device, Loss(mean / passes if passes > 1 else mean))
         else:
             found = _described(returned)
         raise UserCodeError(
@@ -97,25 +96,44 @@ class Wishes:
     save: Tensor
 
 
+class Flags:
+    """The flags of all wishes, made once, as data on the device.
+
+    A flag built inside the step would be a constant of the compiled program, and one tensor for both wishes one input
+    of it. Either way the replica that asks for something would run a program of its own in that step, and on TPU all
+    replicas would wait for each other forever.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._stop, self._save = ({asked: backend.flag(asked) for asked in (False, True)} for _ in range(2))
+
+    def wishes(self, *, stop: bool, save: bool) -> Wishes:
+        return Wishes(self._stop[stop], self._save[save])
+
+
 @dataclass(frozen=True)
 class Sums:
-    """What a step's exchange returns. signals: summed over all replicas: 5, or 6 with SQUARE, then `logged`.
+    """What a step's exchange returns. signals: summed over all replicas: 4, or 5 with SQUARE, then `logged`.
 
-    square: the squared length of the global gradient, shape []; None unless asked for. logged: the names of what the
-    task has logged, as in `Row`. norm: the length of the global gradient, before any clipping; None if it is not
-    measured.
+    norm: the length of the global gradient, before any clipping, shape []. square: its square; None unless asked for.
+    logged: the names of what the task has logged, as in `Row`.
     """
 
     signals: Tensor
+    norm: Tensor
     square: Tensor | None = None
     logged: tuple[str, ...] = ()
-    norm: Tensor | None = None
 
-    @property
-    def finite(self) -> Tensor:
-        """Whether the step's loss and gradients are finite: a boolean of shape []."""
-        signals = self.signals
-        return (signals[BROKEN] == 0) & torch.isfinite(signals[LOSS]) & (signals[WEIGHT] > 0)
+    def finite(self, backend: Backend) -> Tensor:
+        """Whether the step's loss and gradients are finite: a boolean of shape [], as data on the backend's device.
+
+        What is not finite on one replica is not finite in the sum. Gradients above 1e19 count as not finite, because
+        their squares are infinite in float32. `Reading.finite` says the same on the host.
+        """
+        loss, weight = self.signals[LOSS], self.signals[WEIGHT]
+        # An infinite weight divides the gradient to zero, which is finite.
+        mean = torch.isfinite(loss) & torch.isfinite(weight) & (weight != 0)
+        return _as_data(torch.isfinite(self.norm), backend) & _as_data(mean, backend)
 
 
 def exchange(
@@ -154,16 +172,17 @@ def exchange(
         anywhere = [has > 0 for has in total[count:].tolist()]
     divisor: int | Tensor = backend.terms
     if loss.weight is not None:
-        # Data on the device: a number would be compiled in.
-        divisor = total[WEIGHT] if total.device == loss.total.device else backend.to_device(total[WEIGHT])
+        divisor = _as_data(total[WEIGHT], backend)
     for parameter, summed, has in zip(sent, sums, anywhere, strict=True):
         if has:
             mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
             parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
     # A copy: over gloo a slice of the flat sums would keep all of them alive until it is read.
-    norm = length([parameter.grad for parameter in parameters if parameter.grad is not None])
+    signals = total[:count].clone()
+    with torch.no_grad():
+        squared = square([parameter.grad for parameter in parameters if parameter.grad is not None], signals)
     names = () if logged is None else logged.names
-    return Sums(total[:count].clone(), norm.square() if squares else None, names, norm)
+    return Sums(signals, squared.sqrt(), squared if squares else None, names)
 
 
 def take(
@@ -179,28 +198,23 @@ def take(
     kind = torch.float64 if loss.total.dtype == torch.float64 else torch.float32
     total = loss.total.detach().to(kind).reshape(1)
     weight = torch.ones_like(total) if loss.weight is None else loss.weight.detach().to(kind).reshape(1)
-    # A sum is finite if all its terms are, unless they are too large to train on anyway.
-    checked = torch.cat([total, weight, *(gradient.sum().to(kind).reshape(1) for gradient in gradients)])
-    broken = 1 - torch.isfinite(checked).all().to(kind).reshape(1)
     asked = [wish.sum().to(kind).reshape(1) for wish in (wishes.stop, wishes.save)]
-    signals = [total, weight, *asked, broken]
+    signals = [total, weight, *asked]
     if squares:
-        own = square(gradients).to(kind).reshape(1)
+        own = square(gradients, total).to(kind).reshape(1)
         signals.append(own if loss.weight is None else own / weight.square())
     return gradients, torch.cat(signals)
 
 
-def square(gradients: Sequence[Tensor]) -> Tensor:
-    """The squared length of all gradients together, shape []."""
+def square(gradients: Sequence[Tensor], beside: Tensor) -> Tensor:
+    """The squared length of all gradients together, in float32, shape []; on the device of `beside` if there are none.
+
+    Written as products, because torch_xla makes vector_norm and square powers.
+    """
     if not gradients:
-        return torch.zeros(())
-    return torch.stack([as_real(gradient.detach()).float().square().sum() for gradient in gradients]).sum()
-
-
-def length(gradients: Sequence[Tensor]) -> Tensor:
-    """The length of all gradients together, in float32, shape []."""
-    parts = [torch.linalg.vector_norm(wide(as_real(gradient.detach()))).float() for gradient in gradients]
-    return torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())
+        return beside.new_zeros((), dtype=torch.float32)
+    reals = [wide(as_real(gradient)) for gradient in gradients]
+    return torch.stack([(real * real).sum().float() for real in reals]).sum()
 
 
 def wide(value: Tensor) -> Tensor:
@@ -220,22 +234,22 @@ class Reading:
     """
 
     losses: tuple[float, ...]
+    norms: tuple[float, ...]
     finite: tuple[bool, ...]
     stopping: bool = False
     saving: bool = False
     squares: tuple[tuple[float, float], ...] = ()
     logged: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = ()
-    norms: tuple[float, ...] = ()
 
     def then(self, later: Reading) -> Reading:
         return Reading(
             self.losses + later.losses,
+            self.norms + later.norms,
             self.finite + later.finite,
             self.stopping or later.stopping,
             self.saving or later.saving,
             self.squares + later.squares,
             self.logged + later.logged,
-            self.norms + later.norms,
         )
 
 
@@ -281,25 +295,32 @@ class Signals:
         """Reads the `count` oldest."""
         taken = self._unread[:count]
         squares = [sums.square for sums in taken if sums.square is not None]
-        norms = [sums.norm for sums in taken if sums.norm is not None]
         rest = SIGNALS + bool(squares)
-        here = self._backend.to_host([*(sums.signals for sums in taken), *squares, *norms])
+        here = self._backend.to_host([*(sums.signals for sums in taken), *(sums.norm for sums in taken), *squares])
         del self._unread[:count]
         self.read_through += count
         rows = [tensor.tolist() for tensor in here[:count]]
-        losses = tuple(row[LOSS] / row[WEIGHT] if row[WEIGHT] else math.nan for row in rows)
+        losses = tuple(
+            row[LOSS] / row[WEIGHT] if row[WEIGHT] and math.isfinite(row[WEIGHT]) else math.nan for row in rows
+        )
+        norms = tuple(float(norm) for norm in here[count : 2 * count])
         return Reading(
             losses=losses,
-            finite=tuple(math.isfinite(loss) and row[BROKEN] == 0 for loss, row in zip(losses, rows, strict=True)),
+            norms=norms,
+            finite=tuple(math.isfinite(loss) and math.isfinite(norm) for loss, norm in zip(losses, norms, strict=True)),
             stopping=any(row[STOP] > 0 for row in rows),
             saving=any(row[SAVE] > 0 for row in rows),
             squares=tuple(
                 (row[SQUARE] / self._backend.terms, float(whole))
-                for row, whole in zip(rows, here[count : count + len(squares)], strict=False)
+                for row, whole in zip(rows, here[2 * count :], strict=False)
             ),
             logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(taken, rows, strict=True) if row[rest:]),
-            norms=tuple(float(norm) for norm in here[count + len(squares) :]),
         )
+
+
+def _as_data(value: Tensor, backend: Backend) -> Tensor:
+    """On the device, also if the sums went through host memory: a number of the host would be compiled in."""
+    return value if value.device.type == backend.device.type else backend.to_device(value)
 
 
 def _travelling(parameter: nn.Parameter) -> Tensor:
@@ -309,12 +330,25 @@ def _travelling(parameter: nn.Parameter) -> Tensor:
             f"the gradient of a parameter of shape {list(parameter.shape)} is sparse; replicas exchange dense "
             "gradients only: create its layer without sparse=True"
         )
-    real = as_real(gradient.detach())
+    # Detached only if it has to be: a sync leaves out an alias that nothing has used yet, and to read it then runs a
+    # program of its own.
+    real = as_real(gradient.detach() if gradient.requires_grad else gradient)
     return real if real.dtype == torch.float64 else real.float()
 
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _on(device: torch.device, loss: Loss) -> Loss:
+    """Raises UserCodeError if it is elsewhere."""
+    for name, tensor in zip(("the task's loss", "the weight of the task's loss"), loss.tensors, strict=False):
+        if tensor.device.type != device.type:
+            raise UserCodeError(
+                f"{name} is on {tensor.device}, and the model and the batch are on {device}: make it of "
+                "what is there, such as losses.sum() and mask.sum(), without .cpu() and torch.tensor(number)"
+            )
+    return loss
 
 
 def _described(value: Any) -> str:

@@ -21,8 +21,8 @@ OFFERED = (
 class Hooks:
     """Base class of a Task's hooks, which override the methods that they need.
 
-    Every replica calls every method at the same steps, except `state`, which is called where checkpoints are written.
-    An exception in a method ends the run as an error of the user's code.
+    Every replica calls every method at the same steps, except `state`, which is called where checkpoints are written,
+    or in all replicas on device tpu. An exception in a method ends the run as an error of the user's code.
     """
 
     own_schedule = False

@@ -9,11 +9,13 @@ it outlives any of them.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -33,6 +35,7 @@ from tpu_trainer.replica import run_replica
 from tpu_trainer.spec import RunSpec
 from tpu_trainer.stop import SharedStop, StopSignal
 
+_PR_SET_PDEATHSIG = 1
 _LEFT_EARLY = Outcome(
     ExitCode.UserError,
     "a replica's process exited with code 0 before the training had ended: something in the task ended the process "
@@ -102,7 +105,7 @@ def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
             LOCAL_WORLD_SIZE=str(count),
         )
         own = replace(environment, local_rank=local_rank)
-        processes.append(context.Process(target=_run_torch, args=(spec, own, folder)))
+        processes.append(context.Process(target=_run_torch, args=(spec, own, folder, os.getpid())))
         processes[-1].start()
     died, running = False, set(processes)
     while running:
@@ -130,26 +133,38 @@ def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
     return died
 
 
-def _run_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
+def _run_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path, supervisor: int) -> None:
+    _end_with(supervisor)
     # A terminal's Ctrl-C goes to every process; the supervisor's file is what counts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _run_one(spec, environment, folder)
 
 
+def _end_with(parent: int) -> None:
+    """Ends this replica when its supervisor is killed: else it would train on, and save beside its successor. In a
+    container the kernel does so anyway."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The supervisor may have ended before this call.
+    if os.getppid() != parent:
+        os._exit(ExitCode.InternalError)
+
+
 def _lay_out_slice(environment: WorkerEnvironment, count: int) -> None:
     """Lets TorchTPU decide in the parent what all processes must agree on; variables that are set stay as they are.
 
-    If TorchTPU is missing, nothing is laid out, and the processes say so.
+    The operator sets the host's rank: a process listens at the address of its rank in the list of all processes, which
+    is in the order of the hosts' names. If TorchTPU is missing, nothing is laid out, and the processes say so.
     """
-    os.environ.setdefault("NODE_RANK", str(environment.host_index))
     with suppress(ModuleNotFoundError):
         importlib.import_module("torch_tpu")
         try:
             torch.tpu.distributed.set_tpu_launch_env(  # type: ignore[attr-defined]
                 nnodes=environment.num_hosts, nproc_per_node=count
             )
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise BadSpecError(f"trainer.torch.device: TorchTPU cannot lay out the slice: {error}") from error
 
 

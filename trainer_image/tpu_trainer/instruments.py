@@ -162,8 +162,10 @@ class Instruments:
         """Reports what has been read, and lets the doctor compare the replicas."""
         if step % REPORT_EVERY == 0 or ends:
             self._report()
-        if step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
-            self.doctor.checkup(step)
+        # A rung of a ladder is judged by what the doctor finds, so nothing of it stays unseen.
+        closes = ends and self.telling.rung is not None
+        if closes or step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
+            self.doctor.checkup(step, last=closes)
             with self.doctor.set_aside():
                 # The pace of warm steps if it is known, or else of all that have been read.
                 passed = (time.monotonic() - self._begun) / max(1, self._steps)

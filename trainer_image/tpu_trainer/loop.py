@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Position, random_seed
 from tpu_trainer.errors import user_code
-from tpu_trainer.exchange import Loss, Signals, Wishes, exchange
+from tpu_trainer.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch
@@ -43,7 +43,7 @@ def train(
     stop: StopFlag,
     evaluate_now: Callable[[int], bool],
 ) -> Trained:
-    """Trains from `work.start` to `hp.train_steps`; a step takes `hp.accumulation_steps` batches, on the device.
+    """Trains from `work.start` to `hp.last_step`; a step takes `hp.accumulation_steps` batches, on the device.
 
     Ends early once any replica's `stop` is set, or once an evaluation says so; all replicas end after the same step.
     Calls `evaluate_now` with the number of steps done, on all replicas after the same steps, but leaves the evaluation
@@ -53,9 +53,7 @@ def train(
     trainable, signals = Trainable(work.task.model, optimizer), Signals(backend, start.step)
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-    # Made once, as data on the device: a flag built inside the step would be a constant of the compiled
-    # graph, and the replica that is told to stop would run a graph of its own.
-    flags = {asked: backend.flag(asked) for asked in (False, True)}
+    flags = Flags(backend)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
         hooks.train_begins()
@@ -65,8 +63,8 @@ def train(
     trained = replace(trained, early=work.steering.early_end(start.step))
     samples = instruments.sampling(batches)
 
-    for step in range(start.step + 1, hp.train_steps + 1) if trained.early is None else ():
-        last = step == hp.train_steps
+    for step in range(start.step + 1, hp.last_step + 1) if trained.early is None else ():
+        last = step == hp.last_step
         backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         batch, position = next(samples)
         if position.epoch != epoch:
@@ -77,15 +75,15 @@ def train(
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch)
+            loss = _forward_backward(work, step, batch, backend)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 backend.sync()
                 batch, position = next(samples)
-                loss = loss.plus(_forward_backward(work, step, batch))
+                loss = loss.plus(_forward_backward(work, step, batch, backend))
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
         parameters = trainable.now()
-        wishes = Wishes(stop=flags[stop()], save=flags[checkpoints.overdue()])
+        wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
 
@@ -126,11 +124,11 @@ def train(
     return trained
 
 
-def _forward_backward(work: Work, step: int, batch: Batch) -> Loss:
+def _forward_backward(work: Work, step: int, batch: Batch, backend: Backend) -> Loss:
     """The batch's part of the step's loss; adds its gradients to the parameters'."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
-        loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps)
+        loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
     with user_code("the backward pass"):
         work.hooks.before_backward(loss.total)
         loss.total.backward()  # type: ignore[no-untyped-call]

@@ -35,7 +35,13 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
         raise UserCodeError("the task's model has no parameter to train")
     if task.optimizer is not None:
         with user_code("the task's optimizer"):
-            return task.optimizer(parameters, hp)
+            made = task.optimizer(parameters, hp)
+        # By its methods, since libraries wrap optimizers.
+        if not callable(getattr(made, "step", None)) or not hasattr(made, "param_groups"):
+            raise UserCodeError(
+                f"the task's optimizer must return a torch.optim.Optimizer, got a {type(made).__name__}"
+            )
+        return made
     if hp.optimizer.lower() not in BUILDERS:
         raise UserCodeError(
             f'the recipe names the optimizer "{hp.optimizer}", the trainer knows {", ".join(sorted(BUILDERS))}; for '

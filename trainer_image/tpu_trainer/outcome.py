@@ -6,7 +6,7 @@ import json
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
@@ -17,7 +17,9 @@ _CUT = "... "
 
 @dataclass(frozen=True)
 class Outcome:
-    """`step`, `metrics` and `examples_per_second` as far as the run got. `best`: the best checkpoint, as JSON."""
+    """`step`, `metrics` and `examples_per_second` as far as the run got. `best`: the best checkpoint, as JSON; `rung`:
+    what a rung of a ladder has measured; `places`: where the job's buckets are; `compiled`: what the compiler says of
+    the step, for the job's slice and each alternative."""
 
     code: ExitCode
     message: str
@@ -25,6 +27,9 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     examples_per_second: float | None = None
     best: Mapping[str, Any] | None = None
+    rung: Mapping[str, Any] | None = None
+    places: Mapping[str, Any] | None = None
+    compiled: Sequence[Mapping[str, Any]] = ()
 
     @property
     def well(self) -> bool:
@@ -80,25 +85,24 @@ def termination_message(outcome: Outcome) -> bytes:
     """At most TERMINATION_MESSAGE_LIMIT bytes of valid JSON.
 
     A message that is too long loses its beginning, because a traceback says what happened in its last lines.
-    Metrics are dropped, last ones first, only if they alone would fill the message.
+    Alternatives and metrics are dropped, last ones first, only if without words they would fill half of it.
     """
     # A lone surrogate (an undecodable file name in a traceback) has no UTF-8 form.
     message = outcome.message.encode("utf-8", "replace").decode()
-    metrics = dict(outcome.metrics)
-    while metrics and len(_encode(outcome, "", metrics)) > TERMINATION_MESSAGE_LIMIT // 2:
-        metrics.popitem()
-    whole = _encode(outcome, message, metrics)
+    while len(_encode(outcome, "")) > TERMINATION_MESSAGE_LIMIT // 2 and (less := _less(outcome)) is not None:
+        outcome = less
+    whole = _encode(outcome, message)
     if len(whole) <= TERMINATION_MESSAGE_LIMIT:
         return whole
     # Bisection over characters, since escapes and UTF-8 make bytes per character uneven.
     fits, too_long = 0, len(message)
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if len(_encode(outcome, _tail(message, middle), metrics)) <= TERMINATION_MESSAGE_LIMIT:
+        if len(_encode(outcome, _tail(message, middle))) <= TERMINATION_MESSAGE_LIMIT:
             fits = middle
         else:
             too_long = middle
-    return _encode(outcome, _tail(message, fits), metrics)
+    return _encode(outcome, _tail(message, fits))
 
 
 def finite(value: float | None) -> float | None:
@@ -110,16 +114,36 @@ def _tail(message: str, characters: int) -> str:
     return _CUT + message[len(message) - characters :]
 
 
-def _encode(outcome: Outcome, message: str, metrics: Mapping[str, float]) -> bytes:
+def _less(outcome: Outcome) -> Outcome | None:
+    """The outcome without the last of its alternatives, or else of its metrics; None if it has neither."""
+    # The job's own slice comes first.
+    if len(outcome.compiled) > 1:
+        return replace(outcome, compiled=outcome.compiled[:-1])
+    if not outcome.metrics:
+        return None
+    *names, dropped = outcome.metrics
+    rung = outcome.rung
+    if rung is not None:
+        rung = {**rung, "evaluated": [name for name in rung["evaluated"] if name != dropped]}
+    return replace(outcome, metrics={name: outcome.metrics[name] for name in names}, rung=rung)
+
+
+def _encode(outcome: Outcome, message: str) -> bytes:
     document: dict[str, Any] = {"outcome": outcome.code.name, "message": message}
     if outcome.step is not None:
         document["step"] = outcome.step
-    if metrics:
-        document["metrics"] = {name: finite(value) for name, value in metrics.items()}
+    if outcome.metrics:
+        document["metrics"] = {name: finite(value) for name, value in outcome.metrics.items()}
     if outcome.examples_per_second is not None:
         document["examplesPerSecond"] = round(outcome.examples_per_second, 3)
     if outcome.best is not None:
         document["bestCheckpoint"] = outcome.best
+    if outcome.places:
+        document["places"] = outcome.places
+    if outcome.compiled:
+        document["compiled"] = outcome.compiled
+    if outcome.rung is not None:
+        document["rung"] = outcome.rung
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 
 

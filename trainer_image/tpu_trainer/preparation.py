@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
 from tpu_trainer.checkpoint.initial import begin_with
+from tpu_trainer.compiled import compile_loss, compile_update
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import evaluation_size, size_difference
 from tpu_trainer.doctor.findings import Finding
@@ -36,7 +37,10 @@ def load(context: RunContext, hp: Hyperparameters) -> Loaded:
     with context.seeded(hp.seed):
         loaded = load_task(context.spec.entrypoint, hp, context.share)
     refuse_lazy(loaded.task.model)
-    return Loaded(in_precision(loaded.task, hp.precision, context.backend.device), loaded.hooks)
+    task = in_precision(loaded.task, hp.precision, context.backend.device)
+    if _compiles(context):
+        task = replace(task, loss=compile_loss(task.loss, context.backend.device))
+    return Loaded(task, loaded.hooks)
 
 
 def prepare(
@@ -52,6 +56,8 @@ def prepare(
     if not hooks.gives_closure:
         refuse_closure(optimizer)
     sharding = _sharding(context, optimizer, task.model)
+    if _compiles(context):
+        _compile_update(context, optimizer, sharding)
     if skips := spec.on_not_finite is OnNotFinite.SKIP:
         count_on_device(optimizer, backend.device)
 
@@ -94,6 +100,18 @@ def prepare(
         clip_norm=None if hooks.clips else hp.gradient_clip_norm,
         sharding=sharding,
     )
+
+
+def _compiles(context: RunContext) -> bool:
+    return context.spec.torch.execution == "Compile"
+
+
+def _compile_update(context: RunContext, optimizer: Optimizer, sharding: Sharding | None) -> None:
+    whole = "the loss, its gradients and the update"
+    if sharding is not None or not compile_update(optimizer, context.backend.device):
+        own = "recipe.sharding divides it" if sharding is not None else f"{type(optimizer).__name__} is not torch's own"
+        whole = f"the loss and its gradients, but not the update: {own}"
+    context.telling.progress.say(f"torch.compile makes programs of {whole}; the first steps take longer")
 
 
 def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:

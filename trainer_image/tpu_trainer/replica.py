@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from tpu_trainer.backends import open_backend
+from tpu_trainer.backends import Backend, open_backend
 from tpu_trainer.board import Board, open_board
 from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.context import RunContext
@@ -20,28 +20,37 @@ from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.stop import SharedStop, StopSignal
+from tpu_trainer.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.telemetry.reporter import open_reporter
+from tpu_trainer.telemetry.rung import RungNumbers
 from tpu_trainer.telling import Telling
 from tpu_trainer.training import run_own_loop
 
 
 def run_replica(
-    spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal | SharedStop, die: Callable[[Outcome], NoReturn]
+    spec: RunSpec,
+    environment: WorkerEnvironment,
+    stop: StopSignal | SharedStop,
+    die: Callable[[Outcome], NoReturn],
+    *,
+    meet: Callable[[RunSpec, WorkerEnvironment, StopFlag], Backend] | None = None,
+    run: Callable[[RunContext], Outcome] | None = None,
 ) -> Outcome:
     """Trains and evaluates; every failure becomes an outcome, never an exception.
 
-    `die` ends the process with an outcome when the run hangs, so that this call cannot return.
+    `die` ends the process with an outcome when the run hangs, so that this call cannot return. `meet`: how the replicas
+    meet, by default `open_backend`; `run`: what they do then, by default the training.
     """
     clock, pace = Clock(before=process_seconds() or 0.0), Pace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     aloud = environment.host_index == 0 and environment.local_rank == 0
-    progress = Progress(spec.train_steps, environment.progress_file, silent=not aloud)
+    progress = Progress(spec.last_step, environment.progress_file, silent=not aloud)
     heartbeat = open_heartbeat(
         environment.progress_service if aloud else None, lambda: present_report(spec, clock, pace, progress)
     )
     # Replaced below: a report names the device.
-    telling = Telling(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, aloud)
+    rung = None if spec.end_after_steps is None else RungNumbers()
+    telling = Telling(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, aloud, rung)
 
     def hung(outcome: Outcome) -> None:
         telling.ended(outcome)
@@ -49,14 +58,14 @@ def run_replica(
 
     with watchdog(clock, pace, hung, stop.arrived, environment.hang_seconds):
         try:
-            backend = open_backend(spec, environment, stop)
+            backend = (meet or open_backend)(spec, environment, stop)
             if isinstance(stop, StopSignal):
                 # Again: the device's runtime may have replaced our handler.
                 stop.install()
             reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
             telling = replace(telling, reporter=reporter)
-            with open_board(_board(telling, pace)):
-                outcome = _run(RunContext(spec, environment, stop, backend, clock, pace, telling))
+            with open_board(_board(telling, pace, backend)):
+                outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, telling))
             # Wait for all: the first to leave would cut the connection of those still in the last collective, or
             # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
@@ -71,10 +80,11 @@ def run_replica(
 def _run(context: RunContext) -> Outcome:
     """Under the trainer's own loop, or under Lightning's Trainer for what only that does."""
     spec = context.spec
+    steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"
     context.telling.progress.starting(
         f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
         f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {context.backend.world}; "
-        f"global batch {spec.batch.total}, steps {spec.train_steps}"
+        f"global batch {spec.batch.total}, steps {steps}"
     )
     try:
         return run_own_loop(context)
@@ -86,7 +96,7 @@ def _run(context: RunContext) -> Outcome:
     return OwnTrainer(context).whole(why)
 
 
-def _board(telling: Telling, pace: Pace) -> Board:
+def _board(telling: Telling, pace: Pace, backend: Backend) -> Board:
     """Where the task's writers write."""
     return Board(
         writes=telling.aloud,
@@ -95,4 +105,5 @@ def _board(telling: Telling, pace: Pace) -> Board:
         summary=telling.reporter.summary,
         missing=telling.reporter.without_events,
         say=telling.progress.say,
+        together=backend.reads_together,
     )

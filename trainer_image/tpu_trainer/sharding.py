@@ -87,9 +87,11 @@ class Sharding:
             whole = self._backend.join([state[name].detach() for name in names])
             # For all of them: replicas that want different ones must run the same program.
             self._backend.sync()
-            mine = [(name, tensor) for name, tensor in zip(names, whole, strict=True) if name in wanted]
-            for (name, _), here in zip(mine, self._backend.to_host([tensor for _, tensor in mine]), strict=True):
-                found[name] = _cut(here, parts[name]).clone()
+            every = self._backend.reads_together
+            read = [(name, tensor) for name, tensor in zip(names, whole, strict=True) if every or name in wanted]
+            for (name, _), here in zip(read, self._backend.to_host([tensor for _, tensor in read]), strict=True):
+                if name in wanted:
+                    found[name] = _cut(here, parts[name]).clone()
         return found
 
     def own(self, name: str, whole: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from tpu_trainer.errors import BadSpecError
 BACKENDS = ("xla", "xla-spmd", "torch")
 PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
 SHARDINGS = ("None", "Optimizer")
+EXECUTIONS = ("Compile", "Fuse", "Eager")
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
 LARGEST_SEED = 2**32 - 1
@@ -50,6 +51,12 @@ def _wrong(path: str, expected: str, value: object) -> BadSpecError:
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str) or not value:
         raise _wrong(path, "a non-empty string", value)
+    return value
+
+
+def _sha256(value: object, path: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise _wrong(path, "64 hexadecimal digits", value)
     return value
 
 
@@ -227,12 +234,13 @@ class OptimizerSpec:
 class TorchSpec:
     """What the torch backend runs on: a torch device type, the process group's backend, and processes per host.
 
-    ("cuda", "nccl") is GPUs, ("tpu", "tpu_dist") is TorchTPU.
+    ("cuda", "nccl") is GPUs, ("tpu", "tpu_dist") is TorchTPU. execution: how the device gets a step, one of EXECUTIONS.
     """
 
     device: Text
     collectives: Text
     processes_per_host: Count
+    execution: Annotated[str, _choice(str, EXECUTIONS)] = "Eager"
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,8 @@ class CheckpointSpec:
 
     With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
-    weights with which it then begins at step 0.
+    weights with which it then begins at step 0; `trials`: a prefix: what the trials of a ladder have left below it is
+    removed once the training has succeeded.
     """
 
     uri: Text
@@ -268,6 +277,16 @@ class CheckpointSpec:
     keep_best: BestSpec | None = None
     resume_from: Text | None = None
     init_from: InitSpec | None = None
+    trials: Text | None = None
+
+
+@dataclass(frozen=True)
+class CodeSpec:
+    """The user's code as a .tar.gz: gs://..., an absolute path, or configmap://NAME, which is mounted. `sha256`: of the
+    archive."""
+
+    uri: Text
+    sha256: Annotated[str, _sha256]
 
 
 class OnNotFinite(StrEnum):
@@ -304,6 +323,7 @@ class RunSpec:
 
     `recipe`: what the user wrote, by field path; only compared, to tell whether two jobs train the same.
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
+    `end_after_steps`: of a rung of a ladder, which makes only the first steps of its training; None elsewhere.
     `document`: the JSON it was read from, which the history of the run records.
     """
 
@@ -314,6 +334,7 @@ class RunSpec:
     slice: Slice
     batch: Batch
     train_steps: Count
+    end_after_steps: Count | None = None
     warmup_steps: Natural
     schedule: ScheduleSpec = ScheduleSpec("Constant")
     evaluate_every_steps: Count | None
@@ -329,11 +350,17 @@ class RunSpec:
     parameters: Strings = field(default_factory=dict)
     data_uri: Text | None
     torch: TorchSpec = TorchSpec("cpu", "gloo", 1)
+    code: CodeSpec | None = None
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     scaling: Annotated[tuple[ScalingRow, ...], _rows] = ()
     recipe: Strings = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata={"json": None})
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this run is done."""
+        return self.train_steps if self.end_after_steps is None else min(self.end_after_steps, self.train_steps)
 
     @property
     def process_per_device(self) -> bool:
@@ -447,6 +474,10 @@ def _check_followed(spec: RunSpec) -> None:
         )
     if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
         raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
+    if checkpoint is not None and checkpoint.trials is not None:
+        beside = f"{checkpoint.uri}.rungs/"
+        if not checkpoint.trials.startswith(beside) or checkpoint.trials == beside:
+            raise BadSpecError(f"checkpoint.trials: a place in {beside}, got {checkpoint.trials!r}")
 
 
 def _check_backend(spec: RunSpec) -> None:
@@ -465,4 +496,8 @@ def _check_backend(spec: RunSpec) -> None:
         raise BadSpecError(
             f'backend: "torch" with torch.device "{spec.torch.device}" does not run on hardware "{spec.hardware}"; '
             'torch.device is "tpu" on hardware "TPU" and any other on "CPU"'
+        )
+    if spec.torch.execution == "Fuse" and spec.torch.device != "tpu":
+        raise BadSpecError(
+            f'torch.execution: "Fuse" is a mode of TorchTPU and needs torch.device "tpu", got "{spec.torch.device}"'
         )

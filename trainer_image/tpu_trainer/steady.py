@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from tpu_trainer.in_place import quickly
+
 _ARITHMETIC = {"add", "sub", "mul", "div", "truediv", "lerp", "addcmul", "addcdiv"}
 _OPERATIONS = {*_ARITHMETIC, *(f"{kind}{name}" for kind in "ir" for name in _ARITHMETIC)}
 """Where a unit in the last place does not matter; not comparisons, exponents and fills."""
@@ -37,6 +39,7 @@ class SteadyNumbers(TorchFunctionMode):
         super().__init__()
         self._places: dict[Place, _Numbers] = {}
         self._taken: set[float] = set()
+        self._names: dict[Callable[..., Any], str] = {}
 
     def __enter__(self) -> Any:
         self._taken.clear()
@@ -47,17 +50,24 @@ class SteadyNumbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named = dict(kwargs or {})
-        name = getattr(func, "__name__", "").strip("_")
-        if name in _OPERATIONS and _computes_in_float32(args):
-            args = tuple(self._steady((name, place), value) for place, value in enumerate(args))
-            named = {place: self._steady((name, place), value) for place, value in named.items()}
-        return func(*args, **named)
+        named = kwargs or {}
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = getattr(func, "__name__", "").strip("_")
+        if name not in _OPERATIONS:
+            return func(*args, **named)
+        if _computes_in_float32(args):
+            args = tuple([self._steady(name, at, value) for at, value in enumerate(args)])
+            named = {at: self._steady(name, at, value) for at, value in named.items()}
+        return quickly(func, args, named)
 
-    def _steady(self, place: Place, value: Any) -> Any:
+    def _steady(self, name: str, at: int | str, value: Any) -> Any:
         if type(value) is not float:
             return value
-        return self._places.setdefault(place, _Numbers()).given(value, self._taken)
+        numbers = self._places.get((name, at))
+        if numbers is None:
+            numbers = self._places[name, at] = _Numbers()
+        return numbers.given(value, self._taken)
 
 
 class _Numbers:
@@ -114,5 +124,7 @@ class _Numbers:
 
 
 def _computes_in_float32(args: tuple[Any, ...]) -> bool:
-    first = next((value for value in args if isinstance(value, Tensor)), None)
-    return first is not None and first.dtype == torch.float32
+    for value in args:
+        if isinstance(value, Tensor):
+            return value.dtype == torch.float32
+    return False

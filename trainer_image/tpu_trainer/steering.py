@@ -105,7 +105,7 @@ class Steering:
         """Whether a run that continues with `step` steps done has the evaluation after them still to make: it was
         stopped, or its checkpoint taken, before that evaluation was judged."""
         every = self._spec.evaluate_every_steps
-        if not self._needed or every is None or step % every or not 0 < step < self._spec.train_steps:
+        if not self._needed or every is None or step % every or not 0 < step < self._spec.last_step:
             return False
         return self._judged != self._examples(step) and self.early_end(step) is None
 

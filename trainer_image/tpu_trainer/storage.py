@@ -20,7 +20,7 @@ from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
 from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
-from tpu_trainer.checkpoint.snapshot import Snapshot, copied, fingerprint, optimizer_tensors, replicated, take_snapshot
+from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated, take_part, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
 from tpu_trainer.data import Position
@@ -38,8 +38,6 @@ from tpu_trainer.trainable import Work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from tpu_trainer.sharding import Sharding
 
 Take = Callable[[int, Position, Health, bool], Snapshot]
 """Makes the snapshot of a step, whole or as the first of several parts."""
@@ -69,6 +67,7 @@ class Storage:
             global_batch=spec.batch.total,
             name=f"{spec.job.namespace}/{spec.job.name}",
             recipe=_written(spec),
+            code="" if spec.code is None else spec.code.sha256,
         )
         named = spec.checkpoint.resume_from
         target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep, spec.checkpoint.keep_best)
@@ -101,15 +100,20 @@ class Storage:
         return kept
 
     def checkpoints(
-        self, spec: RunSpec, work: Work, telling: Telling, writers: Writers | None, resumed: bool
+        self,
+        spec: RunSpec,
+        work: Work,
+        telling: Telling,
+        writers: Writers | None,
+        resumed: bool,
+        *,
+        together: bool = False,
     ) -> Checkpoints:
-        """How the loop takes checkpoints. The reporting replica leads."""
+        """How the loop takes checkpoints. The reporting replica leads. `together`: as Backend.reads_together."""
         began = work.start.step if resumed else None
-        if spec.checkpoint is not None and self.target is not None and not telling.aloud:
-            if writers is not None:
-                return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers), began)
-            if work.sharding is not None:
-                return Partner(_due(spec.checkpoint, spec), _giver(work, work.sharding), began)
+        all_take_part = together or writers is not None or work.sharding is not None
+        if spec.checkpoint is not None and self.target is not None and not telling.aloud and all_take_part:
+            return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
@@ -131,9 +135,11 @@ class Storage:
                 elsewhere=set[Item]().union(*elsewhere),
                 part=Part(0, 1 + len(elsewhere)),
                 sharding=work.sharding,
+                together=together,
             )
 
-        return self.checkpoints_of(spec, take, telling, began, writers, repeats=work.sharding is None)
+        repeats = work.sharding is None and not together
+        return self.checkpoints_of(spec, take, telling, began, writers, repeats=repeats)
 
     def checkpoints_of(
         self,
@@ -165,7 +171,15 @@ class Storage:
             return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
         checkpointer = Checkpointer(
-            self.target, due, take, warn, resumed=resumed, found_best=found_best, others=others, repeats=repeats
+            self.target,
+            due,
+            take,
+            warn,
+            resumed=resumed,
+            found_best=found_best,
+            others=others,
+            repeats=repeats,
+            trials=spec.checkpoint.trials,
         )
         checkpointer.best = best_in(self.target)
         if checkpointer.best is not None:
@@ -186,7 +200,7 @@ class Storage:
 
 
 def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> Due:
-    return Due(checkpoint.every_steps, checkpoint.every_minutes, spec.train_steps)
+    return Due(checkpoint.every_steps, checkpoint.every_minutes, spec.last_step)
 
 
 def _not_shared(uri: str, unable: Sequence[int]) -> str:
@@ -197,33 +211,36 @@ def _not_shared(uri: str, unable: Sequence[int]) -> str:
     )
 
 
-def _part_taker(target: Target, work: Work, writers: Writers) -> Callable[[int], Callable[[], None] | None]:
-    """What copies this host's part of a step's checkpoint, and returns what writes it; None if it has none."""
+def _part_taker(
+    target: Target, work: Work, writers: Writers | None, together: bool
+) -> Callable[[int], Callable[[], None] | None]:
+    """For a process that does not lead: copies its part of a step's checkpoint, and returns what writes it, or None if
+    it writes none. A process without a part of its own may still hold a part of the optimizer's state, or have to read
+    what the leader reads (`together`)."""
 
     def take(step: int) -> Callable[[], None] | None:
-        tensors, parameters = _replicated(work)
-        parts = writers.divide(tensors, parameters)
-        mine: dict[str, dict[str, Tensor]] = {}
-        if writes := 0 < writers.host < len(parts):
-            for file, name in sorted(parts[writers.host]):
-                mine.setdefault(file, {})[name] = tensors[file, name]
-        gathered: Mapping[str, Tensor] = {}
-        if work.sharding is not None:
-            gathered = work.sharding.gathered(optimizer_tensors(work.optimizer), mine.get("optimizer", {}))
-        if not writes:
+        state: Mapping[str, Any] = {}
+        if together:
+            with user_code("the state of the task's hooks"):
+                state = work.hooks.state()
+        parts = [set[Item]()] if writers is None else writers.divide(*_replicated(work))
+        number = 0 if writers is None else writers.host
+        # Host 0's part is the leader's. There may be more parts than tensors: an empty one is told to host 0, too.
+        writes = 0 < number < len(parts)
+        tensors = take_part(
+            work.task.model,
+            work.optimizer,
+            state,
+            _average(work),
+            parts[number] if writes else (),
+            work.sharding,
+            together,
+        )
+        if writers is None or not writes:
             return None
         folder = Folder(step, target.author.job, target.author.attempt)
-        part, channel = Part(writers.host, len(parts)), writers.channel(len(parts))
-        return partial(write_part, target, folder, copied(mine, gathered), part, channel, writers.host)
-
-    return take
-
-
-def _giver(work: Work, sharding: Sharding) -> Callable[[int], None]:
-    """For a process that writes nothing itself, but holds a part of the optimizer's state."""
-
-    def take(step: int) -> None:
-        sharding.gathered(optimizer_tensors(work.optimizer), ())
+        part, channel = Part(number, len(parts)), writers.channel(len(parts))
+        return partial(write_part, target, folder, tensors, part, channel, number)
 
     return take
 
@@ -258,7 +275,7 @@ def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec, steering: 
 
 def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
     """What to say of a run that has no steps left; None if it has some."""
-    if found is None or start.step < hp.train_steps:
+    if found is None or start.step < hp.last_step:
         return None
     return (
         f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "
@@ -280,8 +297,17 @@ def tell_origin(start: Start, found: Found, me: Author, hp: Hyperparameters, tel
         raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
     line = done or _resumed(start, found, hp)
     telling.progress.resumed(start.step, line)
+    if author.code != me.code:
+        telling.finding(Finding("Checkpoint", start.step, _other_code(found, me)))
     if done is not None or not (named or me.uid == author.uid):
         telling.finding(Finding("Checkpoint", start.step, line))
+
+
+def _other_code(found: Found, me: Author) -> str:
+    there, here = (
+        f"with sha256 {author.code}" if author.code else "of the image" for author in (found.commit.author, me)
+    )
+    return f"checkpoint {found.folder} was made by other code: the code {there}, this job runs the code {here}"
 
 
 def _resumed(start: Start, found: Found, hp: Hyperparameters) -> str:

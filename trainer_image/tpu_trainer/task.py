@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from tpu_trainer.hooks import OFFERED, Hooks
 from tpu_trainer.spec import RunSpec, ScheduleSpec
@@ -53,7 +54,8 @@ class Hyperparameters:
     global_batch_size: examples per step of the whole job.
     per_replica_batch_size: examples per pass on one replica.
     accumulation_steps: passes per step.
-    train_steps: steps of the whole run.
+    train_steps: steps of the whole training, by which the schedule goes.
+    last_step: the step after which this run is done; before train_steps only in a rung of a ladder.
     warmup_steps: how many of them warm up.
     schedule: the learning rate after warm-up.
     evaluate_every_steps: None if the run is evaluated at its end only.
@@ -77,6 +79,7 @@ class Hyperparameters:
     per_replica_batch_size: int
     accumulation_steps: int
     train_steps: int
+    last_step: int
     warmup_steps: int
     schedule: ScheduleSpec
     evaluate_every_steps: int | None
@@ -120,6 +123,7 @@ class Hyperparameters:
             per_replica_batch_size=spec.batch.per_replica,
             accumulation_steps=spec.batch.accumulation,
             train_steps=spec.train_steps,
+            last_step=spec.last_step,
             warmup_steps=spec.warmup_steps,
             schedule=spec.schedule,
             evaluate_every_steps=spec.evaluate_every_steps,
@@ -208,6 +212,16 @@ class Task:
     finish: Callable[[nn.Module], object] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ValueError(f"a Task's `model` must be a torch.nn.Module, got {self.model!r:.100}")
+        if not callable(self.loss):
+            raise ValueError(f"a Task's `loss` must be a function of the model and a batch, got {self.loss!r:.100}")
+        for name, data in (("train", self.train), ("evaluation", self.evaluation)):
+            if isinstance(data, DataLoader):
+                raise ValueError(
+                    f"a Task's `{name}` must be a dataset, got a DataLoader: the trainer makes the batches; give the "
+                    "loader's dataset, its collate_fn as `collate` and its num_workers as `workers`"
+                )
         if self.metrics is not None and self.evaluator is not None:
             raise ValueError("a Task has `metrics` or an `evaluator`, not both")
         if (self.evaluation is None) != (self.metrics is None and self.evaluator is None):

@@ -15,16 +15,19 @@ from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import Heartbeat
 from tpu_trainer.telemetry.history import FirstLoss, Sample
 from tpu_trainer.telemetry.reporter import Reporter
+from tpu_trainer.telemetry.rung import RungNumbers
 
 
 @dataclass(frozen=True)
 class Telling:
-    """`aloud`: this is the replica that reports; `heartbeat`: its reports to the operator, if it sends any."""
+    """`aloud`: this is the replica that reports; `heartbeat`: its reports to the operator, if it sends any; `rung`:
+    what a rung of a ladder measures, None in any other run."""
 
     progress: Progress
     reporter: Reporter
     heartbeat: Heartbeat | None
     aloud: bool
+    rung: RungNumbers | None = None
 
     def began(self, step: int) -> None:
         self.reporter.began(step)
@@ -38,6 +41,8 @@ class Telling:
         self.progress.checkpoint_step = checkpoint_step
         self.progress.sample(sample)
         self.reporter.sample(sample)
+        if self.rung is not None:
+            self.rung.sample(sample)
 
     def logged(self, curves: Sequence[Curve]) -> None:
         """What the task has logged since the last time."""
@@ -50,6 +55,8 @@ class Telling:
             return
         self.progress.finding(finding)
         self.reporter.finding(finding)
+        if self.rung is not None:
+            self.rung.finding(finding)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self.progress.evaluated(step, metrics)

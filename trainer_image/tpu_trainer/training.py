@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from tpu_trainer.backends.base import move_model
-from tpu_trainer.checkpoint.checkpointer import Checkpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
 from tpu_trainer.checkpoint.snapshot import is_lightnings, weights_of
 from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.ending import keep_last, stopped, succeeded, tell_not_finite
+from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
@@ -33,7 +34,7 @@ from tpu_trainer.telemetry.rates import NoiseScale, Throughput, Utilisation
 from tpu_trainer.trainable import Work
 
 
-def run_own_loop(context: RunContext) -> Outcome:
+def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameters], Loaded] = load) -> Outcome:
     """Raises NeedsTrainerError, in all replicas alike, before the first step."""
     backend, spec, telling = context.backend, context.spec, context.telling
     hp = Hyperparameters.of(spec)
@@ -49,7 +50,8 @@ def run_own_loop(context: RunContext) -> Outcome:
         done = nothing_left(work.start, found, hp)
         # As large as the model and its optimizer, and not needed any more.
         del found
-        checkpoints = storage.checkpoints(spec, work, telling, writers, resumed)
+        together = backend.reads_together
+        checkpoints = storage.checkpoints(spec, work, telling, writers, resumed, together=together)
         try:
             return _Training(context, work, _instruments(context, work, checkpoints)).whole(done)
         except PeerLostError:
@@ -66,6 +68,23 @@ def run_own_loop(context: RunContext) -> Outcome:
     except BaseException as error:
         _tell_hooks(hooks, error)
         raise
+
+
+def first_steps(context: RunContext, count: int) -> Trained:
+    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then told to
+    stop. Nothing is kept, and the task's `finish` is not called.
+
+    Raises NeedsTrainerError before the first step.
+    """
+    pace, stop, hp = context.pace, context.stop, Hyperparameters.of(context.spec)
+    context = replace(context, stop=lambda: stop() or pace.last == count - 1)
+    task, hooks = load(context, hp)
+    check_data(task, hp.seed, context.backend, context.environment.host_index, context.telling.finding)
+    work = prepare(context, task, hooks, hp, Storage(None), None)
+    # What the replicas ask for is read whenever a checkpoint is due.
+    checkpoints = Checkpoints(Due(count, None, hp.last_step))
+    context.begin(0)
+    return _Training(context, work, _instruments(context, work, checkpoints)).train()
 
 
 def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> Instruments:
@@ -105,7 +124,7 @@ class _Training:
         """`done`: what to say of a run whose steps were all made before it began."""
         self.context.begin(self.work.start.step)
         try:
-            trained = self._train()
+            trained = self.train()
         except NeedsTrainerError:
             raise
         except BaseException:
@@ -117,12 +136,14 @@ class _Training:
         tell_not_finite(trained.step, evaluated, self.context.telling)
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, self.instruments)
-            self._leave_weights()
-            self._finish()
+            # A rung of a ladder is not the result.
+            if self.context.spec.end_after_steps is None:
+                self._leave_weights()
+                self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded(ending, trained.step, trained.loss, evaluated, self.instruments)
 
-    def _train(self) -> Trained:
+    def train(self) -> Trained:
         work, instruments, backend = self.work, self.instruments, self.context.backend
         with user_code("the start of the training"), work.growth.restored():
             work.hooks.fit_begins(work.optimizer, work.start.step)
@@ -149,7 +170,7 @@ class _Training:
     def _reading(self) -> Reading:
         context, hp, start = self.context, self.work.hp, self.work.start
         order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
-        passes = range(start.step * hp.accumulation_steps, hp.train_steps * hp.accumulation_steps)
+        passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
         host, epoch_size = context.environment.host_index, context.spec.dataset_size
         say, tell = context.telling.progress.say, context.telling.finding
         return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell, say)
@@ -209,12 +230,14 @@ class _Training:
         """On the user's machine, a run without checkpoints leaves its weights beside its report."""
         context, work = self.context, self.work
         directory = context.environment.report_directory
-        if directory is None or context.spec.checkpoint is not None or not context.telling.aloud:
+        writes = context.telling.aloud
+        if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
             return
         try:
             average = work.average.tensors if work.average else None
             for name, content in weights_of(work.task.model, average):
-                (directory / name).write_bytes(content)
+                if writes:
+                    (directory / name).write_bytes(content)
         except (OSError, UserCodeError) as error:
             context.telling.progress.say(f"the weights were not kept: {error}")
 
@@ -228,12 +251,14 @@ class _Training:
         if task.finish is None:
             return
         failure: UserCodeError | None = None
-        if self.context.telling.aloud:
+        finishes = self.context.telling.aloud
+        if finishes or self.context.backend.reads_together:
             try:
                 with nullcontext() if average is None else average.in_model():
                     move_model(task.model, torch.device("cpu"))
-                    with user_code("the task's finish"):
-                        task.finish(task.model.eval())
+                    if finishes:
+                        with user_code("the task's finish"):
+                            task.finish(task.model.eval())
             except UserCodeError as error:
                 failure = error
         rows = self.context.backend.gather([float(failure is not None)])

@@ -16,6 +16,7 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.exchange import Sums
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.in_place import quickly
 from tpu_trainer.steady import SteadyNumbers
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class Average:
         for name, parameter in self._parameters.items():
             held = self._held.get(name)
             if held is not None:
-                held.lerp_(parameter.detach().to(held.dtype), 1 - self._decay)
+                now = parameter.detach().to(held.dtype)
+                quickly(Tensor.lerp_, (held, now, 1 - self._decay), {})
             elif parameter.requires_grad:
                 self._held[name] = parameter.detach().to(_precise(parameter.dtype), copy=True)
 
@@ -147,15 +149,13 @@ class SkippingUpdate(Update):
         buffers, self._begun = self._begun, []
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         if self._backend.device.type == "cpu" or not self._known.issuperset(trained):
-            if self._read(sums.finite):
+            if self._read(sums.finite(self._backend)):
                 self._step(parameters, sums)
                 self._known.update(trained)
             else:
                 _put_back(buffers)
             return
-        finite = sums.finite
-        # If the sums went through host memory: a number on the host would be compiled in.
-        finite = finite if finite.device.type == self._backend.device.type else self._backend.to_device(finite)
+        finite = sums.finite(self._backend)
         with torch.no_grad():
             for parameter in trained:
                 assert parameter.grad is not None
@@ -194,16 +194,15 @@ def clip(parameters: Sequence[nn.Parameter], sums: Sums, limit: float) -> None:
     As torch.nn.utils.clip_grad_norm_ does, but by the length that the exchange has measured, and without a read of the
     device. A length that is not finite makes all gradients so.
     """
-    assert sums.norm is not None
     factor = (limit / (sums.norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.dtype))
+            quickly(Tensor.mul_, (parameter.grad, factor.to(parameter.grad.dtype)), {})
 
 
 def count_on_device(optimizer: Optimizer, device: torch.device) -> None:
     """Makes torch's own optimizers keep their step counts on the device, where a skipped step can be undone."""
-    if device.type not in ("xla", "cuda", "xpu"):
+    if device.type not in ("xla", "cuda", "xpu", "tpu"):
         return
     for options in (optimizer.defaults, *optimizer.param_groups):
         if "capturable" in options:

@@ -55,7 +55,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Generation:
-    """A TPU generation. Memory and peak speed are per chip (GiB, bf16 TFLOP/s).
+    """A TPU generation. Memory and peak speeds are per chip: GiB; bf16 TFLOP/s; GB/s to and from HBM; GB/s that a chip
+    sends over the interconnect (ICI), half of what Google calls bidirectional.
+
+    Peaks of v4 and newer are from the generations' pages in the Cloud TPU documentation; of v2 and v3 from Jouppi et
+    al., "A domain-specific supercomputer for training deep neural networks", CACM 63(7), 2020.
 
     `max_cubes` bounds slices of three dimensions, in cubes of 4x4x4; it is 0 for two dimensions. torch_xla starts
     `processes_per_chip` processes per chip: on v2 and v3 one process drives both devices of a chip, while on tpu7x
@@ -69,6 +73,8 @@ class Generation:
     processes_per_chip: int
     hbm_gib_per_chip: int
     bf16_tflops_per_chip: int
+    hbm_gb_per_second_per_chip: int
+    ici_gb_per_second_per_chip: int
     max_cubes: int
     shapes: tuple[Shape, ...]
 
@@ -111,6 +117,8 @@ def _generation(name: str, row: dict[str, Any]) -> Generation:
         processes_per_chip=row["processesPerChip"],
         hbm_gib_per_chip=row["hbmGibPerChip"],
         bf16_tflops_per_chip=row["bf16TflopsPerChip"],
+        hbm_gb_per_second_per_chip=row["hbmGbPerSecondPerChip"],
+        ici_gb_per_second_per_chip=row["iciGbPerSecondPerChip"],
         max_cubes=row.get("maxCubes", 0),
         shapes=tuple(_shape(name, row, shape, machine_types) for shape in row["shapes"]),
     )

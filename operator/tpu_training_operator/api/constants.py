@@ -10,13 +10,20 @@ KIND = "TPUTrainingJob"
 PLURAL = "tputrainingjobs"
 
 MANAGER = "tpu-training-operator"
+# In spec.managedBy: this operator, as if the field were left out.
+MANAGED_BY_US = f"{GROUP}/{MANAGER}"
 
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_SLICE_INDEX = f"{GROUP}/slice-index"
 LABEL_HOST_INDEX = f"{GROUP}/host-index"
 WORKER_LABELS = (LABEL_ATTEMPT, LABEL_SLICE_INDEX, LABEL_HOST_INDEX)
+# The role of a pod of the job that is not a worker.
+LABEL_ROLE = f"{GROUP}/role"
+ROLE_PREFLIGHT = "preflight"
 LABEL_SLICE_ID = f"{GROUP}/slice-id"
+# Which of the job's alternatives a worker runs on. Without it: on spec.slice.
+LABEL_ALTERNATIVE = f"{GROUP}/alternative"
 
 # GKE's own names, which its scheduler, autoscaler and TPU device plugin read.
 TPU_RESOURCE = "google.com/tpu"
@@ -31,6 +38,8 @@ NODE_LABEL_RESERVATION_SUBBLOCK = "cloud.google.com/reservation-subblocks"
 NODE_LABEL_RESERVATION_AFFINITY = "cloud.google.com/reservation-affinity"
 NODE_LABEL_FLEX_START = "cloud.google.com/gke-flex-start"
 NODE_LABEL_QUEUED = "cloud.google.com/gke-queued"
+NODE_LABEL_ZONE = "topology.kubernetes.io/zone"
+NODE_LABEL_REGION = "topology.kubernetes.io/region"
 NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
 
 # Kueue's own names. The first label, on the job, puts the job into a queue.
@@ -38,6 +47,11 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 LABEL_QUEUE = f"{KUEUE_GROUP}/queue-name"
 LABEL_QUEUE_PRIORITY = f"{KUEUE_GROUP}/priority-class"
 LABEL_POD_GROUP = f"{KUEUE_GROUP}/pod-group-name"
+# In spec.managedBy of the job that the user created. On the copy in the other cluster, Kueue writes the name of the
+# Workload that it made for it (a label; since 0.18 possibly an annotation) and where the job is from.
+MULTIKUEUE = f"{KUEUE_GROUP}/multikueue"
+PREBUILT_WORKLOAD = f"{KUEUE_GROUP}/prebuilt-workload-name"
+LABEL_MULTIKUEUE_ORIGIN = f"{KUEUE_GROUP}/multikueue-origin"
 # Kueue's pod integration holds a pod with it.
 KUEUE_POD_GATE = f"{KUEUE_GROUP}/admission"
 # What an administrator lists under integrations.externalFrameworks, so that the integration leaves workers alone.
@@ -47,8 +61,17 @@ ANNOTATION_PROVISIONING = "autoscaling.x-k8s.io/consume-provisioning-request"
 
 CONTAINER_NAME = "trainer"
 TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
+CHECK_COMMAND = ["python", "-m", "tpu_trainer.check"]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
+# Beside it, for the entry check: the job on another of its slices, for which the step is only compiled.
+COMPILE_SPEC_FILE = "compile-{:03}.json"
+# What starts a command in the unpacked code, where the code is unpacked, and where its archive is if a ConfigMap brings
+# it.
+CODE_COMMAND = ["python", "-m", "tpu_trainer.code"]
+CODE_DIRECTORY = "/tpu-training/code"
+CODE_ARCHIVE_DIRECTORY = "/tpu-training/archive"
+CODE_ARCHIVE_KEY = "code.tar.gz"
 TERMINATION_LOG = "/dev/termination-log"
 RENDEZVOUS_PORT = 12355
 MEGASCALE_PORT = 8080
@@ -67,12 +90,20 @@ MAX_JOB_NAME_LENGTH = 48
 # The most nodes that Kubernetes is tested with; a gang cannot be larger than its cluster.
 MAX_HOSTS = 5000
 
+# The limits of trainer.code: files, bytes of the archive, bytes of the files in it.
+MOST_CODE_FILES = 10_000
+LARGEST_CODE_ARCHIVE = 64 * 1024**2
+LARGEST_CODE = 256 * 1024**2
+# What the API server accepts as the values of one ConfigMap, counted before base64.
+LARGEST_CONFIG_MAP = 2**20
+
 # Linux allows 128 KiB for one environment string (MAX_ARG_STRLEN), including its name and the final zero.
 MAX_HOST_NAMES_LENGTH = 128 * 1024 - len("TPU_WORKER_HOSTNAMES=") - 1
 
 # The operator sets these in every worker, or torch_xla and libtpu set them for themselves. A user's value would be
 # overridden, or would break the gang in ways that only show as a hang.
 ENV_PREFIX = "TPUJOB_"
+ENV_COMPILE_SECONDS = "TPUJOB_COMPILE_SECONDS"
 RESERVED_ENV = (
     "MASTER_ADDR",
     "MASTER_PORT",

@@ -8,10 +8,33 @@ from pydantic import Field
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.model import ApiModel, Boolean, Count, LargeCount, MetricName, Rule, StorageUri
+from tpu_training_operator.api.model import (
+    ApiModel,
+    Boolean,
+    ControllerName,
+    Count,
+    LargeCount,
+    MetricName,
+    Rule,
+    StorageUri,
+)
+from tpu_training_operator.api.placement import Grow, Placement
+from tpu_training_operator.api.preflight import CompileCheck, Preflight
 from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
-from tpu_training_operator.api.slice import Hardware, Slice, cel_hosts_per_slice, cel_list, hosts_per_slice_asked
+from tpu_training_operator.api.scale_up import Begin, ScaleUp
+from tpu_training_operator.api.slice import (
+    WITHOUT_TORCH_TPU,
+    Hardware,
+    Slice,
+    cel_chips,
+    cel_generation_is,
+    cel_hosts_per_slice,
+    cel_list,
+    chips_asked,
+    hosts_per_slice_asked,
+    is_generation,
+)
 from tpu_training_operator.api.trainer import Backend, Trainer
 
 
@@ -149,14 +172,40 @@ class Spec(ApiModel):
         ),
         Rule(
             cel="!has(self.trainer.entrypoint) || self.slice.hardware != 'TPU' || self.slice.count == 1"
-            " || self.trainer.backend != 'XLA'",
+            " || self.trainer.backend == 'XLASPMD'",
             message="several slices need backend XLASPMD, which runs one process per host: slices meet at one port of"
-            " each host (MEGASCALE_PORT), and backend XLA runs a process per chip",
+            " each host (MEGASCALE_PORT), and the other backends run a process per chip",
             holds=lambda spec: (
                 spec.trainer.entrypoint is None
                 or spec.slice.hardware is not Hardware.TPU
                 or spec.slice.count == 1
-                or spec.trainer.backend is not Backend.XLA
+                or spec.trainer.backend is Backend.XLA_SPMD
+            ),
+            field="trainer.backend",
+            at_creation=True,
+        ),
+        Rule(
+            cel="has(self.trainer.entrypoint) || self.slice.hardware != 'TPU' || self.slice.count == 1"
+            " || self.trainer.backend != 'Torch'",
+            message="TorchTPU is not known to join slices; your own command on several slices needs torch_xla: leave"
+            " backend at XLA",
+            holds=lambda spec: (
+                spec.trainer.entrypoint is not None
+                or spec.slice.hardware is not Hardware.TPU
+                or spec.slice.count == 1
+                or spec.trainer.backend is not Backend.TORCH
+            ),
+            field="trainer.backend",
+            at_creation=True,
+        ),
+        Rule(
+            cel="self.trainer.backend != 'Torch' || self.slice.hardware != 'TPU'"
+            f" || !{cel_generation_is(WITHOUT_TORCH_TPU, 'self.slice')}",
+            message="TorchTPU runs on v4 and newer; for v2 and v3, leave backend at XLA",
+            holds=lambda spec: (
+                spec.trainer.backend is not Backend.TORCH
+                or spec.slice.hardware is not Hardware.TPU
+                or not is_generation(spec.slice, WITHOUT_TORCH_TPU)
             ),
             field="trainer.backend",
             at_creation=True,
@@ -174,6 +223,26 @@ class Spec(ApiModel):
             message="report needs trainer.entrypoint; your own loop writes its own reports",
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
             field="report",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.preflight)"
+            " || (self.preflight.entry != 'Require' && self.preflight.dataLocal != 'Require'"
+            " && self.preflight.compile != 'Require')"
+            " || has(self.trainer.entrypoint)",
+            message="preflight.entry, dataLocal and compile Require need trainer.entrypoint: a command of your own may"
+            " not stop after two steps",
+            holds=lambda spec: spec.trainer.entrypoint is not None or not spec.preflight.is_required,
+            field="preflight.entry",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.preflight) || self.preflight.compile != 'Require' || self.trainer.backend == 'XLA'",
+            message="preflight.compile Require needs backend XLA; the steps of other backends are not compiled",
+            holds=lambda spec: (
+                spec.preflight.compile is not CompileCheck.REQUIRE or spec.trainer.backend is Backend.XLA
+            ),
+            field="preflight.compile",
             at_creation=True,
         ),
         Rule(
@@ -200,16 +269,101 @@ class Spec(ApiModel):
             field="checkpoint.keepBest",
             at_creation=True,
         ),
+        Rule(
+            cel="!has(self.scaleUp) || has(self.trainer.entrypoint)",
+            message="a ladder needs trainer.entrypoint: the gates judge what the trainer measures, and your own loop"
+            " decides when it ends",
+            holds=lambda spec: spec.scale_up is None or spec.trainer.entrypoint is not None,
+            field="scaleUp",
+            at_creation=True,
+        ),
+        Rule(
+            cel=f"!has(self.scaleUp) || [{cel_chips('self.slice')}].all(chips, chips == 0 ||"
+            f" self.scaleUp.stages.all(stage, {cel_chips('stage.slice')} <= chips))",
+            message="no rung may have more chips than spec.slice, which is the top rung",
+            holds=lambda spec: (
+                spec.scale_up is None
+                or not chips_asked(spec.slice)
+                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.scale_up.stages)
+            ),
+            field="scaleUp.stages",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.scaleUp) || self.scaleUp.stages.all(stage, stage.slice.hardware == self.slice.hardware)",
+            message="rungs must have the hardware of spec.slice: either all are TPU or all are CPU",
+            holds=lambda spec: (
+                spec.scale_up is None
+                or all(stage.slice.hardware is spec.slice.hardware for stage in spec.scale_up.stages)
+            ),
+            field="scaleUp.stages",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.scaleUp) || self.scaleUp.from != 'Checkpoint'"
+            " || (has(self.checkpoint) && !has(self.checkpoint.resumeFrom))",
+            message="scaleUp.from Checkpoint needs spec.checkpoint without resumeFrom: both say where the job begins",
+            holds=lambda spec: (
+                spec.scale_up is None
+                or spec.scale_up.begin is not Begin.CHECKPOINT
+                or (spec.checkpoint is not None and spec.checkpoint.resume_from is None)
+            ),
+            field="scaleUp.from",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.placement) || !has(self.placement.alternatives)"
+            " || self.placement.alternatives.all(other, other.slice.hardware == self.slice.hardware)",
+            message="alternatives must have the hardware of spec.slice: either all are TPU or all are CPU",
+            holds=lambda spec: (
+                spec.placement is None
+                or all(other.slice.hardware is spec.slice.hardware for other in spec.placement.alternatives or ())
+            ),
+            field="placement.alternatives",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.placement) || !has(self.placement.count) || self.placement.count.min < self.slice.count",
+            message="placement.count.min must be below spec.slice.count, the most slices that the job runs on",
+            holds=lambda spec: (
+                spec.placement is None or spec.placement.count is None or spec.placement.count.min < spec.slice.count
+            ),
+            field="placement.count",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.placement) || self.placement.grow == 'Never' || has(self.checkpoint)",
+            message="placement.grow needs spec.checkpoint: without it, the job restarts at step 0 after every move",
+            holds=lambda spec: (
+                spec.placement is None or spec.placement.grow is Grow.NEVER or spec.checkpoint is not None
+            ),
+            field="placement.grow",
+            at_creation=True,
+        ),
         _immutable("slice"),
+        _immutable("scaleUp", optional=True),
+        _immutable("placement.alternatives", optional=True),
+        _immutable("placement.count", optional=True),
+        _immutable("placement.batch", optional=True),
+        _immutable("placement.grow", optional=True),
         _immutable("trainer"),
         _immutable("recipe"),
         _immutable("data", optional=True),
         _immutable("checkpoint", optional=True),
         _immutable("report", optional=True),
         _immutable("runPolicy.restart", optional=True),
+        _immutable("managedBy", optional=True),
     )
 
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
+    scale_up: ScaleUp | None = Field(
+        None, description="Short trials on smaller slices that must pass before the job may begin on its own."
+    )
+    placement: Placement | None = Field(
+        None,
+        description="Other slices that the job may run on, and when it moves. If left out, the job waits for"
+        " spec.slice.",
+    )
     trainer: Trainer = Field(description="What runs in every worker: the container and the pod around it.")
     recipe: Recipe = Field(
         description="Hyperparameters as they were tuned on tunedOn. They are scaled to the job's slice;"
@@ -220,8 +374,17 @@ class Spec(ApiModel):
         None, description="Where and how often to save checkpoints. Left out, every restart begins at step 0."
     )
     report: Report | None = Field(None, description="What the trainer reports besides the job's status.")
+    preflight: Preflight = Field(
+        default_factory=Preflight, description="What is tried on a CPU before the job asks for its slice."
+    )
     run_policy: RunPolicy = Field(
         default_factory=RunPolicy, description="Suspension, deadlines, restarts and clean-up of the job."
+    )
+    managed_by: ControllerName | None = Field(
+        None,
+        description="What runs the job instead of this operator: kueue.x-k8s.io/multikueue for a job that Kueue sends"
+        " to another cluster. This operator then creates no workers here. It ignores jobs with any other name here,"
+        f" except its own, {constants.MANAGED_BY_US}.",
     )
 
 

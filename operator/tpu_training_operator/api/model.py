@@ -71,15 +71,22 @@ Passthrough = Annotated[Mapping[str, Any], Field(json_schema_extra={"x-kubernete
 _EXPONENT = r"([eE][+-]?[0-9]{1,2})?$"
 _POSITIVE = r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)" + _EXPONENT
 _NON_NEGATIVE = r"^[0-9]+(\.[0-9]+)?" + _EXPONENT
+_SIGNED = r"^-?[0-9]+(\.[0-9]+)?" + _EXPONENT
 _FRACTION = r"^0(\.[0-9]+)?$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
 STORAGE_PATTERN = r"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+|/.+)$"
+CONFIG_MAP_SCHEME = "configmap://"
+_CODE = rf"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+/[^/]+|/.+|{CONFIG_MAP_SCHEME}[a-z0-9]([-a-z0-9.]*[a-z0-9])?)$"
+# As a Kubernetes Job has it: a DNS subdomain, a slash, a path.
+_CONTROLLER = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
+_SHA256 = r"^[0-9a-f]{64}$"
 _BINARY_SIZE = r"^[1-9][0-9]{0,5}(Mi|Gi)$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
 NonNegativeDecimal = Annotated[str, Field(max_length=32, pattern=_NON_NEGATIVE)]
+Decimal = Annotated[str, Field(max_length=32, pattern=_SIGNED)]
 # Momentum and the betas.
 FractionDecimal = Annotated[str, Field(max_length=32, pattern=_FRACTION)]
 
@@ -87,10 +94,14 @@ FractionDecimal = Annotated[str, Field(max_length=32, pattern=_FRACTION)]
 PATTERN_MEANINGS = {
     _POSITIVE: 'a number above 0 such as "0.1" or "3e-4"',
     _NON_NEGATIVE: 'a number of 0 or more such as "0.01" or "1e-4"',
+    _SIGNED: 'a number such as "0.5" or "-1e-4"',
     _FRACTION: 'a number from 0 to below 1 such as "0.9"',
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
     TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
     STORAGE_PATTERN: "gs://bucket/path or an absolute path such as /mnt/checkpoints/digits",
+    _CODE: "gs://bucket/folder/FILE, an absolute path such as /mnt/code/code.tar.gz, or configmap://NAME",
+    _CONTROLLER: "a controller's name after its domain, such as kueue.x-k8s.io/multikueue",
+    _SHA256: "a SHA-256: 64 digits of 0-9 and a-f",
     _BINARY_SIZE: "a size such as 512Mi or 16Gi",
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
@@ -102,6 +113,7 @@ CountOrZero = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 # Steps and examples outgrow 32 bits on long runs.
 LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
+ControllerName = Annotated[str, Field(max_length=63, pattern=_CONTROLLER)]
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 SharedMemory = Annotated[str, Field(max_length=8, pattern=_BINARY_SIZE)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
@@ -110,3 +122,5 @@ MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 LongText = Annotated[str, Field(max_length=4096)]
 # A directory or a bucket's path that the trainer writes to.
 StorageUri = Annotated[str, Field(max_length=1024, pattern=STORAGE_PATTERN)]
+CodeUri = Annotated[str, Field(max_length=1024, pattern=_CODE)]
+Sha256 = Annotated[str, Field(max_length=64, pattern=_SHA256)]

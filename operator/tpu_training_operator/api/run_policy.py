@@ -1,4 +1,4 @@
-"""`spec.runPolicy`: suspension, deadlines, and how often each class of failure may restart the gang."""
+"""`spec.runPolicy`: suspension, deadlines, the budget, and how often each class of failure may restart the gang."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -14,10 +14,14 @@ UNLIMITED = -1
 
 _RestartLimit = Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)]
 # Digits enough for two years in seconds.
-_Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
+Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # Longer than any job lives. Eight digits of days would leave the calendar, where no time can be computed.
 _LONGEST_WINDOW = timedelta(days=36_500)
+
+
+def length_of(duration: str) -> timedelta:
+    return min(timedelta(**{_UNITS[duration[-1]]: int(duration[:-1])}), _LONGEST_WINDOW)
 
 
 class FailureClass(StrEnum):
@@ -69,7 +73,7 @@ class Restart(ApiModel):
         default_factory=RestartLimits,
         description="Restarts allowed for each failure class within restart.window; -1 is unlimited, 0 means none.",
     )
-    window: _Window = Field(
+    window: Duration = Field(
         "24h",
         description="How long a restart counts against its limit, for example 90s, 30m, 24h or 7d; at most 100 years."
         " A checkpoint at a new highest step clears all counts earlier.",
@@ -82,7 +86,24 @@ class Restart(ApiModel):
 
     @property
     def window_length(self) -> timedelta:
-        return min(timedelta(**{_UNITS[self.window[-1]]: int(self.window[:-1])}), _LONGEST_WINDOW)
+        return length_of(self.window)
+
+
+class OnExceeded(StrEnum):
+    FAIL = "Fail"
+    SUSPEND = "Suspend"
+
+
+class ChipBudget(ApiModel):
+    chip_hours: Count = Field(
+        description="Chip-hours that all attempts of the job together may use: one chip for one hour is one. A worker"
+        " uses its chips from the moment it gets its node until it has stopped. You can change the budget at any time."
+    )
+    on_exceeded: OnExceeded = Field(
+        OnExceeded.SUSPEND,
+        description="What happens to the job once its workers have saved and stopped. Suspend: it continues when"
+        " chipHours is raised. Fail: it ends.",
+    )
 
 
 class RunPolicy(ApiModel):
@@ -107,6 +128,7 @@ class RunPolicy(ApiModel):
         " that is longer, also counts as hung. By default the limit is 15 minutes (20 usual steps if longer) in"
         " training and 45 minutes elsewhere, and applies only while worker 0 still reports.",
     )
+    budget: ChipBudget | None = Field(None, description="How many chip-hours the job may use. Unlimited by default.")
     ttl_seconds_after_finished: Count | None = Field(
         None, description="Delete the job and all it owns this long after it finished. Kept by default."
     )

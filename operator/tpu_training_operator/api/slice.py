@@ -15,6 +15,8 @@ from tpu_training_operator.api import catalogue
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Boolean, Rule, ShortText
 
+MOST_SLICES = 256
+
 _KNOWN = tuple(catalogue.generations())
 # Since tpu7x GKE's node label is the generation's own name, so a job can use a newer one before the catalogue has it.
 NEWER = re.compile(r"tpu[0-9]+[a-z]?")
@@ -178,7 +180,7 @@ class SliceRef(ApiModel):
     machine_type: ShortText | None = Field(
         None, description="GKE machine type; needed only if a topology exists on several, such as 2x4 on v5e and v6e."
     )
-    count: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
+    count: Annotated[int, Field(strict=True, ge=1, le=MOST_SLICES)] = Field(
         1,
         description="Number of slices; several slices make a multislice job and meet over the data center network.",
     )
@@ -189,25 +191,26 @@ class Hardware(StrEnum):
     CPU = "CPU"
 
 
-def _generation_is(names: tuple[str, ...]) -> str:
+def cel_generation_is(names: tuple[str, ...], ref: str = "self") -> str:
+    """CEL: whether the slice `ref` is of one of these generations, however it is named."""
     by_type = " || ".join(
-        f"self.acceleratorType.startsWith('{catalogue.generations()[name].name_prefix}-')" for name in names
+        f"{ref}.acceleratorType.startsWith('{catalogue.generations()[name].name_prefix}-')" for name in names
     )
     return (
-        f"((has(self.acceleratorType) && ({by_type}))"
-        f" || (has(self.generation) && self.generation in {cel_list(names)}))"
+        f"((has({ref}.acceleratorType) && ({by_type}))"
+        f" || (has({ref}.generation) && {ref}.generation in {cel_list(names)}))"
     )
 
 
-def _is_generation(value: SliceRef, names: tuple[str, ...]) -> bool:
+def is_generation(value: SliceRef, names: tuple[str, ...]) -> bool:
     prefixes = tuple(catalogue.generations()[name].name_prefix + "-" for name in names)
     return value.generation in names or (value.accelerator_type or "").startswith(prefixes)
 
 
 V2_NEEDS_CPU = Rule(
-    cel=f"self.hardware == 'CPU' || !{_generation_is(('v2',))}",
+    cel=f"self.hardware == 'CPU' || !{cel_generation_is(('v2',))}",
     message="GKE has no v2 nodes; use v3, which also has two cores per chip, or hardware: CPU",
-    holds=lambda value: value.hardware is Hardware.CPU or not _is_generation(value, ("v2",)),
+    holds=lambda value: value.hardware is Hardware.CPU or not is_generation(value, ("v2",)),
     field="hardware",
 )
 
@@ -264,16 +267,19 @@ class Provisioning(ApiModel):
     queued: Boolean = Field(False, description="Use queued provisioning, through the ProvisioningRequests of Kueue.")
 
 
+# TorchTPU 0.2 knows the chips of v4 and newer.
+WITHOUT_TORCH_TPU = ("v2", "v3")
+
 # GKE's autoscaler disables flex-start for the machine types of these generations.
 _NO_FLEX_START = ("v3", "v4")
 
 
 _FLEX_START_EXISTS = Rule(
     cel="!has(self.provisioning) || !has(self.provisioning.flexStart) || !self.provisioning.flexStart"
-    f" || !{_generation_is(_NO_FLEX_START)}",
+    f" || !{cel_generation_is(_NO_FLEX_START)}",
     message=f"{' and '.join(_NO_FLEX_START)} have no flex-start; use spot, a reservation or on-demand nodes",
     holds=lambda value: (
-        value.provisioning is None or not value.provisioning.flex_start or not _is_generation(value, _NO_FLEX_START)
+        value.provisioning is None or not value.provisioning.flex_start or not is_generation(value, _NO_FLEX_START)
     ),
     field="provisioning",
 )
@@ -325,8 +331,23 @@ _DECLARED_MULTISLICE = Rule(
     field="count",
 )
 
+# Google's overview of Multislice: an accelerator type of v4 or later. GKE has no v2 nodes; another rule says so.
+_NO_MULTISLICE = ("v3",)
+
+_MULTISLICE_EXISTS = Rule(
+    cel=f"self.hardware == 'CPU' || self.count == 1 || !{cel_generation_is(_NO_MULTISLICE)}",
+    message="v3 slices cannot be joined: Multislice needs v4 or newer; use one larger slice",
+    holds=lambda value: value.hardware is Hardware.CPU or value.count == 1 or not is_generation(value, _NO_MULTISLICE),
+    field="count",
+)
+
 MULTISLICE_RULES = (
-    *(_multislice_rule(generation) for generation in catalogue.generations().values() if generation.on_gke),
+    _MULTISLICE_EXISTS,
+    *(
+        _multislice_rule(generation)
+        for generation in catalogue.generations().values()
+        if generation.on_gke and generation.name not in _NO_MULTISLICE
+    ),
     _DECLARED_MULTISLICE,
 )
 
@@ -373,6 +394,36 @@ def cel_hosts_per_slice(ref: str) -> str:
         f" ? [{per_host} : 1].map(n, (int({ref}.acceleratorType.split('-')[1]) + n - 1) / n)[0] : 0)"
         f" : has({ref}.topology) ? [has({ref}.chipsPerHost) ? {ref}.chipsPerHost : {_CHIPS_PER_HOST}].map(n,"
         f" ({chips}[0] + n - 1) / n)[0] : 0)"
+    )
+
+
+def _size_per_chip(generation: catalogue.Generation) -> int:
+    """What one chip adds to the number in an accelerator type's name: some count chips, some cores."""
+    shape = generation.shapes[0]
+    return int(shape.accelerator_type.rpartition("-")[2]) // shape.chips
+
+
+_SIZES_PER_CHIP = {g.name_prefix: _size_per_chip(g) for g in catalogue.generations().values()}
+
+
+def chips_asked(value: SliceRef) -> int:
+    """The chips of all slices, 0 if the reference names no slice."""
+    if value.accelerator_type is not None:
+        prefix, _, size = value.accelerator_type.rpartition("-")
+        per_chip = _SIZES_PER_CHIP.get(prefix)
+        return value.count * (int(size) // per_chip) if per_chip and size.isdecimal() else 0
+    return value.count * math.prod(int(side) for side in (value.topology or "0").split("x"))
+
+
+def cel_chips(ref: str) -> str:
+    """`chips_asked` in CEL, for the slice reference at `ref`."""
+    per_chip = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_CHIP.items())
+    return (
+        f"{ref}.count * (has({ref}.acceleratorType)"
+        f" ? ({ref}.acceleratorType.matches('^[a-z0-9]+-[0-9]{{1,9}}$')"
+        f" ? int({ref}.acceleratorType.split('-')[1]) / ({per_chip} : 1) : 0)"
+        f" : has({ref}.topology) ? [{ref}.topology.split('x').map(side, int(side))]"
+        ".map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))[0] : 0)"
     )
 
 

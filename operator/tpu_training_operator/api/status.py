@@ -12,7 +12,11 @@ from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureC
 MOST_METRICS = 64
 MOST_WARNINGS = 20
 MOST_NODES = 16
+MOST_GATES = 8
+_MOST_STAGES = 8
 LONGEST_TEXT = 1024
+MOST_MOVES = 20
+_MOST_SLICES = 48
 _MOST_CONDITIONS = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -72,6 +76,9 @@ class Resolved(StatusModel):
     beta2: str | None = Field(default=None, description="Decay per step of Adam's average of squared gradients.")
     ema_decay: str | None = Field(default=None, description="Decay per step of the average of the weights.")
     scale_factor: str = Field(description="Global batch divided by the recipe's global batch.")
+    code_sha256: str | None = Field(
+        default=None, description="SHA-256 of trainer.code; absent if the image brings the code."
+    )
     notes: Annotated[list[_Text], Field(max_length=32)] = Field(
         default_factory=list, description="The rule behind each number, and warnings."
     )
@@ -81,7 +88,7 @@ class Resolved(StatusModel):
 class Failure(StatusModel):
     """The worker that failed first in an attempt. The failures of its peers are a consequence."""
 
-    attempt: int = Field(description="The attempt that failed; the first is 1.")
+    attempt: int = Field(description="The attempt that failed; the first is 1, and 0 is the entry check.")
     pod: str = Field(description="Name of the worker's pod.")
     node: str | None = Field(default=None, description="Node that the worker ran on.")
     slice: int = Field(description="Index of the worker's slice, from 0.")
@@ -183,14 +190,62 @@ class Activity(StrEnum):
     START = "Start"
     TRAIN = "Train"
     RECOVERY = "Recovery"
+    MOVING = "Moving"
     SUSPENDED = "Suspended"
     FINISHED = "Finished"
 
 
+CHIP_ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "placeholders", "stopping")
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class ChipSeconds(StatusModel):
+    """What the job's chips did, in chip-seconds: one chip held for one second. `unsaved`: part of `productive`. `held`:
+    chips at `since`."""
+
+    queue: int = Field(default=0, description="Chip-seconds held while other workers waited for nodes.")
+    start: int = Field(default=0, description="Chip-seconds of starting, up to the first step.")
+    productive: int = Field(default=0, description="Chip-seconds of training whose result was kept.")
+    wasted: int = Field(default=0, description="Chip-seconds of training that was lost in failures.")
+    recovery: int = Field(default=0, description="Chip-seconds from a failure to the next step.")
+    moving: int = Field(default=0, description="Chip-seconds of moves from one slice to another.")
+    placeholders: int = Field(default=0, description="Chip-seconds held by placeholders of a better slice.")
+    stopping: int = Field(
+        default=0, description="Chip-seconds held by workers that were stopping: suspended, or after the job's end."
+    )
+    unsaved: int = Field(default=0, description="Part of productive that no checkpoint holds yet.")
+    held: int = Field(default=0, description="Chips that the workers held at since.")
+    since: _Time = Field(description="The time up to which the sums account for the chips.")
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_account.values())
+
+    @property
+    def by_account(self) -> dict[str, int]:
+        """The parts that add up."""
+        return {account: getattr(self, account) for account in CHIP_ACCOUNTS}
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class Usage(StatusModel):
+    """What the job has used and will use, when the status was last written."""
+
+    chip_hours: str = Field(description="Chip-hours that all attempts have used.")
+    forecast_chip_hours: str | None = Field(
+        default=None,
+        description="Chip-hours that the job will have used when it ends, at the speed that its workers last reported.",
+    )
+    budget_chip_hours: int | None = Field(default=None, description="The limit in runPolicy.budget.")
+    budget_left_seconds: int | None = Field(
+        default=None, description="How long the whole gang can hold its chips until the budget is used up."
+    )
+
+
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Goodput(StatusModel):
-    """Where the time went. The six sums add up to the time from the job's creation to `since`; later time counts as
-    `activity`. `ratio`: productive time divided by all time that was not suspended."""
+    """Where the time went. The seven sums add up to the time from the job's creation to `since`; later time counts
+    as `activity`. `ratio`: productive time divided by all time that was not suspended."""
 
     queue_seconds: int = Field(default=0, description="Time spent waiting for nodes.")
     start_seconds: int = Field(
@@ -203,18 +258,127 @@ class Goodput(StatusModel):
     recovery_seconds: int = Field(
         default=0, description="Time from a failure to the next step, less the wait for nodes."
     )
+    moving_seconds: int = Field(
+        default=0, description="Time from a move to the next step on the other slice, less the wait for nodes."
+    )
     suspended_seconds: int = Field(default=0, description="Time during which the job was suspended.")
     unsaved_seconds: int = Field(default=0, description="Part of productiveSeconds that no checkpoint holds yet.")
     activity: Activity = Field(default=Activity.QUEUE, description="What the time after since counts as.")
-    since: _Time = Field(description="Up to when the six sums account for the job's life.")
+    since: _Time = Field(description="Up to when the seven sums account for the job's life.")
     ratio: str | None = Field(
         default=None, description="Productive time divided by all time that was not suspended, from 0 to 1."
+    )
+    chip_seconds: ChipSeconds | None = Field(
+        default=None, description="The same in chip-seconds: what the chips of the job's workers did."
     )
 
     @field_validator("activity", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
         return value if value in list(Activity) else Activity.TRAIN
+
+
+class Verdict(StrEnum):
+    RUNNING = "Running"
+    PASSED = "Passed"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class Stage(StatusModel):
+    """A rung of the ladder in `spec.scaleUp`; the last one is the job itself. Which rung an attempt is on follows from
+    the verdicts before it."""
+
+    slice: _Text = Field(description="The rung's slice in words, for example 2 x v5litepod-16.")
+    chips: int = Field(description="TPU chips of the rung.")
+    replicas: int = Field(description="Copies of the model in the rung.")
+    global_batch_size: int = Field(description="Examples per step.")
+    learning_rate: str = Field(description="Learning rate after warm-up, scaled to the global batch.")
+    steps: int = Field(description="Steps that the rung is to make; once it has ended, those that it made.")
+    verdict: Verdict = Field(default=Verdict.RUNNING, description="Running, Passed or Failed.")
+    attempt: int | None = Field(default=None, description="The attempt that the verdict is about.")
+    examples_per_second: str | None = Field(default=None, description="Training speed after the compilations.")
+    efficiency: str | None = Field(
+        default=None, description="Examples per second per chip, divided by those of the rung before."
+    )
+    first_loss: str | None = Field(default=None, description="Mean loss of the first quarter of the steps.")
+    last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
+    gates: Annotated[list[_Text], Field(max_length=MOST_GATES)] = Field(
+        default_factory=list, description="What each gate found, in words."
+    )
+
+    @field_validator("verdict", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """A verdict that only a newer operator knows does not count as passed."""
+        return value if value in list(Verdict) else Verdict.RUNNING
+
+
+class PlacementReason(StrEnum):
+    """Why the job is on its slice, and why it moved there."""
+
+    PREFERRED = "Preferred"
+    """It is spec.slice, and has been from the beginning."""
+    NO_CAPACITY = "NoCapacity"
+    """The slice before had no nodes for as long as the job waits for them."""
+    REFUSED = "Refused"
+    """The cluster refused the workers on the slice before."""
+    BETTER = "Better"
+    """The nodes of a preferred slice are there."""
+    LOST = "Lost"
+    """The slice before failed or was taken away, and did not come back in time."""
+    RUNG = "Rung"
+    """It is on this rung of its ladder."""
+    STATUS_LOST = "StatusLost"
+    """The status had lost it; the labels of the workers told."""
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class Move(StatusModel):
+    from_: int = Field(
+        validation_alias="from",
+        serialization_alias="from",
+        description="The place in the order of preference before; 0 is spec.slice.",
+    )
+    to: int = Field(description="The place in the order of preference after.")
+    from_slice: _Text | None = Field(default=None, description="The slice before, in words.")
+    to_slice: _Text | None = Field(default=None, description="The slice after, in words.")
+    step: int | None = Field(default=None, description="Last step reported before the move.")
+    examples: int | None = Field(default=None, description="Examples trained up to that step.")
+    at: _Time = Field(description="When the move was decided.")
+    reason: str = Field(description="Why, as one word.")
+    why: _Text = Field(description="Why, in a sentence.")
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class Placement(StatusModel):
+    """The choice of a slice. Written with the attempt that runs on it, before anything is done."""
+
+    alternative: int = Field(
+        default=0,
+        ge=0,
+        description="Which slice the attempt runs on, by its place in the order of preference: 0 is spec.slice; fewer"
+        " slices (placement.count) come next, then the alternatives.",
+    )
+    slice: _Text = Field(description="That slice in words, for example 2 x v5litepod-16.")
+    since: _Time = Field(description="When the job was last put on it.")
+    reason: str = Field(description="Why it is on this slice, as one word.")
+    has_run: bool = Field(
+        default=False, description="Whether all workers have been ready on this slice since the job came to it."
+    )
+    searches: int = Field(
+        default=0, ge=0, description="Moves for lack of capacity since all workers were ready last, on whichever slice."
+    )
+    moves: Annotated[list[Move], Field(max_length=MOST_MOVES)] = Field(
+        default_factory=list,
+        description="The latest moves, oldest first. If there are too many, those for lack of capacity are dropped"
+        " first.",
+    )
+    chip_seconds: Annotated[dict[str, int], Field(max_length=_MOST_SLICES)] = Field(
+        default_factory=dict,
+        description="Chip-seconds of the workers, by slice; and, as placeholders, of the placeholders on better slices."
+        " ",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -234,11 +398,22 @@ class Status(StatusModel):
         ),
     ] = Field(
         default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, Admitted, GangReady, Succeeded and Failed, as far as they"
-        " apply.",
+        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryChecked, DataLocal, StepCompiled,"
+        " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
     )
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."
+    )
+    stage: _Text | None = Field(
+        default=None, description="With spec.scaleUp, the rung that the job is on, for example 2/3."
+    )
+    stages: Annotated[list[Stage], Field(max_length=_MOST_STAGES)] = Field(
+        default_factory=list,
+        description="With spec.scaleUp, the rungs so far, the smallest first; the last one is the job itself.",
+    )
+    placement: Placement | None = Field(
+        default=None,
+        description="The slice that the attempt runs on, how the job got there, and what each slice has cost.",
     )
     progress: Progress | None = Field(default=None, description="How far the training is, as worker 0 last reported.")
     restarts: Restarts = Field(
@@ -258,9 +433,10 @@ class Status(StatusModel):
     )
     goodput: Goodput | None = Field(
         default=None,
-        description="Where the job's time went, in whole seconds. The six sums add up to the time from the job's"
+        description="Where the job's time went, in whole seconds. The seven sums add up to the time from the job's"
         " creation to since; time after since counts as activity.",
     )
+    usage: Usage | None = Field(default=None, description="Chip-hours: used, expected, and left of the budget.")
 
     @classmethod
     def read(cls, body: Any) -> Self:

@@ -9,18 +9,22 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
+from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.api.model import (
+    CONFIG_MAP_SCHEME,
     ENTRYPOINT_PATTERN,
     ApiModel,
     Boolean,
+    CodeUri,
     CountOrZero,
     DnsLabel,
     LongText,
     Passthrough,
     Rule,
+    Sha256,
     SharedMemory,
     ShortText,
+    StorageUri,
 )
 
 _DeviceName = Annotated[str, Field(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -32,14 +36,70 @@ class Backend(StrEnum):
     TORCH = "Torch"
 
 
+class Execution(StrEnum):
+    COMPILE = "Compile"
+    FUSE = "Fuse"
+    EAGER = "Eager"
+
+
 class TorchRuntime(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.execution) || self.execution != 'Fuse' || self.device == 'tpu'",
+            message="Fuse is a mode of TorchTPU: it needs device: tpu; elsewhere use Compile or Eager",
+            holds=lambda torch: torch.execution is not Execution.FUSE or torch.on_tpu,
+            field="execution",
+        ),
+        Rule(
+            cel="!has(self.compileCache) || self.device == 'tpu'",
+            message="compileCache is TorchTPU's: it goes with device tpu",
+            holds=lambda torch: torch.compile_cache is None or torch.on_tpu,
+            field="compileCache",
+        ),
+    )
+
     device: _DeviceName = Field("cpu", description="Type of torch device: cpu, cuda, or tpu with TorchTPU.")
     collectives: _DeviceName = Field(
         "gloo", description="Backend of torch.distributed for the device: gloo, nccl, or TorchTPU's tpu_dist."
     )
     processes_per_host: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        1, description="Processes that each host starts; they share its replicas evenly."
+        1,
+        description="Processes that each host starts; they share its replicas evenly. With device tpu, one for each"
+        " device of the host.",
     )
+    execution: Execution = Field(
+        Execution.EAGER,
+        description="How the device gets a step. Eager: one operation after the other. Compile: loss, backward pass and"
+        " update as programs of torch.compile for fixed shapes; on a CPU or GPU it needs a C++ compiler in the image."
+        " Fuse: TorchTPU collects operations and compiles them together, only for device tpu. Only for an entrypoint.",
+    )
+    compile_cache: StorageUri | None = Field(
+        None,
+        description="Where TorchTPU keeps compiled programs for later attempts and jobs, gs://bucket/path or an"
+        " absolute path on a shared volume. The processes of a host share them in memory (/dev/shm) without it.",
+    )
+
+    @property
+    def on_tpu(self) -> bool:
+        """Whether this is TorchTPU."""
+        return self.device == "tpu"
+
+
+class Code(ApiModel):
+    """A packed folder, so that a change of code needs no new image. `tpujob submit --code` writes both fields."""
+
+    uri: CodeUri = Field(
+        description="Where the packed folder is, a .tar.gz: gs://bucket/folder/FILE, an absolute path on a volume that"
+        f" every worker mounts, or configmap://NAME for the key {CODE_ARCHIVE_KEY} of a ConfigMap of the namespace."
+    )
+    sha256: Sha256 = Field(
+        description="SHA-256 of that file. Workers refuse any other file, and checkpoints record it."
+    )
+
+    @property
+    def config_map(self) -> str | None:
+        """The name of the ConfigMap that holds it, if one does."""
+        return self.uri.removeprefix(CONFIG_MAP_SCHEME) if self.uri.startswith(CONFIG_MAP_SCHEME) else None
 
 
 class EnvVar(ApiModel):
@@ -229,6 +289,15 @@ class Trainer(ApiModel):
             field="torch",
         ),
         Rule(
+            cel="!has(self.command) || !has(self.torch) || !has(self.torch.execution)"
+            " || self.torch.execution == 'Eager'",
+            message="execution is how the trainer makes its steps; a command makes its own: call torch.compile there",
+            holds=lambda trainer: (
+                trainer.command is None or trainer.torch is None or trainer.torch.execution is Execution.EAGER
+            ),
+            field="torch.execution",
+        ),
+        Rule(
             cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}')"
             f" && !(e.name in {_RESERVED_LIST}))",
             message=f"{ENV_PREFIX}* and {', '.join(RESERVED_ENV)} are set by the operator, torch_xla or libtpu",
@@ -259,6 +328,11 @@ class Trainer(ApiModel):
     )
     entrypoint: Annotated[str, Field(max_length=512, pattern=ENTRYPOINT_PATTERN)] | None = Field(
         None, description="Callable that returns the Task to train, as module:callable. The alternative is command."
+    )
+    code: Code | None = Field(
+        None,
+        description="Your code, which takes the place of the image's working directory: each worker fetches and checks"
+        " it, unpacks it, and starts the entrypoint or the command in it. The image must have the trainer.",
     )
     backend: Backend = Field(
         Backend.XLA,

@@ -41,7 +41,8 @@ def set_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def move(body: Body, accelerator_type: str) -> None:
-    """Puts the job on another slice. A recipe that does not say where it was tuned was tuned on the job's own."""
+    """Puts the job on another slice. A recipe without tunedOn was tuned on the job's own slice. A ladder leads to that
+    slice, and is left out."""
     spec = body.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("slice"), dict):
         # The check says what is wrong.
@@ -51,6 +52,7 @@ def move(body: Body, accelerator_type: str) -> None:
         spec["recipe"].setdefault("tunedOn", own)
     kept = {name: value for name, value in spec["slice"].items() if name not in _REFERENCE or name == "count"}
     spec["slice"] = {"acceleratorType": accelerator_type, **kept}
+    spec.pop("scaleUp", None)
 
 
 def set_values(body: Body, assignments: Sequence[str]) -> None:

@@ -50,16 +50,16 @@ class Target:
     kubeconfig: Path | None
     context: str | None
 
-    def run(self, work: Callable[[Connection], Coroutine[Any, Any, int]]) -> None:
-        """Do the work with a connection, then exit with the status that it returns."""
+    def run(self, work: Callable[[Connection], Coroutine[Any, Any, int]], rights: str = _RIGHTS) -> None:
+        """Do the work with a connection, then exit with the status that it returns. `rights`: what the work needs."""
         # What the client logs is for operators.
         logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
         try:
-            sys.exit(asyncio.run(self._run(work)))
+            sys.exit(asyncio.run(self._run(work, rights)))
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
 
-    async def _run(self, work: Callable[[Connection], Awaitable[int]]) -> int:
+    async def _run(self, work: Callable[[Connection], Awaitable[int]], rights: str) -> int:
         try:
             credentials = load_personal_credentials(self.kubeconfig, self.context)
         except NoCredentials as error:
@@ -69,7 +69,7 @@ class Target:
             async with connect(credentials, OPTIONS) as client:
                 return await work(Connection(client, credentials.server, self.namespace or credentials.namespace))
         except ApiError as error:
-            raise ClusterProblem(_explained(error, credentials.server)) from None
+            raise ClusterProblem(_explained(error, credentials.server, rights)) from None
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -119,9 +119,9 @@ def _name(job: Object) -> str:
     return str(job["metadata"]["name"])
 
 
-def _explained(error: ApiError, server: str) -> str:
+def _explained(error: ApiError, server: str, rights: str) -> str:
     if isinstance(error, Forbidden):
-        return f"{error}\nneeded: {_RIGHTS}"
+        return f"{error}\nneeded: {rights}"
     if isinstance(error, NotFound) and not error.reason:
         return f"{server} does not know {PLURAL}.{GROUP}: install the operator's CRD (tpujob crd | kubectl apply -f -)"
     if error.status == 401:

@@ -9,6 +9,7 @@ from rich.table import Table
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.slice import Slice
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.cli.compiled_file import CompiledSteps
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.job_file import JobFile
 from tpu_training_operator.cli.terminal import console
@@ -58,7 +59,7 @@ def as_json(found: list[Column]) -> list[dict[str, Any]]:
     ]
 
 
-def print_comparison(file: JobFile, found: list[Column]) -> None:
+def print_comparison(file: JobFile, found: list[Column], compiled: CompiledSteps | None = None) -> None:
     table = Table(
         title=f"{file.job.name}: one recipe on {count(len(found), 'slice')}", title_justify="left", title_style="bold"
     )
@@ -81,6 +82,8 @@ def print_comparison(file: JobFile, found: list[Column]) -> None:
     row("learning rate", [r.recipe.learning_rate for r in resolutions])
     for name in found[0].cost.lines():
         row(name, [column.cost.lines()[name] for column in found])
+    for name, values in (compiled.lines(resolutions) if compiled else {}).items():
+        row(name, list(values))
     out = console(40 + 24 * len(found))
     out.print(table)
     for resolution in resolutions:

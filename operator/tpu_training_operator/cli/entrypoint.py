@@ -22,7 +22,7 @@ _FIELD = "spec.trainer.entrypoint"
 def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | None:
     """The problem that would keep the workers from starting the job's code; None if there is none."""
     if trainer.command is not None:
-        return _command_problem(trainer.command[0])
+        return _command_problem(trainer.command[0], python_path)
     if missing := _missing_package(trainer.backend):
         return missing
     module, _, attribute = (trainer.entrypoint or "").partition(":")
@@ -32,8 +32,10 @@ def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | Non
     return _attribute_problem(module, attribute, Path(spec.origin))
 
 
-def _command_problem(command: str) -> Problem | None:
+def _command_problem(command: str, places: Sequence[Path]) -> Problem | None:
     if command in ("python", "python3") or shutil.which(command):
+        return None
+    if "/" in command and any((place / command).is_file() for place in places):
         return None
     return Problem("spec.trainer.command[0]", f"there is no program {command!r} on this machine")
 

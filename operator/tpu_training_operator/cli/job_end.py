@@ -5,13 +5,16 @@ The history is written by one worker. It may have been killed before it could, a
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from tpu_training_operator.api.status import Failure
+from tpu_training_operator.api.status import Failure, Stage, Verdict
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.failures.messages import failed_why, gist
+from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
 from tpu_training_operator.report.ending import ENDINGS, JobEnd, JobState, Log
+from tpu_training_operator.report.ladder import Climbed
 
 RESULT = "result.json"
 
@@ -28,11 +31,14 @@ def job_end(directory: Path) -> JobEnd | None:
     try:
         result = json.loads((directory / RESULT).read_bytes())
         state = JobState(result["state"])
-        failure = Failure.read(result["failure"]) if state is JobState.FAILED and result["failure"] else None
+        last = Failure.read(result["failure"]) if state is JobState.FAILED and result["failure"] else None
+        # After a failure of an earlier attempt the job went on; something else has ended it.
+        failure = last if last is not None and last.attempt == result["attempts"] else None
+        rungs = rungs_of(result.get("stages"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if failure is None:
-        return JobEnd(state, gist=str(result.get("message", "")))
+        return JobEnd(state, gist=str(result.get("message", "")), rungs=rungs)
     # The directory may have been moved since, with all that is in it.
     log = directory / Path(result.get("logs", "")).name / failure.pod / "log.txt"
     words, before = _parts(_end_of(log))
@@ -45,12 +51,41 @@ def job_end(directory: Path) -> JobEnd | None:
         # A worker that was killed has no last words; Kubernetes takes the end of its log for them.
         message="" if not words and before and before[-1] in said else said,
         log=Log(str(log.relative_to(directory)), before) if before else None,
+        rungs=rungs,
     )
+
+
+def rungs_of(stages: Any) -> tuple[Climbed, ...]:
+    """Of the job's ladder; `stages`: as in its status."""
+    return tuple(_rungs(stages))
+
+
+def _rungs(stages: Any) -> Iterator[Climbed]:
+    for stage in map(Stage.read, stages if isinstance(stages, list) else ()):
+        yield Climbed(
+            slice=stage.slice,
+            chips=stage.chips,
+            batch=stage.global_batch_size,
+            learning_rate=stage.learning_rate,
+            steps=stage.steps,
+            verdict=str(stage.verdict),
+            rate=_number(stage.examples_per_second),
+            efficiency=_number(stage.efficiency),
+            failed=[gate for gate in stage.gates if stage.verdict is Verdict.FAILED and " failed: " in gate],
+        )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 def _where(failure: Failure) -> str:
     after = "" if failure.step is None else f", after step {failure.step}"
-    return f"slice {failure.slice} host {failure.host}, attempt {failure.attempt}{after}: {failed_why(failure)}"
+    where = failed_where(replace(failure, node=None))
+    return f"{where}{failed_when(failure)}{after}: {failed_why(failure)}"
 
 
 def _end_of(log: Path) -> list[str]:

@@ -16,9 +16,11 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.domain.lifecycle.queueing import check_queue
-from tpu_training_operator.domain.objects.shared import check_config_map
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.cli.metadata import metadata_problems
+from tpu_training_operator.domain.lifecycle.startable import check_options
+from tpu_training_operator.domain.options import Option, options_of
+from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.rungs import trials_of
 
 # libyaml, if present, reads the same documents ten times faster.
 _SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -50,12 +52,22 @@ Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job: as written (`body`), checked (`job`) and resolved."""
+    """A job: as written (`body`), checked (`job`) and resolved, on each of the slices that it may run on. `trials`: the
+    rungs of its ladder below the job itself."""
 
     path: Path
     body: dict[str, Any]
-    job: TPUTrainingJob
-    resolution: Resolution
+    options: tuple[Option, ...]
+    trials: tuple[Option, ...] = ()
+
+    @property
+    def job(self) -> TPUTrainingJob:
+        return self.options[0].job
+
+    @property
+    def resolution(self) -> Resolution:
+        """On spec.slice."""
+        return self.options[0].resolution
 
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,11 +112,12 @@ def load(
 def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> JobFile:
     """The job in `body`, which was read from `path`. Raises BadInput with every problem found."""
     try:
-        job = parse_job(body, except_rules=except_rules)
-        resolution = resolve(job.spec)
-        check_config_map(job, resolution)
-        check_queue(body, job)
-        return JobFile(path, body, job, resolution)
+        job = parse_job(_with_namespace(body), except_rules=except_rules)
+        if problems := list(metadata_problems(job.metadata)):
+            raise InvalidJob(problems)
+        options, trials = options_of(job), trials_of(job)
+        check_options((*options, *trials), body)
+        return JobFile(path, body, options, trials)
     except InvalidJob as error:
         raise BadInput(path, error.problems) from None
 
@@ -126,7 +139,7 @@ def _job_in(path: Path) -> dict[str, Any]:
     if len(candidates) != 1 or not isinstance(candidates[0], dict):
         found = f"{len(jobs)} of them" if jobs else "none"
         raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {found}")])
-    return _with_namespace(candidates[0])
+    return candidates[0]
 
 
 def _read(path: Path) -> str:

@@ -14,10 +14,12 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Goodput, State, Status
+from tpu_training_operator.cli.prices import Prices
 from tpu_training_operator.domain.hosts import Host, Hosts, summary
 from tpu_training_operator.domain.lifecycle import goodput as accounts
 from tpu_training_operator.domain.lifecycle.restart_budget import Budget, budget
 from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.workload import manager_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class JobView:
     """`state_word`: the state as written, which this version may not know; empty before the first status.
 
     `hosts`: None until the job is resolved. `budgets`: one for each class, in the API's order; empty if the spec cannot
-    be read. `window`: how long a restart counts. `goodput`: includes the current activity's seconds up to `now`.
+    be read. `window`: how long a restart counts. `goodput`: includes the current activity's seconds up to `now`, and
+    those of the chips that the workers held when the status was written. `prices`: None if the user gave none.
+    `manager`: who runs the job instead of this cluster's operator; empty if that does.
     """
 
     name: str
@@ -42,6 +46,8 @@ class JobView:
     window: str
     budgets: tuple[Budget, ...]
     goodput: Goodput | None
+    prices: Prices | None = None
+    manager: str = ""
 
     @property
     def state(self) -> State | None:
@@ -107,6 +113,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         window=restart.window if restart else "",
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),
+        manager=manager_of(job),
     )
 
 

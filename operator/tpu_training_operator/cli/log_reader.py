@@ -12,7 +12,7 @@ from typing import Any
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.constants import CONTAINER_NAME
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.naming import WorkerId, pod_name
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
@@ -256,7 +256,7 @@ class LogReader:
             self._say(f"waiting for {self._pod(worker)}: {error}")
 
     def _pod(self, worker: WorkerId) -> str:
-        return worker.pod_name(self._key.name)
+        return pod_name(self._key.name, worker)
 
 
 async def _first_of(*work: Coroutine[Any, Any, None]) -> None:

@@ -6,17 +6,21 @@ from typing import Any
 
 import click
 
+from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import Resolved
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog, Write
-from tpu_training_operator.domain.failures.messages import failed_where, failed_why
+from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.kube.cluster import JobKey
 
 # Following a log takes a connection, here and from the API server to the node.
 MOST_FOLLOWED = 100
+
+
+_ENTRY_CHECK = WorkerId(0, 0, 0)
 
 
 class NothingToShow(ClusterProblem):
@@ -43,7 +47,9 @@ class Choice:
 @click.option("--slice", "slice", type=int, help="Only the hosts of this slice.")
 @click.option("--all", "everybody", is_flag=True, help="All hosts.")
 @click.option("--failed", is_flag=True, help="The worker that failed last.")
-@click.option("--attempt", type=click.IntRange(min=1), help="The attempt to show. Default: the current one.")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), help="The attempt to show; 0: the entry check. Default: current."
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, over restarts of the gang.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines written so far.")
 @click.option("--timestamps", is_flag=True, help="Print the time before each line.")
@@ -109,12 +115,18 @@ def _failed(job: JobNow, name: str) -> list[WorkerId]:
 
 def _chosen(job: JobNow, name: str, choice: Choice) -> list[WorkerId]:
     resolved, begun = job.status.resolved, job.status.attempt
+    if choice.attempt == 0 or (begun == 0 and _was_checked(job)):
+        return [_ENTRY_CHECK]
     if resolved is None or begun == 0:
         raise NothingToShow(f"{name} has no workers yet: see {program_name()} status {name}")
     if choice.attempt is not None and choice.attempt > begun:
         raise click.UsageError(f"--attempt {choice.attempt}: {name} is at attempt {begun}")
     places = _places(resolved, name, choice)
     return [WorkerId(choice.attempt or begun, slice_index, host) for slice_index, host in places]
+
+
+def _was_checked(job: JobNow) -> bool:
+    return find(job.status.conditions, ConditionType.ENTRY_CHECKED) is not None
 
 
 def _places(resolved: Resolved, name: str, choice: Choice) -> list[tuple[int, int]]:
@@ -145,5 +157,5 @@ def _print_failure(job: JobNow, workers: list[WorkerId], error: NoLog, name: str
     if workers != [WorkerId(failure.attempt, failure.slice, failure.host)]:
         raise NothingToShow(f"{error}; the failed worker's log: {program_name()} logs {name} --failed")
     _say(f"{error}; its status says:")
-    click.echo(f"{failed_why(failure)}: {failed_where(failure)}, attempt {failure.attempt}")
+    click.echo(f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}")
     click.echo(failure.message)

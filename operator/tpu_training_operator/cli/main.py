@@ -16,12 +16,14 @@ from tpu_training_operator.cli.errors import program_name
 
 # The help texts stand here so that `--help` imports no command, which would take ten times as long.
 _COMMANDS = {
+    "compile-check": "Compile a job's step for its slice without a TPU: whether it fits, and its speed at best.",
     "crd": "Print the CustomResourceDefinition.",
     "logs": "Print the logs of a job's workers; by default of host 0, which reports the progress.",
     "plan": "Show the slice, the scaled recipe and the objects of a job.",
     "report": "Write the report page of a job; PLACE is its spec.report.uri, or a directory.",
     "run": "Train a job on this machine, without a cluster.",
     "status": "Show what a job does and why; without NAME, list the jobs.",
+    "submit": "Create a job on a cluster, with a folder of code if you like.",
     "topologies": "List the TPU slices that a job can run on.",
     "validate": "Check a job without a cluster.",
     "watch": "Follow a job until it ends: hosts, steps, speed, failures.",
@@ -39,8 +41,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"tpu_training_operator.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"tpu_training_operator.cli.{name}")
+        command: click.Command = getattr(module, name)
         return command
 
     def resolve_command(
@@ -88,4 +91,4 @@ def _give_up(error: OSError) -> None:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tpu-training-operator", prog_name="tpujob")
 def main() -> None:
-    """Plan, check and run TPUTrainingJobs without a cluster; watch them on one."""
+    """Plan, check and run TPUTrainingJobs without a cluster; submit them to one and watch them."""

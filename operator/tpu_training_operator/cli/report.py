@@ -1,21 +1,29 @@
 """`tpujob report`: the page about a training, made from the history that its trainer left behind."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.cli.job_end import job_end
+from tpu_training_operator.cli.job_end import job_end, rungs_of
 from tpu_training_operator.report.ending import JobEnd
 from tpu_training_operator.report.history import HISTORY, UnreadableHistory, parse_history
+from tpu_training_operator.report.ladder import Climbed
 from tpu_training_operator.report.page import render
 
 PAGE = "report.html"
 
 
 @click.command()
-@click.argument("place")
+@click.argument("place", required=False)
+@click.option(
+    "--job",
+    help="A job of the cluster. The page also shows its ladder, and PLACE defaults to the job's spec.report.uri.",
+)
 @click.option(
     "-o",
     "--output",
@@ -24,10 +32,28 @@ PAGE = "report.html"
     show_default=True,
     help="Where to write the page.",
 )
-def report(place: str, output: Path) -> None:
+@cluster_options
+def report(place: str | None, job: str | None, output: Path, target: Target) -> None:
     """Write the report page of a job; PLACE is its spec.report.uri, or a directory."""
+    if job is not None:
+        target.run(lambda connection: _of_job(connection, job, place, output))
+    if place is None:
+        raise click.UsageError("give a PLACE or --job NAME")
     write_page(read_history(place), place, output, None if is_uri(place) else job_end(Path(place)))
     click.echo(output)
+
+
+async def _of_job(connection: Connection, name: str, place: str | None, output: Path) -> int:
+    job = await find_job(connection, name)
+    place = place or ((job.get("spec") or {}).get("report") or {}).get("uri")
+    if place is None:
+        raise BadInput(name, [Problem("spec.report.uri", "is not set, so the job leaves no report")])
+    status = job.get("status") or {}
+    # The library that reads buckets has an event loop of its own.
+    document = await asyncio.to_thread(read_history, place)
+    write_page(document, place, output, rungs=rungs_of(status.get("stages")))
+    click.echo(output)
+    return 0
 
 
 def is_uri(place: str) -> bool:
@@ -39,10 +65,12 @@ def read_history(place: str) -> bytes:
     return _from_bucket(place) if is_uri(place) else _from_directory(Path(place))
 
 
-def write_page(document: bytes, place: str, output: Path, end: JobEnd | None = None) -> None:
+def write_page(
+    document: bytes, place: str, output: Path, end: JobEnd | None = None, rungs: Sequence[Climbed] = ()
+) -> None:
     """Raises BadInput if the document, read from `place`, is not a history."""
     try:
-        page = render(parse_history(document), end)
+        page = render(parse_history(document), end, rungs)
     except UnreadableHistory as error:
         raise BadInput(f"{place.rstrip('/')}/{HISTORY}", [Problem("", str(error))]) from error
     # A name that a trainer took from a file system may hold bytes that have no UTF-8 form.

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,26 +19,32 @@ from rich.console import Console
 
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.status import State
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.changes import move, set_option, set_values, shorten, slice_option
+from tpu_training_operator.cli.code_option import code_option, code_problem, left_out, searched_places, with_code
+from tpu_training_operator.cli.code_place import put
 from tpu_training_operator.cli.display import display
-from tpu_training_operator.cli.entrypoint import find_problem
 from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_end import RESULT, job_end
 from tpu_training_operator.cli.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.job_view import job_view
+from tpu_training_operator.cli.ladder import climbed
+from tpu_training_operator.cli.moves import move_words
+from tpu_training_operator.cli.packing import Packed, pack
 from tpu_training_operator.cli.report import PAGE, write_page
 from tpu_training_operator.cli.run_history import run_history
 from tpu_training_operator.cli.sections import best_checkpoint
 from tpu_training_operator.cli.summary import print_summary
+from tpu_training_operator.domain.failures.messages import failed_where
 from tpu_training_operator.domain.hosts import host_of
 from tpu_training_operator.domain.recipe.checkpointing import folder
 from tpu_training_operator.domain.words import count
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.capacity import GB_PER_PROCESS, free_gb, largest_that_fits
 from tpu_training_operator.local.logs import Logs
+from tpu_training_operator.local.outages import Outage, parsed
 from tpu_training_operator.local.run import WEIGHTS, Outcome, pods_below, run_job
 
 _INTERRUPTED = 130
@@ -54,7 +61,16 @@ _LOCAL_VOLUMES = ("empty_dir",)
 @click.option(
     "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME-PID."
 )
+@code_option
 @click.option("-v", "--verbose", is_flag=True, help="Show what the workers print, each line after its pod.")
+@click.option(
+    "--lose",
+    "losses",
+    metavar="SLICE:FROM-TO",
+    multiple=True,
+    help="Pretend that this slice of the job is lost between these seconds of the run, for example v5litepod-16:20-45:"
+    " its workers are killed, and new ones find no nodes. Shows how a job with spec.placement moves. Can be repeated.",
+)
 @click.option("--overwrite", is_flag=True, help="Use --output-dir even if it holds another run, and replace that run.")
 def run(
     filename: Path,
@@ -62,15 +78,19 @@ def run(
     values: tuple[str, ...],
     steps: int | None,
     output_dir: Path | None,
+    code: Path | None,
     verbose: bool,
     overwrite: bool,
+    losses: tuple[str, ...],
 ) -> None:
     """Train a job on this machine, without a cluster."""
     file = _load(filename, on_slice, values, steps)
-    python_path = [Path.cwd(), Path.cwd() if str(filename) == "-" else filename.resolve().parent]
-    problem = _suspended(file) or _too_many_processes(file) or find_problem(file.job.spec.trainer, python_path)
+    outages = _outages(losses, file)
+    python_path = searched_places(file, code)
+    problem = _suspended(file) or _too_many_processes(file) or code_problem(file, code, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
+    packed = None if code is None else pack(code)
     # The process id keeps apart two runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     # A run that was killed, or still runs, has no result yet.
@@ -79,8 +99,14 @@ def run(
             f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
         )
     _make(directory)
-    print_summary(file, [*file.resolution.warnings, *_left_out(file)])
-    outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose))
+    if output_dir is None:
+        # The results of a run are not part of the code that the next run packs.
+        (directory / ".gitignore").write_text("*\n", encoding="utf-8")
+    if packed is not None:
+        file = _with_code(file, packed, directory.resolve())
+        python_path = []
+    print_summary(file, [*file.resolution.warnings, *_left_out(file), *left_out(file, packed)])
+    outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
     result, page = directory / RESULT, directory / PAGE
     # A full disk must not hide how the training ended.
     with _reporting_failures(result):
@@ -97,8 +123,8 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
         set_values(body, values)
         if on_slice is not None:
             move(body, on_slice)
-        if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("slice"), dict):
-            body["spec"]["slice"]["hardware"] = Hardware.CPU.value
+        for each in _slices(body.get("spec")):
+            each["hardware"] = Hardware.CPU.value
         if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("trainer"), dict):
             # The first job of most people has none yet, and here nothing would pull it.
             body["spec"]["trainer"].setdefault("image", "none")
@@ -108,6 +134,32 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
         return file
     shorten(file.body, file.resolution, steps)
     return check(filename, file.body)
+
+
+def _with_code(file: JobFile, packed: Packed, directory: Path) -> JobFile:
+    """Puts the code where the workers fetch, check and unpack it, as from a shared volume."""
+    uri = str(directory / f"code-{packed.sha256}.tar.gz")
+    put(packed.archive, uri)
+    return with_code(file, packed, uri)
+
+
+def _slices(spec: Any) -> Iterator[dict[str, Any]]:
+    """The slices of the job, of its alternatives and of its ladder, where the body has the right form."""
+    if not isinstance(spec, dict):
+        return
+    scale_up, placement = spec.get("scaleUp"), spec.get("placement")
+    stages = scale_up.get("stages") if isinstance(scale_up, dict) else None
+    others = placement.get("alternatives") if isinstance(placement, dict) else None
+    for holder in (spec, *(found for each in (stages, others) if isinstance(each, list) for found in each)):
+        if isinstance(holder, dict) and isinstance(holder.get("slice"), dict):
+            yield holder["slice"]
+
+
+def _outages(losses: tuple[str, ...], file: JobFile) -> list[Outage]:
+    try:
+        return [parsed(loss, file.options) for loss in losses]
+    except ValueError as error:
+        raise click.UsageError(f"--lose: {error}") from None
 
 
 @contextlib.contextmanager
@@ -133,7 +185,9 @@ def _make(directory: Path) -> None:
         raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
 
 
-async def _run(file: JobFile, directory: Path, python_path: list[Path], verbose: bool) -> Outcome:
+async def _run(
+    file: JobFile, directory: Path, python_path: list[Path], verbose: bool, outages: list[Outage]
+) -> Outcome:
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
     loop, is_first = asyncio.get_running_loop(), True
@@ -159,7 +213,7 @@ async def _run(file: JobFile, directory: Path, python_path: list[Path], verbose:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
         try:
-            return await run_job(file.body, directory, python_path, show, interrupts)
+            return await run_job(file.body, directory, python_path, show, interrupts, outages)
         finally:
             if verbose:
                 say_logs(whole=True)
@@ -176,7 +230,8 @@ def _suspended(file: JobFile) -> Problem | None:
 
 def _too_many_processes(file: JobFile) -> Problem | None:
     """A command of the user's own may be of any size."""
-    trainer, layout, free = file.job.spec.trainer, file.resolution.layout, free_gb()
+    trainer, free = file.job.spec.trainer, free_gb()
+    layout = max((option.layout for option in file.options), key=lambda layout: layout.hosts)
     if trainer.entrypoint is None or free is None:
         return None
     per_host = trainer.torch.processes_per_host if trainer.torch is not None else 1
@@ -222,6 +277,8 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "checkpointStep": outcome.checkpoint_step,
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
+        "moves": [move.as_json() for move in status.placement.moves] if status.placement else [],
+        "stages": [stage.as_json() for stage in status.stages],
         "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),
         "logs": str(outcome.pods_directory),
@@ -231,6 +288,19 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
 def _place(file: JobFile) -> str:
     checkpoint = file.job.spec.checkpoint
     return f" in {folder(file.job, checkpoint)}" if checkpoint else ""
+
+
+def what_ended(status: Status) -> Iterator[str]:
+    """The failure of the last attempt, in lines. Without one, something else ended the job: a gate, a deadline, its
+    budget. The status then says what; a failure of an earlier attempt had nothing to do with it."""
+    failure, ready = status.last_failure, find(status.conditions, ConditionType.READY)
+    if failure is not None and failure.attempt == status.attempt:
+        after = "" if failure.step is None else f" after {count(failure.step, 'step')}"
+        where = failed_where(replace(failure, node=None))
+        yield f"{failure.failure_class} {'on' if failure.attempt else 'in'} {where}{after}:"
+        yield from (f"  {line}" for line in failure.message.splitlines())
+    elif ready is not None:
+        yield ready.message
 
 
 def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -> None:
@@ -248,12 +318,12 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
             click.echo(f"  {name:<10} {value}")
     else:
         click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
-        if status.last_failure:
-            failure = status.last_failure
-            after = "" if failure.step is None else f" after {count(failure.step, 'step')}"
-            click.echo(f"  {failure.failure_class} on slice {failure.slice} host {failure.host}{after}:", err=True)
-            for line in failure.message.splitlines():
-                click.echo(f"    {line}", err=True)
+        for line in what_ended(status):
+            click.echo(f"  {line}", err=True)
+    for line in climbed(status.stages):
+        click.echo(f"  rung       {line}")
+    for made in status.placement.moves if status.placement else ():
+        click.echo(f"  moved      {move_words(made)}")
     for warning in outcome.warnings:
         click.echo(f"  warning    {warning}")
     if outcome.checkpoint_step is not None:

@@ -3,13 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tpu_training_operator.api.conditions import ConditionType, Reason, find
+from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
+from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
 from tpu_training_operator.cli.job_view import JobView
+from tpu_training_operator.cli.ladder import climbed
+from tpu_training_operator.cli.moves import moved
 from tpu_training_operator.cli.words import ago, duration, several
-from tpu_training_operator.domain.failures.messages import failed_where, failed_why, gist
+from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
 from tpu_training_operator.domain.hosts import Group, Hosts, group_words
+from tpu_training_operator.domain.lifecycle.budget import hours
 from tpu_training_operator.domain.lifecycle.restart_budget import Budget
 from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.domain.words import count
@@ -35,24 +39,30 @@ class Section:
 def sections(view: JobView, command: str) -> list[Section]:
     """What the job does and why, what failed, where the time went, what to do. `command`: how `tpujob` was called."""
     found = [
+        _managed(view),
         _why(view),
         _next(view),
         *_spec(view),
+        _only_full("ladder", climbed(view.status.stages)),
+        _only_full("moves", moved(view.status.placement, view.now)),
+        _compiled(view),
         _hosts(view),
         *_progress(view),
         *_failures(view),
         _restarts(view),
         *_nodes(view),
         _time(view),
+        *_chips(view),
         _only_full("to do", advice(view, command), "bold"),
     ]
     return [section for section in found if section.full or section.brief]
 
 
 def headline(view: JobView) -> str:
-    state = view.state_word or "not seen by an operator yet"
+    state = view.state_word or (f"managed by {view.manager}" if view.manager else "not seen by an operator yet")
     attempt = f"attempt {view.status.attempt}" if view.status.attempt else ""
-    return ", ".join(part for part in (f"{view.name}: {state}", attempt, view.slice) if part)
+    rung = f"rung {view.status.stage}" if view.status.stage else ""
+    return ", ".join(part for part in (f"{view.name}: {state}", rung, attempt, view.slice) if part)
 
 
 def state_style(view: JobView) -> str:
@@ -103,6 +113,23 @@ def _why(view: JobView) -> Section:
     return Section("why", lines, () if needs_none else lines[:1], state_style(view))
 
 
+def _compiled(view: JobView) -> Section:
+    """What the entry check's pod has found out about the step."""
+    found = find(view.status.conditions, ConditionType.STEP_COMPILED)
+    return _only_full("compiled", [] if found is None else [found.message])
+
+
+def _managed(view: JobView) -> Section:
+    """Who else runs the job. The pods, if there are any, are in another cluster."""
+    if not view.manager:
+        return _only_full("managed by", ())
+    if view.manager == MULTIKUEUE:
+        return _only_full(
+            "managed by", [f"{view.manager}: Kueue runs the job in another cluster and copies its status here"]
+        )
+    return _only_full("managed by", [f"{view.manager}; this cluster's operator ignores the job"])
+
+
 def _next(view: JobView) -> Section:
     wait = view.next_attempt_in
     return _always("next", [f"attempt {view.status.attempt} in {duration(wait.total_seconds())}"] if wait else [])
@@ -117,13 +144,15 @@ def _spec(view: JobView) -> list[Section]:
     batch = f"global batch {resolved.global_batch_size}, {resolved.per_replica_batch_size} per replica"
     return [
         _only_full("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
+        _only_full("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
         _only_full("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
     ]
 
 
 def _hosts_shown(view: JobView) -> Hosts | None:
     without = (State.QUEUED, State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
-    return None if view.state in without else view.hosts
+    # The entry check, which comes before the first attempt, has no hosts; another cluster's pods cannot be seen here.
+    return None if view.state in without or not view.status.attempt or view.manager else view.hosts
 
 
 def _hosts(view: JobView) -> Section:
@@ -211,12 +240,12 @@ def _failures(view: JobView) -> list[Section]:
 
 
 def _failed(failure: Failure) -> str:
-    return f"{failed_why(failure)}: {failed_where(failure)}, attempt {failure.attempt}"
+    return f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}"
 
 
 def _failure_in_full(failure: Failure, view: JobView) -> tuple[str, ...]:
     where = f"{failed_why(failure)}: {failed_where(failure)}, pod {failure.pod}"
-    when = f"{ago(parse_time(failure.time), view.now)}, attempt {failure.attempt}"
+    when = f"{ago(parse_time(failure.time), view.now)}{failed_when(failure)}"
     if view.status.attempt > failure.attempt:
         done = f"The gang was restarted as attempt {failure.attempt + 1}."
     else:
@@ -273,8 +302,39 @@ def _spent(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
         "productive": (Activity.TRAIN, goodput.productive_seconds),
         "wasted": (None, goodput.wasted_seconds),
         "recovery": (Activity.RECOVERY, goodput.recovery_seconds),
+        "moving": (Activity.MOVING, goodput.moving_seconds),
         "suspended": (Activity.SUSPENDED, goodput.suspended_seconds),
     }
+
+
+def _chips(view: JobView) -> list[Section]:
+    """Chip-hours: used, allowed, expected; what the chips did; what that costs."""
+    spent, usage = view.goodput.chip_seconds if view.goodput else None, view.status.usage
+    if spent is None:
+        return []
+    budget = usage.budget_chip_hours if usage else None
+    forecast = usage.forecast_chip_hours if usage else None
+    used = f"{hours(spent.total)}{f' of {budget}' if budget else ''} chip-hours used"
+    if budget and spent.held and spent.total < budget * 3600:
+        used += f"; the rest lasts {duration((budget * 3600 - spent.total) // spent.held)} at {spent.held} chips"
+    if forecast and not view.is_over:
+        short = ", more than the budget" if budget and float(forecast) > budget else ""
+        used += f"; about {forecast} when it ends{short}"
+    parts = [f"{name} {hours(part)}" for name, part in spent.by_account.items() if part]
+    cost = _cost(view, hours(spent.total), None if view.is_over else forecast)
+    full = (used, *([", ".join(parts)] if parts else []), *cost)
+    is_low = is_true(view.status.conditions, ConditionType.BUDGET_LOW)
+    return [Section("chips", full, (used,) if budget else (), "yellow" if is_low else "")]
+
+
+def _cost(view: JobView, used: str, forecast: str | None) -> list[str]:
+    if view.prices is None:
+        return []
+    so_far, in_the_end = (view.prices.cost(chip_hours, view.status) for chip_hours in (used, forecast))
+    if so_far is None:
+        missing = ", ".join(view.prices.without_price(view.status)) or "a job that has not been resolved"
+        return [f"cost unknown: the table has no price for {missing}"]
+    return [f"cost {so_far} so far" + (f", about {in_the_end} when it ends" if in_the_end else "")]
 
 
 def _share(seconds: int, life: int) -> str:
@@ -306,6 +366,8 @@ def advice(view: JobView, command: str) -> list[str]:
     """What the user should do next, in sentences; docs/failures.md has the long form."""
     job = f"{view.name} -n {view.namespace}"
     match view.state:
+        case None if view.manager and not view.state_word:
+            return []
         case None if not view.state_word:
             return [
                 "No operator has looked at this job yet. Does one run, and does it serve this namespace?"
@@ -317,6 +379,9 @@ def advice(view: JobView, command: str) -> list[str]:
             return ["Remove what the message names; the operator tries again every 30 s."]
         case State.QUEUED:
             return []
+        case State.SUSPENDED if _is_over_budget(view, ConditionType.SUSPENDED):
+            raised = """-p '{"spec":{"runPolicy":{"budget":{"chipHours":N}}}}'"""
+            return [f"To go on, with N above what is used: kubectl patch tpujob {job} --type=merge {raised}"]
         case State.SUSPENDED:
             resume = """-p '{"spec":{"runPolicy":{"suspend":false}}}'"""
             return [f"To resume: kubectl patch tpujob {job} --type=merge {resume}"]
@@ -330,12 +395,27 @@ def advice(view: JobView, command: str) -> list[str]:
             return [*_without_node(view), *_about(view.status.last_failure, _AFTER_A_RESTART)]
 
 
+def _is_over_budget(view: JobView, kind: ConditionType) -> bool:
+    found = find(view.status.conditions, kind)
+    return found is not None and found.is_true and found.reason == Reason.BUDGET_EXCEEDED
+
+
 def _after_the_end(view: JobView, log: str) -> list[str]:
+    if _is_over_budget(view, ConditionType.FAILED):
+        return [
+            "Its chip-hours were used up. A new job of the same name and checkpoint.uri continues from the newest"
+            " checkpoint, with a budget of its own."
+        ]
     failed, failure = find(view.status.conditions, ConditionType.FAILED), view.status.last_failure
     if failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED:
         return [
             "Its time was over. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
             " checkpoint."
+        ]
+    if failed is not None and failed.reason == Reason.GATE_FAILED:
+        return [
+            f"The log of the rung: {log.removesuffix(' --failed')}. Correct the code or the recipe, or ask less of the"
+            " gate; then delete the job and create it again: it climbs from the first rung. See docs/ladder.md#gates."
         ]
     return [*_about(failure, _AFTER_THE_END), f"Its log: {log}"] if failure else []
 

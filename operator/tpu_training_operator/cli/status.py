@@ -1,7 +1,9 @@
 """`tpujob status`: the jobs of a cluster as a table; one job in full, in words."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,6 +11,7 @@ import click
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
+from tpu_training_operator.cli.prices import Prices, load_prices, prices_option
 from tpu_training_operator.cli.sections import advice
 from tpu_training_operator.cli.words import duration
 from tpu_training_operator.domain.hosts import Host, host_of
@@ -24,23 +27,27 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SLICE", "HOSTS", "ATTEMPT", "STEP", "LE
 @click.argument("name", required=False)
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of every namespace.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@prices_option
 @cluster_options
-def status(name: str | None, all_namespaces: bool, output: str, target: Target) -> None:
+def status(name: str | None, all_namespaces: bool, output: str, prices: Path | None, target: Target) -> None:
     """Show what a job does and why; without NAME, list the jobs."""
+    if prices is not None and name is None:
+        raise click.UsageError("--prices is about one job: give its NAME")
+    table = None if prices is None else load_prices(prices)
     if name is None:
         target.run(lambda connection: _list(connection, None if all_namespaces else connection.namespace, output))
     elif all_namespaces:
         raise click.UsageError("a NAME is in one namespace: give --namespace instead of --all-namespaces")
     else:
-        target.run(lambda connection: _show(connection, name, output))
+        target.run(lambda connection: _show(connection, name, output, table))
 
 
-async def _show(connection: Connection, name: str, output: str) -> int:
+async def _show(connection: Connection, name: str, output: str, prices: Prices | None) -> int:
     job = await find_job(connection, name)
     hosts: list[Host] = []
     async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
         hosts += page.kept
-    view = job_view(job, hosts, datetime.now(UTC))
+    view = replace(job_view(job, hosts, datetime.now(UTC)), prices=prices)
     if output != "text":
         _print(as_json(view, job.get("status") or {}), output)
         return 0
@@ -126,9 +133,18 @@ def as_json(view: JobView, raw_status: dict[str, Any]) -> dict[str, Any]:
             budget.failure_class.value: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
             for budget in view.budgets
         },
+        **_cost(view),
         "goodputNow": goodput and goodput.as_json(),
         "toDo": advice(view, program_name()),
     }
+
+
+def _cost(view: JobView) -> dict[str, Any]:
+    usage = view.status.usage
+    if view.prices is None or usage is None:
+        return {}
+    known = {"soFar": usage.chip_hours, "whenItEnds": usage.forecast_chip_hours}
+    return {"cost": {when: view.prices.cost(chip_hours, view.status) for when, chip_hours in known.items()}}
 
 
 def _print(document: Any, output: str) -> None:

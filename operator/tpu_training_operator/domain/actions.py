@@ -15,12 +15,14 @@ AT_ONCE = timedelta(0)
 class Create:
     """Create `body`. An object of that name which the job controls counts as created.
 
-    `optional`: if the cluster refuses it, the gang starts without it, and an event says so. `again`: an earlier attempt
-    has created it, so it is probably there.
+    `optional`: if the cluster refuses it, the gang starts without it, and an event says so. `for_growth`: it is about a
+    better slice, so a gang that runs does not wait for it, and once one is refused, the rest of its stage is of no use
+    and is not sent. `again`: an earlier attempt has created it, so it is probably there.
     """
 
     body: dict[str, Any]
     optional: bool = False
+    for_growth: bool = False
     again: bool = False
 
 
@@ -93,6 +95,15 @@ class WriteWorkloadStatus:
     frees_quota: bool = False
 
 
+@dataclass(frozen=True)
+class DeleteWorkload:
+    """Delete this Workload of the job's, and with it the quota that it holds. `version`: of Kueue's API."""
+
+    version: str
+    name: str
+    uid: str
+
+
 Action = (
     Create
     | Publish
@@ -104,6 +115,7 @@ Action = (
     | LookAtEvents
     | UpdateWorkload
     | WriteWorkloadStatus
+    | DeleteWorkload
 )
 
 
@@ -127,6 +139,11 @@ class Plan:
     status: Status | None = None
     events: tuple[Event, ...] = ()
     again: timedelta | None = None
+
+    @property
+    def deletes_job(self) -> bool:
+        """Whether it deletes the job. It then does nothing else, and no status can be written afterwards."""
+        return any(isinstance(action, DeleteJob) for stage in self.stages[:1] for action in stage[:1])
 
     def due_within(self, *waits: timedelta | None) -> "Plan":
         """The plan, with the next reconciliation after the shortest of these waits at the latest."""

@@ -27,6 +27,23 @@ class WorkerId:
         return f"{job}-{self.attempt}-{self.slice}-{self.host}"
 
 
+def placeholder_name(job: str, alternative: int, worker: WorkerId) -> str:
+    """Of the pod that holds a node for a worker on this alternative. No worker of any job has such a name."""
+    return f"{job}-hold{alternative}-{worker.slice}-{worker.host}"
+
+
+_PLACEHOLDER = re.compile(r"-hold[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,4}")
+
+
+def is_placeholder(pod: str, job: str) -> bool:
+    return pod.startswith(job) and _PLACEHOLDER.fullmatch(pod, len(job)) is not None
+
+
+def placeholder_slice(pod: str) -> int:
+    """Of which slice the placeholder of this name holds a node."""
+    return int(pod.split("-")[-2])
+
+
 def workers(layout: SliceLayout, attempt: int) -> list[WorkerId]:
     """All workers of an attempt, ordered by `host_index`."""
     return [
@@ -68,6 +85,16 @@ def parameter_variable(parameter: str) -> str:
     return "TPUJOB_PARAMETER_" + _NOT_IN_A_VARIABLE.sub("_", parameter.upper())
 
 
+def preflight_pod_name(job: str) -> str:
+    """No worker has such a name."""
+    return f"{job}-preflight"
+
+
+def pod_name(job: str, worker: WorkerId) -> str:
+    """Of a worker, or of the entry check, which is attempt 0."""
+    return worker.pod_name(job) if worker.attempt else preflight_pod_name(job)
+
+
 def gang_selector(job: str) -> dict[str, str]:
     """Selects the worker pods of a job."""
     return {constants.LABEL_JOB_NAME: job}
@@ -81,13 +108,25 @@ def job_labels(job: str) -> dict[str, str]:
     }
 
 
-def worker_labels(job: str, uid: str, worker: WorkerId) -> dict[str, str]:
+def preflight_labels(job: str) -> dict[str, str]:
     return job_labels(job) | {
-        constants.LABEL_ATTEMPT: str(worker.attempt),
-        constants.LABEL_SLICE_INDEX: str(worker.slice),
-        constants.LABEL_HOST_INDEX: str(worker.host),
-        constants.LABEL_SLICE_ID: slice_id(uid, worker),
+        "app.kubernetes.io/component": constants.ROLE_PREFLIGHT,
+        constants.LABEL_ROLE: constants.ROLE_PREFLIGHT,
     }
+
+
+def worker_labels(job: str, uid: str, worker: WorkerId, alternative: int = 0) -> dict[str, str]:
+    chosen = {constants.LABEL_ALTERNATIVE: str(alternative)} if alternative else {}
+    return (
+        job_labels(job)
+        | chosen
+        | {
+            constants.LABEL_ATTEMPT: str(worker.attempt),
+            constants.LABEL_SLICE_INDEX: str(worker.slice),
+            constants.LABEL_HOST_INDEX: str(worker.host),
+            constants.LABEL_SLICE_ID: slice_id(uid, worker),
+        }
+    )
 
 
 def slice_id(uid: str, worker: WorkerId) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.naming import WorkerId, is_placeholder, preflight_pod_name
 from tpu_training_operator.domain.ownership import controller, is_ours, job_of
 from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Notes, Report
 from tpu_training_operator.domain.topology import SliceLayout
@@ -47,6 +47,12 @@ class WorkerPod:
     def uid(self) -> str:
         return str(self.raw["metadata"]["uid"])
 
+    @property
+    def alternative(self) -> int:
+        """Which of the job's slices it was created for, as its label says."""
+        label = (self.raw["metadata"].get("labels") or {}).get(constants.LABEL_ALTERNATIVE, "0")
+        return int(label) if label.isascii() and label.isdigit() and len(label) < 4 else 0
+
     @cached_property
     def node(self) -> str | None:
         node = self.raw.get("spec", {}).get("nodeName")
@@ -79,6 +85,12 @@ class WorkerPod:
     @property
     def has_ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def may_use_chips(self) -> bool:
+        """Not once it has ended, nor if it is deleted before it has a node: then it never gets one, even if somebody's
+        finalizer keeps it."""
+        return not self.has_ended and not (self.is_terminating and self.node is None)
 
     @property
     def is_ready(self) -> bool:
@@ -150,7 +162,8 @@ class WorkerPod:
         """Whether it runs our trainer rather than the user's own loop."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
         ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
-        return any(container.get("command") == constants.TRAINER_COMMAND for container in ours)
+        commands = (constants.TRAINER_COMMAND, constants.CHECK_COMMAND)
+        return any(container.get("command") in commands for container in ours)
 
     @property
     def exit_code(self) -> int | None:
@@ -158,10 +171,21 @@ class WorkerPod:
 
 
 @dataclass(frozen=True)
+class PreflightPod(WorkerPod):
+    """The pod that tries the job on a CPU. Its failures are told as those of a worker of attempt 0."""
+
+    @property
+    def worker(self) -> WorkerId:
+        return WorkerId(0, 0, 0)
+
+
+@dataclass(frozen=True)
 class Observed:
     """A job, the pods of its workers, the reports it sent, the operator's notes on it, and its place in a queue.
 
-    `notes`: None if the plan is only shown, not carried out. `queue`: None for a job that has nothing to do with Kueue.
+    `preflight`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods that
+    hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job that
+    has nothing to do with Kueue.
     """
 
     job: Object
@@ -169,21 +193,32 @@ class Observed:
     inbox: Inbox = NOTHING_HEARD
     notes: Notes | None = None
     queue: Queue | None = None
+    preflight: PreflightPod | None = None
+    placeholders: tuple[WorkerPod, ...] = ()
 
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
         name = job["metadata"]["name"]
-        ours = (WorkerPod(pod) for pod in pods if is_ours(pod, job))
+        own = [pod for pod in pods if is_ours(pod, job)]
+        ours = [WorkerPod(pod) for pod in own]
         workers = (pod for pod in ours if pod.named_worker and pod.name == pod.named_worker.pod_name(name))
-        return Observed(job, tuple(workers), inbox)
+        tried = (PreflightPod(pod) for pod in own if pod["metadata"]["name"] == preflight_pod_name(name))
+        held = tuple(pod for pod in ours if is_placeholder(pod.name, name))
+        return Observed(job, tuple(workers), inbox, preflight=next(tried, None), placeholders=held)
+
+    @property
+    def every_pod(self) -> tuple[WorkerPod, ...]:
+        checks = (self.preflight,) if self.preflight else ()
+        return (*self.pods, *checks, *self.placeholders)
 
     @property
     def generation(self) -> int:
         return int(self.job["metadata"].get("generation", 1))
 
-    def within(self, layout: SliceLayout) -> "Observed":
-        """Without the pods whose slice or host the job does not have."""
-        return replace(self, pods=tuple(pod for pod in self.pods if layout.has(pod.worker.slice, pod.worker.host)))
+    def within(self, layouts: Sequence[SliceLayout]) -> "Observed":
+        """Without the pods whose slice or host the job has on none of its slices."""
+        places = ((pod, (pod.worker.slice, pod.worker.host)) for pod in self.pods)
+        return replace(self, pods=tuple(pod for pod, place in places if any(layout.has(*place) for layout in layouts)))
 
     @property
     def report(self) -> Report | None:
@@ -217,7 +252,7 @@ _STATUS = (
     *("phase", "reason", "message", "startTime", "podIPs"),
     *("conditions", "initContainerStatuses", "containerStatuses"),
 )
-_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS, constants.LABEL_POD_GROUP)
+_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS, constants.LABEL_ALTERNATIVE, constants.LABEL_POD_GROUP)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
 _CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")

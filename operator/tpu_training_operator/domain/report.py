@@ -59,10 +59,12 @@ class Reporting:
 
 @dataclass(frozen=True)
 class PodEvents:
-    """What the events of some pods said when they were `asked` for: one line by pod name."""
+    """What the events of some pods said when they were `asked` for: one line by pod name. `without_pool`: names of pods
+    for which the cluster autoscaler has no node pool."""
 
     asked: datetime
     lines: Mapping[str, str] = field(default_factory=dict)
+    without_pool: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

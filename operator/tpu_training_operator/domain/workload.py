@@ -8,7 +8,7 @@ after an eviction, and says when the job has finished.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -26,11 +26,19 @@ _LONGEST_WORDS = 1000
 _LONGEST_NAME = 63
 _HASH = 5
 _REQUEUED_BY_KUEUE = ("Preempted", "NodeFailures")
+# Reasons of the condition QuotaReserved, and words in the messages of older versions (pkg/scheduler/flavorassigner).
+_NOT_ABOUT_QUOTA = ("Misconfigured", "Inadmissible", "Suspended")
+_TOO_LARGE = ("ExceedsMaxQuota", "NoMatchingFlavor")
+# Reasons of the condition Evicted: a check has rejected it, or its workers were not ready in time too often.
+_GIVEN_UP = ("DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded")
+_WAITS = "insufficient unused quota"
+_NEVER = ("> maximum capacity", "doesn't match node affinity", "unavailable in ClusterQueue", "untolerated taint")
 
 
-def workload_name(job: str, uid: str) -> str:
-    """Unlike that of any other job of the same name."""
-    digest = hashlib.sha256(f"{constants.GROUP}/{constants.KIND}/{job}/{uid}".encode()).hexdigest()[:_HASH]
+def workload_name(job: str, uid: str, number: int = 0) -> str:
+    """Unique among jobs of the same name. `number`: of the slice among those that the job may use."""
+    named = f"{constants.GROUP}/{constants.KIND}/{job}/{uid}" + (f"/{number}" if number else "")
+    digest = hashlib.sha256(named.encode()).hexdigest()[:_HASH]
     return f"{constants.KIND.lower()}-{job}"[: _LONGEST_NAME - _HASH - 1] + f"-{digest}"
 
 
@@ -39,16 +47,46 @@ def queue_of(job: Object) -> str:
     return str((job["metadata"].get("labels") or {}).get(constants.LABEL_QUEUE) or "")
 
 
+def manager_of(job: Object) -> str:
+    """Who runs the job instead of this operator; empty if this operator does."""
+    spec = job.get("spec")
+    named = spec.get("managedBy") if isinstance(spec, Mapping) else None
+    return "" if named in (None, "", constants.MANAGED_BY_US) else str(named)
+
+
+def is_copy(job: Object) -> bool:
+    """Whether Kueue has made the job in this cluster for one in another cluster, and will delete it."""
+    return constants.LABEL_MULTIKUEUE_ORIGIN in (job["metadata"].get("labels") or {})
+
+
+def has_several_slices(job: Object) -> bool:
+    """Whether the job has a Workload for each slice on which it may run, one after the other."""
+    spec = job.get("spec")
+    return isinstance(spec, Mapping) and any(spec.get(name) is not None for name in ("placement", "scaleUp"))
+
+
+def prebuilt_workload(job: Object) -> str:
+    """The Workload that Kueue has made for a copy, or that somebody else has named; empty for any other job."""
+    metadata = job["metadata"]
+    places = (metadata.get("annotations") or {}, metadata.get("labels") or {})
+    return next((str(place[key]) for place in places if place.get(key := constants.PREBUILT_WORKLOAD)), "")
+
+
 def is_in_queue(job: Object) -> bool:
     """Whether the job has to do with Kueue: its label names a queue, or it has been in one. Without its label, a job
     stays in the queue whose quota it uses."""
+    if manager_of(job) not in ("", constants.MULTIKUEUE):
+        return False
     if has_finished(job):
         return owes_an_end(job)
     return bool(queue_of(job)) or _admitted(job) is not None
 
 
 def owes_an_end(job: Object) -> bool:
-    """Whether the job has finished, and its Workload perhaps does not say so yet, and keeps its quota."""
+    """Whether the job has finished, and its Workload perhaps does not say so yet, and keeps its quota. For a job that
+    has run in another cluster, Kueue itself says so."""
+    if manager_of(job):
+        return False
     admitted = _admitted(job)
     return has_finished(job) and admitted is not None and admitted.get("reason") != Reason.QUEUE_LEFT
 
@@ -75,6 +113,21 @@ class Workload:
     @property
     def queue(self) -> str:
         return str(self.raw["spec"].get("queueName") or "")
+
+    @property
+    def version(self) -> str:
+        """Of Kueue's API."""
+        return str(self.raw["apiVersion"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def priority_class(self) -> str:
+        """The class that gives it its priority, in either version of the API; empty without one."""
+        spec = self.raw["spec"]
+        return str((spec.get("priorityClassRef") or {}).get("name") or spec.get("priorityClassName") or "")
 
     @property
     def is_active(self) -> bool:
@@ -140,6 +193,39 @@ class Workload:
     @property
     def _status(self) -> Object:
         return self.raw.get("status") or {}
+
+    @property
+    def waits_in_line(self) -> bool:
+        """Whether Kueue has looked at it and only lacks room for it: another slice may have room."""
+        if not self.is_active or self.is_going or self.is_finished or (self.is_evicted and self.holds_quota):
+            return False
+        said = self.condition("QuotaReserved")
+        return bool(said) and not self.is_admitted and said.get("reason") not in _NOT_ABOUT_QUOTA
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether Kueue itself has taken it out of the queue for want of what it needs. Another slice may have that."""
+        if self.is_active or self.holds_quota or self.is_going or self.is_finished:
+            return False
+        return self.is_evicted and self.condition("Evicted").get("reason") in _GIVEN_UP
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether Kueue says that it exceeds the quota even if nobody else uses any."""
+        said = self.condition("QuotaReserved")
+        if said.get("status") != "False":
+            return False
+        if said.get("reason") != "Pending":
+            return said.get("reason") in _TOO_LARGE
+        # Before 0.19 only the message tells, in which every flavor has its words.
+        message = str(said.get("message") or "")
+        return _WAITS not in message and any(words in message for words in _NEVER)
+
+    @property
+    def reserved_since(self) -> str | None:
+        """When quota was reserved; None without a reservation."""
+        said = self.condition("QuotaReserved")
+        return str(said.get("lastTransitionTime")) if said.get("status") == "True" else None
 
     def waits_for(self) -> str:
         """Why the job is not admitted, with Kueue's own reason and words."""
@@ -249,8 +335,10 @@ class Priority:
 @dataclass(frozen=True)
 class Queue:
     """What the cluster says about a job in a queue. `name`: what the job's label says. `version`: of Kueue's API; empty
-    if the cluster has none. `flavors`: the ResourceFlavors of the assignment. `problem`: what is missing for the job to
-    be queued or placed, and what would help."""
+    if the cluster has none. `flavors`: the ResourceFlavors of the assignment. `priority`: which the Workload lacks.
+    `problem`: what is missing for the job to be queued or placed, and what would help. `is_prebuilt`: the Workload is
+    Kueue's; `is_unowned`: so far no job has it. `others`: the same for each further Workload of the job; a job that may
+    run on several slices has one for each, if it has any."""
 
     name: str
     version: str = ""
@@ -258,6 +346,14 @@ class Queue:
     flavors: tuple[Object, ...] = ()
     priority: Priority | None = None
     problem: str = ""
+    is_prebuilt: bool = False
+    is_unowned: bool = False
+    others: tuple["Queue", ...] = ()
+
+    def at(self, name: str) -> "Queue":
+        """The queue as it is about the Workload of this name, which may not exist."""
+        named = next((each for each in self.others if each.workload and each.workload.name == name), self)
+        return replace(named, others=tuple(each for each in self.others if each is not named))
 
 
 @dataclass(frozen=True)

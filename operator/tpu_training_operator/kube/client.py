@@ -154,7 +154,9 @@ class Client:
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         answer = await self.request("DELETE", f"{resource.path(namespace)}/{name}", options)
-        return None if answer["kind"] == "Status" else answer
+        # If somebody else has deleted it meanwhile, the API server answers with its last state, without a version.
+        is_gone = answer["kind"] == "Status" or "resourceVersion" not in answer["metadata"]
+        return None if is_gone else answer
 
     async def pages(self, selection: Selection, keep: Keep[T]) -> AsyncIterator[Page[T]]:
         """The list, page by page, reduced to what `keep` returns of each object."""
@@ -300,7 +302,7 @@ class _Request:
     path: str
     sent: Object | None = None
     query: Mapping[str, str] | None = None
-    limits: aiohttp.ClientTimeout = _TIMEOUT
+    limits: aiohttp.ClientTimeout = field(default_factory=lambda: _TIMEOUT)
 
 
 def _path_of(body: Object) -> str:

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tpu_training_operator.api.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_NAME, TERMINATION_LOG
+from tpu_training_operator.api.constants import (
+    CODE_COMMAND,
+    CONTAINER_NAME,
+    LABEL_ATTEMPT,
+    LABEL_JOB_NAME,
+    TERMINATION_LOG,
+)
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.local.container_env import container_env, expand
 from tpu_training_operator.local.forks import Forks, gains
+from tpu_training_operator.local.outages import Outage, Outages
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.local.worker_process import WorkerProcess
 
@@ -24,6 +31,7 @@ _NODE = "this-machine"
 # What containerd answers when the command does not exist.
 _CANNOT_START = 128
 _LONGEST_MESSAGE = 4096
+_LOOK_FOR_NODES_SECONDS = 0.2
 _IMPORTS = "torch is imported once for these hosts"
 # More than a kubelet's 80 lines: torchrun's closing lines alone may take as much, and the cause stands above them.
 _LOG_TAIL_LINES = 400
@@ -51,9 +59,19 @@ class PodDirectory:
 
 class Kubelet:
     """Runs the pods of `store` under `directory`. Entrypoints are imported from `python_path`; worker 0 leaves its
-    report in `report_directory`."""
+    report in `report_directory`. `outages`: slices that this machine does not have for a while."""
 
-    def __init__(self, store: Store, directory: Path, python_path: Sequence[Path], report_directory: Path) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        python_path: Sequence[Path],
+        report_directory: Path,
+        outages: Outages | None = None,
+    ) -> None:
+        self._outages = outages or Outages()
+        self._placed: dict[str, Object] = {}
+        self._losses = [asyncio.create_task(self._lose(*loss)) for loss in self._outages.beginnings()]
         self._store = store
         self._directory = directory
         self._report_directory = report_directory
@@ -85,6 +103,8 @@ class Kubelet:
 
     async def close(self) -> None:
         """After the last process has ended."""
+        for loss in self._losses:
+            loss.cancel()
         await self._forks.close()
 
     def _on_change(self, body: Object) -> None:
@@ -93,7 +113,10 @@ class Kubelet:
         uid = body["metadata"]["uid"]
         if "deletionTimestamp" in body["metadata"]:
             self._doomed.add(uid)
-            self._stop(body)
+            if _is_placeholder(body):
+                self._store.remove_pod(*_identity(body))
+            else:
+                self._stop(body)
         elif "nodeName" not in body["spec"] and uid not in self._tasks:
             self._tasks[uid] = asyncio.create_task(self._run(body))
 
@@ -107,15 +130,33 @@ class Kubelet:
             self._stopping[uid] = asyncio.create_task(process.stop(grace))
 
     async def _run(self, pod: Object) -> None:
-        metadata = pod["metadata"]
-        identity = (metadata["namespace"], metadata["name"], metadata["uid"])
-        if self._store.bind(*identity, _NODE):
+        metadata, identity = pod["metadata"], _identity(pod)
+        await self._find_nodes(pod)
+        if _is_placeholder(pod):
+            # It does nothing, so it needs no process.
+            self._store.bind(*identity, _NODE)
+            self._store.set_pod_status(*identity, _status("Running", {"running": {"startedAt": _now()}}, ready=True))
+        elif self._store.bind(*identity, _NODE):
+            self._placed[metadata["uid"]] = pod
             status = await self._run_to_its_end(pod)
             self._store.set_pod_status(*identity, status)
         self._processes.pop(metadata["uid"], None)
         if metadata["uid"] in self._doomed:
             self._store.remove_pod(*identity)
         del self._tasks[metadata["uid"]]
+
+    async def _find_nodes(self, pod: Object) -> None:
+        while True:
+            if self._outages.has_nodes_for(pod) or not self._store.has_pod(*_identity(pod)):
+                return
+            await asyncio.sleep(_LOOK_FOR_NODES_SECONDS)
+
+    async def _lose(self, seconds: float, outage: Outage) -> None:
+        """The slice goes, without a warning."""
+        await asyncio.sleep(seconds)
+        for uid, process in self._processes.items():
+            if uid in self._placed and outage.takes(self._placed[uid]):
+                process.kill()
 
     async def _run_to_its_end(self, pod: Object) -> Object:
         """Run the container; return the pod's final status."""
@@ -158,8 +199,9 @@ class Kubelet:
             self._tell_of_imports(pod)
         if (forked := await self._forks.fork(command, env, files.log)) is not None:
             return forked
-        if command[0] in ("python", "python3"):
-            command[0] = sys.executable
+        for place in (0, len(CODE_COMMAND) if command[: len(CODE_COMMAND)] == CODE_COMMAND else 0):
+            if command[place] in ("python", "python3"):
+                command[place] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
 
     def _tell_of_imports(self, pod: Object) -> None:
@@ -202,12 +244,21 @@ class Kubelet:
     def _rendezvous_port(self, pod: Object) -> int:
         """One free port for all workers of an attempt: the usual one may be taken, even by the previous attempt."""
         labels = pod["metadata"]["labels"]
-        attempt = (labels[LABEL_JOB_NAME], labels[LABEL_ATTEMPT])
+        attempt = (labels[LABEL_JOB_NAME], labels.get(LABEL_ATTEMPT, ""))
         if attempt not in self._ports:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self._ports[attempt] = probe.getsockname()[1]
         return self._ports[attempt]
+
+
+def _is_placeholder(pod: Object) -> bool:
+    return bool(pod["metadata"]["labels"].get("app.kubernetes.io/component") == "placeholder")
+
+
+def _identity(pod: Object) -> tuple[str, str, str]:
+    metadata = pod["metadata"]
+    return metadata["namespace"], metadata["name"], metadata["uid"]
 
 
 def _items(source: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str]:

@@ -16,14 +16,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.naming import WorkerId, preflight_pod_name
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
+from tpu_training_operator.local.outages import Outage, Outages
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.report.history import HISTORY
 from tpu_training_operator.runtime.controller import Controller
@@ -73,17 +74,23 @@ def pods_below(directory: Path) -> Path:
     return directory / "pods"
 
 
+def _ours(job: dict[str, Any]) -> dict[str, Any]:
+    """The job, to be run here, whatever manages it in a cluster."""
+    return {**job, "spec": {name: value for name, value in job["spec"].items() if name != "managedBy"}}
+
+
 async def run_job(
     job: dict[str, Any],
     directory: Path,
     python_path: Sequence[Path],
     on_change: OnChange,
     interrupts: "asyncio.Queue[None]",
+    outages: Sequence[Outage] = (),
 ) -> Outcome:
     """Run `job` (a valid TPUTrainingJob) with its files below `directory`; `on_change` hears of every change.
 
     The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
-    kills it.
+    kills it. `outages`: slices that cannot be had for a while.
     """
     started = time.monotonic()
     store, inboxes = Store(), Inboxes(_now)
@@ -92,7 +99,7 @@ async def run_job(
     _clear(pods_directory, key.name)
     for name in _LEFT_BY_AN_EARLIER_RUN:
         (directory / name).unlink(missing_ok=True)
-    kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory)
+    kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory, outages=Outages(outages))
     watch = _Watch(store, on_change)
 
     def enqueue(reporter: JobKey, seconds: float) -> None:
@@ -103,7 +110,7 @@ async def run_job(
         list_jobs = partial(jobs_to_reconcile, store, (key.namespace,), _now)
         controller = Controller(reconciler, list_jobs, settle_seconds=0.01, workers=1)
         store.subscribe(lambda _: controller.enqueue(key))
-        created = await store.create(job)
+        created = await store.create(_ours(job))
         control = asyncio.create_task(controller.run())
         try:
             cancelled = await _first_of(_until_finished(watch, kubelet), interrupts.get())
@@ -117,7 +124,10 @@ async def run_job(
             kubelet.kill_all()
             await kubelet.drain()
             await kubelet.close()
-    leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in range(1, watch.status.attempt + 1))
+    # Every rung counts its steps from 1.
+    climbed = [stage.attempt for stage in watch.status.stages[:-1] if stage.attempt is not None]
+    attempts = range(max(climbed, default=0) + 1, watch.status.attempt + 1)
+    leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in attempts)
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return Outcome(
         status=watch.status,
@@ -147,7 +157,8 @@ def _now() -> datetime:
 
 def _clear(pods_directory: Path, job_name: str) -> None:
     """Remove what an earlier run of the job left here, so that it is not read as this run's."""
-    for leftover in pods_directory.glob(f"{job_name}-[0-9]*-[0-9]*-[0-9]*"):
+    earlier = pods_directory.glob(f"{job_name}-[0-9]*-[0-9]*-[0-9]*")
+    for leftover in (*earlier, *pods_directory.glob(preflight_pod_name(job_name))):
         shutil.rmtree(leftover)
 
 
@@ -180,6 +191,14 @@ async def _until_finished(watch: "_Watch", kubelet: Kubelet) -> None:
         await kubelet.drain()
 
 
+def is_over(status: Status) -> bool:
+    """Also once the workers of a job have stopped that is out of budget: nobody can raise it here."""
+    suspended = find(status.conditions, ConditionType.SUSPENDED)
+    if suspended is not None and suspended.is_true and suspended.reason == Reason.BUDGET_EXCEEDED:
+        return is_true(status.conditions, ConditionType.READY)
+    return any(is_true(status.conditions, end) for end in _ENDS)
+
+
 class _Watch:
     """Hands on the store's only job and its pods, and remembers what a later status no longer shows."""
 
@@ -198,7 +217,7 @@ class _Watch:
         self._changes.put_nowait(body)
 
     async def until_finished(self) -> None:
-        while not any(is_true(self.status.conditions, end) for end in _ENDS):
+        while not is_over(self.status):
             # Without a change it is shown all the same, because clocks move on.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):

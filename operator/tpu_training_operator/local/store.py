@@ -126,6 +126,9 @@ class Store:
         if found is not None:
             self._set_status(found, status)
 
+    def has_pod(self, namespace: str, name: str, uid: str) -> bool:
+        return self._pod(namespace, name, uid) is not None
+
     def remove_pod(self, namespace: str, name: str, uid: str) -> None:
         """The kubelet has stopped a deleted pod, which now disappears."""
         found = self._pod(namespace, name, uid)

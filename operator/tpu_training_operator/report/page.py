@@ -1,6 +1,6 @@
 """The whole page: an HTML document that loads nothing and runs no script."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from xml.etree.ElementTree import Element
@@ -11,6 +11,7 @@ from tpu_training_operator.report.ending import ENDINGS, JobEnd, failed, said, v
 from tpu_training_operator.report.evaluations import evaluations
 from tpu_training_operator.report.formatting import count, duration, number, plural, share
 from tpu_training_operator.report.history import FirstLoss, History, Measured, RunSpec
+from tpu_training_operator.report.ladder import Climbed, ladder
 from tpu_training_operator.report.logged import logged_values
 from tpu_training_operator.report.markup import Content, html, tag
 from tpu_training_operator.report.numbers import key_numbers
@@ -39,14 +40,16 @@ SHORTEST = 0.001
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def render(history: History, end: JobEnd | None = None) -> str:
-    """The page as HTML. `end`: what is known of the job's end besides. A section without content is left out."""
+def render(history: History, end: JobEnd | None = None, rungs: Sequence[Climbed] = ()) -> str:
+    """The page as HTML. `end`: what is known of the job's end besides; `rungs`: its ladder, if `end` is None. A section
+    without content is left out."""
     spec, measured = history.run_spec, history.recorded
     split = {phase: sum(attempt.split.get(phase, 0.0) for attempt in measured.attempts) for phase in PHASES}
     sections = (
         _header(history, end),
         what_went_wrong(history, end),
         key_numbers(measured, spec, sum(split.values())),
+        ladder(end.rungs if end else rungs),
         _loss(measured),
         logged_values(measured),
         evaluations(measured, spec),

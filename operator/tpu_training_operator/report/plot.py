@@ -71,22 +71,21 @@ class Curve:
     def points(self) -> list[Point]:
         return [point for part in self.parts for point in part]
 
-    @property
-    def summary(self) -> str:
+    def summary_over(self, x_name: str) -> str:
         """The curve in words, for those who do not see it."""
         points = self.points
         if not points:
             return f"{self.name}: no value"
         first, last = points[0], points[-1]
         low, high = min(point.low for point in points), max(point.high for point in points)
-        ends = f"{number(first.y)} at step {number(first.x)}, {number(last.y)} at step {number(last.x)}"
+        ends = f"{number(first.y)} at {x_name} {number(first.x)}, {number(last.y)} at {x_name} {number(last.x)}"
         return f"{self.name}: {ends}; min {number(low)}, max {number(high)}"
 
 
 @dataclass(frozen=True)
 class Plot:
     """`title`: for screen readers. `broken`: from which x to which there are values without a place on the y axis.
-    `level`: a dashed line across, `marks`: lines down. `best`: a point that stands out."""
+    `level`: a dashed line across, `marks`: lines down. `best`: a point that stands out. `x_name`: what is along x."""
 
     title: str
     x: Axis
@@ -96,10 +95,11 @@ class Plot:
     level: float | None = None
     marks: Sequence[float] = ()
     best: Point | None = None
+    x_name: str = "step"
 
     @property
     def summary(self) -> str:
-        return ". ".join([self.title, *(curve.summary for curve in self.curves)])
+        return ". ".join([self.title, *(curve.summary_over(self.x_name) for curve in self.curves)])
 
 
 def axis_of(values: Iterable[float], ticks: int = 5, from_zero: bool = False, logarithm: bool = False) -> Axis:
@@ -157,7 +157,7 @@ def draw(plot: Plot) -> Element:
     return tag(
         "div",
         tag("div", drawing, rows, class_="frame"),
-        tag("div", columns, tag("span", "step", class_="name"), class_="columns"),
+        tag("div", columns, tag("span", plot.x_name, class_="name"), class_="columns"),
         class_="plot",
     )
 

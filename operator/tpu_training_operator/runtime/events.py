@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import count
 
 from tpu_training_operator.api.constants import API_VERSION, KIND, MANAGER
 from tpu_training_operator.api.text import plain
@@ -26,6 +27,8 @@ _ACTION = "Reconcile"
 # Each holds its job, some kilobytes.
 _MOST_WAITING = 1000
 _AT_ONCE = 4
+# Tells events of the same moment apart.
+_numbers = count()
 
 
 async def send_events(cluster: Cluster, events: Sequence[Event], job: Object, now: datetime) -> bool:
@@ -76,13 +79,20 @@ def _key(job: Object) -> str:
     return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
 
 
+def _name(job: str, now: datetime) -> str:
+    """Names that sort in the order of the events. kubectl describe sorts by a field that events of this API version
+    must not have, so it shows them by name."""
+    nanoseconds = int(now.timestamp() * 1e6) * 1000
+    return f"{job}.{nanoseconds:016x}{next(_numbers) % 2**16:04x}{secrets.token_hex(4)}"
+
+
 def event_body(event: Event, job: Object, now: datetime) -> Object:
     """The events.k8s.io/v1 object for `event`, regarding `job`."""
     metadata = job["metadata"]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{metadata['name']}.{secrets.token_hex(8)}", "namespace": metadata["namespace"]},
+        "metadata": {"name": _name(metadata["name"], now), "namespace": metadata["namespace"]},
         "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": MANAGER,
         "reportingInstance": os.environ.get("HOSTNAME", MANAGER)[:128],

@@ -22,6 +22,7 @@ from tpu_training_operator.domain.actions import (
     DeleteEndpointSlice,
     DeleteJob,
     DeletePod,
+    DeleteWorkload,
     Event,
     LookAtEvents,
     Plan,
@@ -30,6 +31,7 @@ from tpu_training_operator.domain.actions import (
     WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
+from tpu_training_operator.domain.lifecycle.no_pool import autoscaler_has_none
 from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.naming import service_name
 from tpu_training_operator.domain.objects.endpoints import content
@@ -43,6 +45,7 @@ from tpu_training_operator.kube.cluster import (
     JOBS,
     PODS,
     SERVICES,
+    WORKLOADS,
     Cluster,
     JobKey,
     Object,
@@ -102,8 +105,8 @@ class Memory:
     failed_passes: int = 0
     """In a row."""
     sent_retrying: bool = False
-    sent_missing: bool = False
-    """An event about a missing optional object."""
+    sent_missing: set[str] = field(default_factory=set)
+    """By their kind, events about optional objects that are missing."""
     refused_since: dict[str, datetime] = field(default_factory=dict)
     """By the kind of object, while the refusal may pass."""
     made: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -123,7 +126,7 @@ class Memory:
 
 @dataclass
 class Execution:
-    """One pass's actions for `job`."""
+    """One pass's actions for `job`. `fixed_node_pools`: nothing creates node pools in this cluster."""
 
     cluster: Cluster
     clock: Callable[[], datetime]
@@ -131,6 +134,7 @@ class Execution:
     key: JobKey
     job: Object
     memory: Memory
+    fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
 
     async def carry_out(self, plan: Plan) -> bool:
@@ -170,10 +174,11 @@ class Execution:
         same = all(now.get(name) == self.job["metadata"].get(name) for name in ("uid", "generation"))
         return same and "deletionTimestamp" not in now
 
-    async def act(self, action: Action) -> None:
+    async def act(self, action: Action) -> bool:
+        """False: without it, the rest of its stage is of no use."""
         match action:
-            case Create(body, optional=True):
-                await self._create_optional(action)
+            case Create(optional=True, for_growth=for_growth):
+                return await self._create_optional(action) or not for_growth
             case Create(body, again=again):
                 await self._create(body, again=again)
             case DeletePod(name, uid, force):
@@ -195,10 +200,13 @@ class Execution:
                     self.inboxes.ask_for_stacks(self.key)
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
+            case DeleteWorkload(version, name, uid):
+                await self._delete(WORKLOADS[version], name, uid)
             case UpdateWorkload(body):
                 await self.cluster.update(body)
             case WriteWorkloadStatus(body):
                 await self.cluster.update_status(body)
+        return True
 
     async def _create(
         self, body: Object, *, optional: bool = False, again: bool = False, replaces: bool = False
@@ -237,25 +245,31 @@ class Execution:
         service = await self.cluster.get(SERVICES, self.key.namespace, service_name(self.key.name))
         return bool(service["spec"].get("selector"))
 
-    async def _create_optional(self, wanted: Create) -> None:
-        """The gang starts without the object only if its refusal lasts: an attempt may take weeks, and the object gets
-        no other chance."""
-        body = wanted.body
+    async def _create_optional(self, wanted: Create) -> bool:
+        """Whether it exists now. The gang starts without it only if its refusal lasts: an attempt may take weeks, and
+        the object gets no other chance."""
+        body, kind = wanted.body, wanted.body["kind"]
         try:
             await self._create(body, optional=True, again=wanted.again)
         except Refused as refused:
-            if refused.obstacle.passes:
+            if refused.obstacle.passes and not wanted.for_growth:
                 raise
-            if self.memory.sent_missing:
-                return
-            self.memory.confirm(refused, self.clock())
-            self.memory.sent_missing = True
-            message = f"the gang runs without its {body['kind']}: {refused}"
-            log.warning("%s", message, extra={"job": str(self.key)})
-            event = Event(EventReason.NETWORK_POLICY_MISSING, message, warning=True)
-            await send_events(self.cluster, (event,), self.job, self.clock())
-        else:
-            self.memory.sent_missing = False
+            if not refused.obstacle.passes and kind not in self.memory.sent_missing:
+                self.memory.confirm(refused, self.clock())
+                self.memory.sent_missing.add(kind)
+                await self._tell_missing(kind, refused)
+            return False
+        self.memory.sent_missing.discard(kind)
+        return True
+
+    async def _tell_missing(self, kind: str, refused: Refused) -> None:
+        is_policy = kind == "NetworkPolicy"
+        without = f"runs without its {kind}" if is_policy else "cannot ask for a better slice"
+        message = f"the gang {without}: {refused}"
+        log.warning("%s", message, extra={"job": str(self.key)})
+        reason = EventReason.NETWORK_POLICY_MISSING if is_policy else EventReason.PLACEHOLDER_REFUSED
+        event = Event(reason, message, warning=True)
+        await send_events(self.cluster, (event,), self.job, self.clock())
 
     async def _delete_own(self, resource: Resource, name: str) -> None:
         if uid := self.memory.made.pop((resource.kind, name), None):
@@ -278,16 +292,18 @@ class Execution:
 
     async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
         """Note the events of the pods, by name and uid. If they cannot be read, the job continues without them."""
-        lines = {}
+        lines, without_pool = {}, set()
         try:
             for name, uid in pods:
                 found = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
                 if line := line_of(found):
                     lines[name] = line
+                if self.fixed_node_pools and autoscaler_has_none(found):
+                    without_pool.add(name)
         except ApiError as error:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG
             log.log(level, "the events of pods cannot be read: %s", error, extra={"job": str(self.key)})
-        self.memory.notes = replace(self.memory.notes, events=PodEvents(self.clock(), lines))
+        self.memory.notes = replace(self.memory.notes, events=PodEvents(self.clock(), lines, frozenset(without_pool)))
 
 
 class _Stream:
@@ -315,12 +331,14 @@ class _Stream:
                 if self._is_over:
                     return
                 action = self._stage[number]
-                await self._execution.act(action)
+                goes_on = await self._execution.act(action)
             except Exception as error:
                 self._note(error)
             else:
                 self._failures = 0
                 self.done[_verb(action)] += 1
+                if not goes_on:
+                    self._end()
 
     def _is_time_to_look(self, number: int) -> bool:
         now = self._execution.clock()
@@ -385,5 +403,7 @@ def _verb(action: Action) -> str:
             return "look at events"
         case UpdateWorkload():
             return "update Workload"
+        case DeleteWorkload():
+            return "delete Workload"
         case WriteWorkloadStatus(frees_quota=frees_quota):
             return "give quota back" if frees_quota else "report to Kueue"

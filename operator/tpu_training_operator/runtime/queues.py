@@ -5,11 +5,21 @@ right to read the definitions of other kinds.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.ownership import Claim, claim
-from tpu_training_operator.domain.workload import Priority, Queue, Workload, is_in_queue, queue_of, workload_name
+from tpu_training_operator.domain.ownership import Claim, claim, controller
+from tpu_training_operator.domain.workload import (
+    Priority,
+    Queue,
+    Workload,
+    has_several_slices,
+    is_in_queue,
+    prebuilt_workload,
+    queue_of,
+    workload_name,
+)
 from tpu_training_operator.kube.cluster import (
     KUEUE_VERSIONS,
     PRIORITY_CLASSES,
@@ -41,9 +51,11 @@ class Queues:
         if not is_in_queue(body):
             return None
         queue, metadata = queue_of(body), body["metadata"]
-        name = workload_name(metadata["name"], metadata["uid"])
+        prebuilt = prebuilt_workload(body)
+        name = prebuilt or workload_name(metadata["name"], metadata["uid"])
+        has_several = has_several_slices(body) and not prebuilt
         try:
-            version, found = await self._workload(metadata["namespace"], name)
+            version, workloads = await self._workloads(metadata, "" if has_several else name)
         except Forbidden as error:
             problem = f"the operator may not read Workloads; install its chart with kueue.enabled=true: {error}"
             return Queue(queue, problem=problem)
@@ -53,44 +65,81 @@ class Queues:
                 f" ({' or '.join(KUEUE_VERSIONS)}): install it, or create the job without the label"
             )
             return Queue(queue, problem=problem)
+        if has_several:
+            return await self._of_slices(body, Queue(queue, version), workloads)
+        found = next(iter(workloads), None)
+        if found is None and prebuilt:
+            problem = (
+                f"Workload {prebuilt}, which {constants.PREBUILT_WORKLOAD} of the job names, does not exist; whoever"
+                " made the job, such as Kueue in another cluster, makes it, too"
+            )
+            return Queue(queue, version, problem=problem, is_prebuilt=True)
         if found is None:
             # Without a label and without a Workload, the job has left its queue.
             return await self._unqueued(body, Queue(queue, version)) if queue else None
-        if claim(found, body) is Claim.FOREIGN:
+        is_unowned = bool(prebuilt) and not controller(found) and "deletionTimestamp" not in found["metadata"]
+        if claim(found, body) is Claim.FOREIGN and not is_unowned:
             problem = f"Workload {name} exists and belongs to somebody else; delete it"
             return Queue(queue, version, problem=problem)
-        return await self._queued(Queue(queue, version, Workload(found)))
+        known = Queue(queue, version, Workload(found), is_prebuilt=bool(prebuilt), is_unowned=is_unowned)
+        return await self._placed(await self._with_new_priority(body, known))
 
-    async def _workload(self, namespace: str, name: str) -> tuple[str, Object | None]:
-        """The version of Kueue's API, empty without one, and the Workload, if it exists."""
+    async def _of_slices(self, job: Object, queue: Queue, workloads: Sequence[Object]) -> Queue | None:
+        """With the job's own Workloads, one for each slice for which it has asked."""
+        own = [found for found in workloads if claim(found, job) is Claim.OURS]
+        if not own and not queue.name:
+            return None
+        known = [replace(queue, workload=Workload(found)) for found in own]
+        others = [await self._placed(await self._with_new_priority(job, each)) for each in known]
+        return replace(await self._unqueued(job, queue), others=tuple(others))
+
+    async def _workloads(self, job: Object, name: str) -> tuple[str, list[Object]]:
+        """The version of Kueue's API, empty without one, and the Workload of this name, if it exists; without a name,
+        all Workloads that may belong to the job. `job`: its metadata."""
+        namespace, labels = job["namespace"], {constants.LABEL_JOB_NAME: job["name"]}
         for version in sorted(KUEUE_VERSIONS, key=lambda each: each != self._version):
+            kind = WORKLOADS[version]
             try:
-                found = await self._cluster.get(WORKLOADS[version], namespace, name)
+                get = self._cluster.get(kind, namespace, name) if name else None
+                found = [await get] if get else await self._cluster.list(kind, namespace, labels)
             except NotFound as error:
                 # Without a reason it is the kind that the API server does not know.
                 if error.reason != "NotFound":
                     continue
-                found = None
+                found = []
             self._version = version
-            self._found(WORKLOADS[version])
+            self._found(kind)
             return version, found
-        return "", None
+        return "", []
 
     async def _unqueued(self, job: Object, queue: Queue) -> Queue:
         """With the priority, which the Workload is created with."""
-        labels, trainer = job["metadata"].get("labels") or {}, (job.get("spec") or {}).get("trainer") or {}
-        if name := labels.get(constants.LABEL_QUEUE_PRIORITY):
-            resource, group = WORKLOAD_PRIORITY_CLASSES[queue.version], constants.KUEUE_GROUP
-        elif name := trainer.get("priorityClassName"):
-            resource, group = PRIORITY_CLASSES, "scheduling.k8s.io"
-        else:
+        trainer = (job.get("spec") or {}).get("trainer") or {}
+        if name := _priority_class(job):
+            return await self._with_priority(queue, WORKLOAD_PRIORITY_CLASSES[queue.version], name)
+        if of_pods := trainer.get("priorityClassName"):
+            return await self._with_priority(queue, PRIORITY_CLASSES, of_pods)
+        return queue
+
+    async def _with_new_priority(self, job: Object, queue: Queue) -> Queue:
+        """With the priority, if the job's label names another class than its Workload has and it still waits."""
+        found, name = queue.workload, _priority_class(job)
+        if not name or found is None or queue.is_prebuilt or found.holds_quota or found.is_finished:
             return queue
+        known = found.raw["spec"].get("priorityClassRef") or found.raw["spec"].get("priorityClassSource")
+        is_own = constants.KUEUE_GROUP in str(known)
+        if is_own and found.priority_class == name:
+            return queue
+        return await self._with_priority(queue, WORKLOAD_PRIORITY_CLASSES[queue.version], name)
+
+    async def _with_priority(self, queue: Queue, resource: Resource, name: str) -> Queue:
+        group = resource.api_version.partition("/")[0]
         found, problem = await self._class(resource, name)
         if found is None:
-            return Queue(queue.name, queue.version, problem=problem)
-        return Queue(queue.name, queue.version, priority=Priority(group, name, int(found.get("value", 0))))
+            return replace(queue, problem=problem)
+        return replace(queue, priority=Priority(group, name, int(found.get("value", 0))))
 
-    async def _queued(self, queue: Queue) -> Queue:
+    async def _placed(self, queue: Queue) -> Queue:
         """With the flavors, which say where the workers go."""
         found = queue.workload
         if found is None or not found.is_admitted:
@@ -100,19 +149,19 @@ class Queues:
                 f"Workload {found.name} was given places by Kueue's topology-aware scheduling, which this operator does"
                 " not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
             )
-            return Queue(queue.name, queue.version, found, problem=problem)
+            return replace(queue, problem=problem)
         key = str(found.raw["metadata"]["uid"]), found.flavors
         if key not in self._flavors:
             flavors = []
             for name in found.flavors:
                 flavor, problem = await self._class(RESOURCE_FLAVORS[queue.version], name)
                 if flavor is None:
-                    return Queue(queue.name, queue.version, found, problem=problem)
+                    return replace(queue, problem=problem)
                 flavors.append(flavor)
             self._flavors[key] = tuple(flavors)
             if len(self._flavors) > _MOST:
                 self._flavors.popitem(last=False)
-        return Queue(queue.name, queue.version, found, flavors=self._flavors[key])
+        return replace(queue, flavors=self._flavors[key])
 
     async def _class(self, resource: Resource, name: str) -> tuple[Object | None, str]:
         """An object of the whole cluster, or what to do about its absence."""
@@ -122,3 +171,7 @@ class Queues:
             return None, f"{resource.kind} {name} does not exist; ask an administrator for it, or name another one"
         except Forbidden as error:
             return None, f"the operator may not read {resource.kind} {name}; its chart grants it: {error}"
+
+
+def _priority_class(job: Object) -> str:
+    return str((job["metadata"].get("labels") or {}).get(constants.LABEL_QUEUE_PRIORITY) or "")

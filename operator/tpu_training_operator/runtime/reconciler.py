@@ -22,7 +22,7 @@ from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.observed import Observed
 from tpu_training_operator.domain.report import Notes, Reporting
-from tpu_training_operator.domain.workload import Queue
+from tpu_training_operator.domain.workload import Queue, manager_of
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.events import EventSender, send_events
@@ -56,7 +56,8 @@ class _Look:
 
 class Reconciler:
     """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
-    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fresh` reads what
+    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fixed_node_pools`:
+    nothing creates node pools in this cluster. `fresh` reads what
     `cluster` may know only from memory; None if `cluster` has none. `events` sends events beside the passes; None: a
     pass waits for its own. `queues`: what Kueue says; None: labels that name a queue mean nothing."""
 
@@ -72,6 +73,7 @@ class Reconciler:
         network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
+        fixed_node_pools: bool = False,
         queues: Queues | None = None,
     ) -> None:
         self._cluster = cluster
@@ -83,6 +85,7 @@ class Reconciler:
         self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
+        self._fixed_node_pools = fixed_node_pools
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
         self._readings = Readings()
@@ -130,7 +133,7 @@ class Reconciler:
         job, observed, stored, before, decided = seen.job, seen.observed, seen.stored, seen.before, seen.decided
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
-        execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory)
+        execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
         try:
             if not await execution.carry_out(decided):
                 return AT_ONCE
@@ -174,7 +177,8 @@ class Reconciler:
 
         # As if no earlier pass had failed.
         stored = self._readings.status(job.get("status"))
-        before = recovered(stored)
+        # The status of a job that others run is theirs.
+        before = stored if manager_of(job) else recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes, queue=queue)
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings)
@@ -188,7 +192,10 @@ class Reconciler:
             case Weight.NONE:
                 return seen
             case Weight.STATUS:
-                return await self._look(key, memory, self._cluster, fresh, seen.queue)
+                seen = await self._look(key, memory, self._cluster, fresh, seen.queue)
+                # With the present pods, the decision may be another one, which may need more.
+                if weight(seen.before, seen.decided) is not Weight.EFFECTS:
+                    return seen
         if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
             if now["metadata"]["resourceVersion"] == memory.began:
@@ -243,7 +250,7 @@ class Reconciler:
             before = Status.read(job.get("status"))
             is_news = is_news and recovered(before) is before
             # The status of a finished job says how it ended.
-            if before.completion_time is None:
+            if before.completion_time is None and not manager_of(job):
                 after = retrying(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)

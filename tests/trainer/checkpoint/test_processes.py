@@ -1,4 +1,4 @@
-"""What only a process of its own can show: a kill by the kernel, the end of an interpreter, a device of torch_xla."""
+"""What only a process of its own can show: a kill by the kernel, an interpreter's end, or a device of torch_xla."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.checkpoint.runs import assert_same, author, latest, snapshot
-from tests.trainer.gang import DEADLINE, ROOT
+from tests.trainer.gang import DEADLINE, ROOT, Launcher
 from tpu_trainer.checkpoint.store import open_store
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -26,7 +26,6 @@ def start() -> Iterator[Start]:
     def start(module: str, *arguments: str) -> subprocess.Popen[str]:
         environment = {
             **os.environ,
-            "PJRT_DEVICE": "CPU",
             "PYTHONPATH": f"{ROOT / 'trainer_image'}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
@@ -63,10 +62,11 @@ def test_storage_that_never_answers_does_not_keep_the_process_from_ending(start:
     assert process.stdout.read() == "ends\n"
 
 
-def test_a_model_on_an_xla_device_is_copied_in_one_transfer_and_continues_to_the_same_bits(start: Start) -> None:
-    process = start("xla_states")
-    assert process.wait(DEADLINE) == 0
-    assert json.loads(process.stdout.read()) == {
+def test_a_model_on_an_xla_device_is_copied_in_one_transfer_and_continues_to_the_same_bits(
+    launcher: Launcher,
+) -> None:
+    said = launcher.run_on_xla("tests.trainer.checkpoint.xla_states")
+    assert json.loads(said.splitlines()[-1]) == {
         "cost": {"TransferFromDeviceTime": 1, "CompileTime": 0, "ExecuteTime": 0},
         "devices": ["cpu"],
         "types": ["torch.bfloat16", "torch.bool", "torch.float32", "torch.int64"],

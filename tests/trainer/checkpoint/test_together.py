@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import HashStore
 
+from tests.trainer import tasks
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, Killed, MemoryStore, counting, dying_after
 from tests.trainer.in_threads import ThreadBackend, in_threads
+from tests.trainer.whole_runs import run
+from tpu_trainer import sharding
 from tpu_trainer.checkpoint import parts, together
+from tpu_trainer.checkpoint import snapshot as snapshots
 from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, prepare, write
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
@@ -27,6 +34,7 @@ from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, writ
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import StorageError
+from tpu_trainer.task import Hyperparameters, Task
 
 HOSTS = 3
 FILES = ("model", "optimizer", "ema")
@@ -320,3 +328,62 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
     for step in (10, 13):
         assert f"{Folder(step, author().job, 1)}/{COMMIT}" in store.objects
     assert_same(latest(store, author().fingerprint, lambda _: None).snapshot, snapshot(13))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
+    """What each replica, by its thread, copies from its device for checkpoints, in order."""
+    found: dict[int, list[str]] = defaultdict(list)
+    copied = snapshots._to_host
+
+    def noted(tensors: Sequence[Tensor]) -> list[Tensor]:
+        found[threading.get_ident()] += [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
+        return copied(tensors)
+
+    monkeypatch.setattr(snapshots, "_to_host", noted)
+    return found
+
+
+@pytest.mark.parametrize("reads_together", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "written"),
+    [
+        pytest.param({}, {"model": 2}, id="fewer tensors than hosts"),
+        pytest.param({"recipe": {"name": "adamw", "learningRate": "0.1"}}, {"model": 2, "optimizer": 4}, id="adamw"),
+        pytest.param(
+            {"recipe": {"name": "adamw", "learningRate": "0.1"}, "sharding": "Optimizer"},
+            {"model": 2, "optimizer": 4},
+            id="divided optimizer",
+        ),
+    ],
+)
+def test_the_hosts_of_a_run_write_its_checkpoint_in_parts(
+    changes: dict[str, Any],
+    written: dict[str, int],
+    reads_together: bool,
+    read: dict[int, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 8)
+    monkeypatch.setattr(sharding, "SMALLEST", 16)
+    monkeypatch.setattr(ThreadBackend, "reads_together", reads_together)
+    ran = run(linear, 4, trainSteps=2, checkpoint={"uri": str(tmp_path), "keep": 1}, **changes)
+    assert ran.outcome.well, ran.outcome.message
+    assert ran.warnings == ()
+    (folder,) = {path.parent for path in tmp_path.rglob(COMMIT)}
+    kept: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for path in folder.glob("*-of-00004.safetensors"):
+        kept[file_of(path.name)] |= safetensors.torch.load_file(path)
+    tensors = {file: sum(tensor.numel() > 1 for tensor in named.values()) for file, named in kept.items()}
+    assert tensors == written
+    for name, weight in ran.models[0].named_parameters():
+        assert torch.equal(kept["model"][name], weight)
+    if reads_together:
+        first, *others = read.values()
+        assert len(first) > 0
+        assert others == [first] * 3
+
+
+def linear(hp: Hyperparameters, rank: int) -> Task:
+    return Task(nn.Linear(8, tasks.CLASSES), tasks.examples(), tasks.loss)

@@ -64,7 +64,7 @@ def test_two_jobs_in_one_place_do_not_touch_each_others_checkpoints(order: list[
 
 
 @given(order=orders)
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_directories_and_buckets_behave_alike(order: list[int], new_store: Callable[[], Store]) -> None:
     store = new_store()
     Turns(store, order).run([writing(OLD, 20, 30), writing(NEW, 20, 30, 40)])
@@ -74,7 +74,6 @@ def test_directories_and_buckets_behave_alike(order: list[int], new_store: Calla
 @given(order=orders)
 # The old one commits just after the new one has seen its files without a COMMIT.
 @example(order=[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1, 1])
-@settings(deadline=None)
 def test_the_newest_whole_checkpoint_never_moves_back_while_two_write(order: list[int]) -> None:
     store = MemoryStore()
     commit(store, 10, OLD, content=content(OLD, 10))

@@ -40,6 +40,8 @@ def main():
                     run.step(step, loss, learning_rate=scheduler.get_last_lr()[0])
         run.evaluated(step, {"accuracy": right / seen})
     accelerator.print("processes", accelerator.num_processes, flush=True)
+    # Torch 2.9 ends gloo's threads with the GIL held, and hangs if one waits for it to free what it has gathered.
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

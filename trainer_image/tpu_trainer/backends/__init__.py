@@ -29,7 +29,7 @@ def open_backend(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) 
         device = find_device(chosen, local_rank)
         seat = Seat.of_local(environment, local_rank, chosen.processes_per_host) if spec.process_per_device else None
         group = join(environment, gang, stop, seat=seat, device=chosen.device, collectives=chosen.collectives)
-        return TorchDistributed(group, device, local_rank)
+        return TorchDistributed(group, device, local_rank, chosen.execution)
 
     from tpu_trainer.backends.xla import XlaChip, XlaHost, XlaSpmd
 

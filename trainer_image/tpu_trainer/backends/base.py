@@ -47,6 +47,8 @@ class Backend(Protocol):
     device: where the model lives.
     reads_free: reading the signals of a reduction costs no wait for the device.
     terms: how many processes' values a reduction adds up; the mean is the sum over `terms`.
+    reads_together: all processes must read the same values from their devices, at the same places and in the same
+        order: a device may have put work off, and a collective in it would run on one process alone.
     one_program: all processes run the same program, so that a parameter has a gradient in all of them or in none.
     store: a key-value store that all processes reach without their devices; None for a process alone.
     """
@@ -58,6 +60,7 @@ class Backend(Protocol):
     device: torch.device
     reads_free: bool
     terms: int
+    reads_together: bool
     one_program: bool
     store: Store | None
 
@@ -125,11 +128,11 @@ class Backend(Protocol):
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
         """A hash of the operations that are pending for `tensors`, equal where processes run the same program.
 
-        None if nothing is traced.
+        None if processes may run different ones.
         """
 
     def sync(self) -> None:
-        """Ends a step: sends to the device what has been traced so far."""
+        """Ends a step: sends to the device what has been put off so far. All processes call it at the same places."""
 
     def barrier(self) -> None:
         """Returns once every process has come here and its device has finished its work."""

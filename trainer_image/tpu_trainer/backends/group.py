@@ -67,7 +67,9 @@ class Group:
         own = torch.tensor(row, dtype=torch.float32, device=self._device)
         rows = [torch.empty_like(own) for _ in range(self.size)]
         self._together(dist.all_gather, rows, own)
-        return [values.tolist() for values in rows]
+        # Read at once: each reading waits for the device.
+        table: list[list[float]] = torch.stack(rows).tolist()
+        return table
 
     def barrier(self) -> None:
         if self.size > 1:

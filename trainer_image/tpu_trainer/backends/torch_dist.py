@@ -6,6 +6,8 @@ The CPU with gloo is the default; ("cuda", "nccl") and TorchTPU's ("tpu", "tpu_d
 from __future__ import annotations
 
 import importlib
+import json
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from tpu_trainer.backends.base import Counters, in_rows, map_tensors, move_model
 from tpu_trainer.backends.feed import feed_in_turn
 from tpu_trainer.backends.group import Group
+from tpu_trainer.compiled import Compilations, check_compiler
 from tpu_trainer.errors import BadSpecError
 from tpu_trainer.spec import TorchSpec
 
@@ -25,11 +28,14 @@ _KINDS = ("cpu", "cuda", "xpu", "mps", "tpu")
 
 
 class TorchDistributed:
-    """Eager: on the CPU a step is done when its last line is; another device runs behind, and reading waits for it."""
+    """On the CPU a step is done when its last line is; any other device runs behind the host, and a read waits for it.
 
-    one_program = False
+    TorchTPU may put operations off and compile them together (trainer.torch.execution: Fuse), collectives among them,
+    and a read makes them run. So on a TPU all processes read the same values at the same places, whatever the mode:
+    TorchTPU's guide makes no exceptions. Where programs are compiled, every step also ends with a cut (`sync`).
+    """
 
-    def __init__(self, group: Group, device: torch.device, local_rank: int = 0) -> None:
+    def __init__(self, group: Group, device: torch.device, local_rank: int = 0, execution: str = "Eager") -> None:
         self._group = group
         self.rank = self.drawing_rank = group.rank
         self.world = self.terms = group.size
@@ -37,6 +43,9 @@ class TorchDistributed:
         self.store = group.store
         self.device = device
         self.reads_free = device.type == "cpu"
+        self.reads_together = self.one_program = device.type == "tpu"
+        self._puts_off = device.type == "tpu" and execution != "Eager"
+        self._compiled = Compilations() if execution == "Compile" else None
 
     def seed(self, seed: int) -> None:
         """Seeds the host and every device, which eager operations draw from."""
@@ -82,16 +91,22 @@ class TorchDistributed:
         return torch.tensor([values], dtype=torch.float32, device=self.device)
 
     def compilations(self) -> int:
-        return 0
+        return 0 if self._compiled is None else self._compiled.count
 
     def counters(self) -> Counters:
-        return Counters()
+        return Counters() if self._compiled is None else Counters(self._compiled.count, self._compiled.seconds)
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
-        return None
+        # What has led to them is not known here; that they fit into one collective is.
+        if not self.one_program:
+            return None
+        described = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
+        return f"{zlib.crc32(json.dumps(described).encode()):08x}"
 
     def sync(self) -> None:
-        """Nothing is pending."""
+        if self._puts_off:
+            # Not torch.tpu's own: that one is for torch alone.
+            torch.accelerator.synchronize()
 
     def barrier(self) -> None:
         self._group.barrier()
@@ -110,35 +125,54 @@ def find_device(chosen: TorchSpec, local_rank: int) -> torch.device:
         # TorchTPU registers the device and its collectives. If it is missing, the checks below say what is there.
         with suppress(ModuleNotFoundError):
             importlib.import_module("torch_tpu")
-    module = _module(chosen.device)
-    if module is None:
-        found = ", ".join(kind for kind in _KINDS if _module(kind) is not None)
+    if not _is_there(chosen.device):
+        found = ", ".join(kind for kind in _KINDS if _is_there(kind))
         raise BadSpecError(
             f'trainer.torch.device: torch {torch.__version__} finds no "{chosen.device}" on this host, but {found}'
         )
     _check_collectives(chosen)
+    if chosen.execution == "Compile":
+        check_compiler(chosen.device)
     if chosen.device == "cpu":
         return torch.device("cpu")
-    count = int(module.device_count())
+    count = torch.accelerator.device_count()
     if count < chosen.processes_per_host:
         raise BadSpecError(
             f"trainer.torch.processesPerHost: {chosen.processes_per_host} processes need a device each, this host has "
             f"{count} of {chosen.device}"
         )
     if chosen.device == "tpu":
+        _set_eager_mode(chosen.execution)
         # TorchTPU has given this process its one device already, and knows no other.
         return torch.device("tpu")
-    module.set_device(local_rank)
+    torch.accelerator.set_device_index(local_rank)
     return torch.device(chosen.device, local_rank)
 
 
-def _module(kind: str) -> Any:
-    """torch's module for a device type (torch.cuda), or None if there is no such device."""
+def _is_there(kind: str) -> bool:
+    """Whether this host has such a device. Asked by torch.accelerator: torch.tpu's own answers are for torch alone."""
+    if kind == "cpu":
+        return True
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == kind
+
+
+def _set_eager_mode(execution: str) -> None:
+    """Sets how TorchTPU runs what is in no compiled program. By its property, not by its environment variable: that had
+    another name in earlier releases, and an unknown variable would be overlooked. An unknown property is an error.
+
+    Raises:
+        BadSpecError: this TorchTPU has no such mode.
+    """
+    tpu: Any = torch.get_device_module("tpu")
+    mode = "DEFER_AND_FUSE" if execution == "Fuse" else "DEFER_NEVER"
     try:
-        module = torch.get_device_module(kind)
-    except RuntimeError:
-        return None
-    return module if module.is_available() else None
+        tpu.eager_mode = getattr(tpu.EagerMode, mode)
+    except AttributeError as error:
+        raise BadSpecError(
+            f'trainer.torch.execution: "{execution}" needs torch.tpu.eager_mode and EagerMode.{mode}, which this '
+            f"torch_tpu does not have: {error}"
+        ) from error
 
 
 def _check_collectives(chosen: TorchSpec) -> None:

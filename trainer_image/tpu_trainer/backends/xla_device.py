@@ -25,6 +25,8 @@ class XlaDevice:
     Counts leave out the reads that the backend makes for itself: nobody can act on those.
     """
 
+    reads_together = False
+
     _own_reads = 0
     """By all replicas of the process, like the count that it is subtracted from."""
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tpu_trainer.callbacks.joined import apart
+from tpu_trainer.callbacks.leaving import Leaving
 from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
 from tpu_trainer.clock import Clock, Phase, process_seconds
@@ -21,7 +22,7 @@ from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.doctor.findings import Check, Finding
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.errors import BadSpecError, NotFiniteError
+from tpu_trainer.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
 from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.progress import Progress
@@ -81,6 +82,8 @@ class Run:
         self._told.listen()
         self._uncaught_before = sys.excepthook
         sys.excepthook = self._uncaught
+        self._leaving = Leaving(self._left)
+        self._leaving.listen()
 
     def step(self, step: int, loss: Any, metrics: Mapping[str, Any], learning_rate: float | None) -> None:
         if self._begun:
@@ -154,6 +157,18 @@ class Run:
         leave_words(outcome_of_own(error, self._progress.step), first=self._first)
         self._uncaught_before(kind, error, frames)
 
+    def _left(self) -> int:
+        """The exit code of a process that leaves by os._exit(0)."""
+        done, total = self._done or 0, self._spec.train_steps
+        error = None
+        if done < total and not self.stopping:
+            message = f"os._exit(0) ended the process after step {done} of {total}, while its session was open"
+            error = PreemptedError(message) if self._told() else UserCodeError(message)
+        outcome = self._close(error)
+        if error is not None:
+            print(f"{outcome.code.name}: {outcome.message}", file=sys.stderr, flush=True)
+        return int(outcome.code)
+
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of an evaluation after the training, for the result."""
         self._metrics = dict(_numbers(metrics))
@@ -163,6 +178,7 @@ class Run:
 
     def _close(self, error: BaseException | None) -> Outcome:
         self._told.forget()
+        self._leaving.forget()
         sys.excepthook = self._uncaught_before
         if error is None:
             error = self._last_look()
@@ -246,8 +262,12 @@ class Run:
             return error
         return None
 
+    @property
+    def _done(self) -> int | None:
+        return self._progress.step if self._pace.last is None else self._pace.last
+
     def _outcome(self, error: BaseException | None) -> Outcome:
-        step = self._progress.step if self._pace.last is None else self._pace.last
+        step = self._done
         if error is not None:
             return outcome_of_own(error, step)
         code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded

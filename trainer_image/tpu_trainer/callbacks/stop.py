@@ -54,7 +54,8 @@ class Told:
             self._installed = True
 
     def forget(self) -> None:
-        if self._installed:
+        # A process may leave from another thread.
+        if self._installed and threading.current_thread() is threading.main_thread():
             # None: a handler that was not installed from Python.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
             self._installed = False

@@ -16,6 +16,7 @@ from tpu_trainer.checkpoint.best import Best, best_in, note_evaluation
 from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
 from tpu_trainer.checkpoint.snapshot import Snapshot
+from tpu_trainer.checkpoint.trials import remove_trials
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import StorageError
@@ -95,6 +96,9 @@ class Checkpoints:
         """Waits for the write under way. Returns whether the newest snapshot is committed (or there was none)."""
         return True
 
+    def tidy(self) -> None:
+        """The whole training has succeeded: removes what was of use until then."""
+
 
 class Partner(Checkpoints):
     """For a process that does not lead, where hosts write together: takes part in the checkpoint of each step once.
@@ -133,7 +137,7 @@ class Checkpointer(Checkpoints):
     """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
     new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
     continues from. others: the hosts that write parts of a snapshot. repeats: a step's snapshot can be taken a second
-    time, by this process alone. best: the best checkpoint that is known."""
+    time, by this process alone. trials: as in `CheckpointSpec`. best: the best checkpoint that is known."""
 
     def __init__(
         self,
@@ -146,8 +150,10 @@ class Checkpointer(Checkpoints):
         found_best: Callable[[Best], None] = lambda best: None,
         others: Callable[[Snapshot], Others] = lambda _: Others(),
         repeats: bool = True,
+        trials: str | None = None,
     ) -> None:
         super().__init__(due)
+        self._trials = trials
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
         self._others, self._repeats = others, repeats
         self._writing: Thread | None = None
@@ -194,6 +200,14 @@ class Checkpointer(Checkpoints):
     def finish(self) -> bool:
         self._wait()
         return self.last_step == self._newest
+
+    def tidy(self) -> None:
+        if self._trials is None:
+            return
+        try:
+            remove_trials(self._trials)
+        except StorageError as error:
+            self._say(f"what the trials of the ladder have left in {self._trials}* stays there: {error}")
 
     def save(self, step: int, position: Position, health: Health) -> None:
         self._save(step, position, health, alone=False)

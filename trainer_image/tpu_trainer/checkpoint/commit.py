@@ -31,7 +31,7 @@ class Author:
     """One attempt of one job. `world` counts processes, `global_batch` examples per step.
 
     `name` is "namespace/name", and `recipe` what the user wrote, before scaling; both are empty in a COMMIT of version
-    0.1.0.
+    0.1.0. `code`: the sha256 of trainer.code, empty if the image brought the code.
     """
 
     uid: str
@@ -41,6 +41,7 @@ class Author:
     global_batch: int
     name: str = ""
     recipe: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
 
     @property
     def job(self) -> str:
@@ -106,7 +107,11 @@ class Commit:
         files = {name: asdict(mark) for name, mark in self.files.items()}
         version = WHOLE_FILES if all(name == _whole(name) for name in files) else PARTS
         document: dict[str, Any] = {"format": version, "step": self.step, "examples": self.examples, "files": files}
-        document |= {"author": asdict(self.author), "clean": self.clean}
+        author = asdict(self.author)
+        # Beside the author: an older trainer takes an author with an unknown field for damage.
+        if code := author.pop("code"):
+            document["code"] = code
+        document |= {"author": author, "clean": self.clean}
         if self.evaluation is not None:
             document["evaluation"] = dict(self.evaluation)
         return json.dumps(document, indent=1, sort_keys=True).encode()
@@ -120,7 +125,8 @@ class Commit:
             if version in (WHOLE_FILES, PARTS):
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
-                author, clean = Author(**document["author"]), bool(document.get("clean", True))
+                author = Author(**document["author"], code=str(document.get("code", "")))
+                clean = bool(document.get("clean", True))
                 evaluation = document.get("evaluation")
                 numbers = evaluation and {name: value and float(value) for name, value in evaluation.items()}
                 return cls(int(document["step"]), int(document["examples"]), author, files, clean, numbers)

@@ -71,11 +71,14 @@ def take_snapshot(
     elsewhere: Collection[Item] = (),
     part: Part = WHOLE,
     sharding: Sharding | None = None,
+    together: bool = False,
 ) -> Snapshot:
     """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Of the optimizer,
     its state but not its parameter groups: rates are the recipe's, which may be a new one.
 
-    sharding: how the optimizer's state is divided, if it is. This is a collective then.
+    sharding: how the optimizer's state is divided, if it is. This is a collective then. together: every other process
+    calls `take_part` meanwhile and reads the same tensors in the same order, so `elsewhere` is read, too, and dropped
+    (Backend.reads_together).
 
     Waits for the device, so it belongs at the end of a step: pending work would be computed for this copy alone.
 
@@ -84,19 +87,28 @@ def take_snapshot(
     """
     state, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
     hooks, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
-    live: dict[str, Tensors] = {
-        "model": _unique_tensors(model),
-        "optimizer": of_optimizer,
-        "hooks": of_hooks,
-        "ema": average or {},
-    }
-    here = {
-        file: {name: tensor for name, tensor in tensors.items() if (file, name) not in elsewhere}
-        for file, tensors in live.items()
-    }
     trees = {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks}
-    gathered = {} if sharding is None else sharding.gathered(of_optimizer, here["optimizer"])
-    return Snapshot(step, examples, document, trees, copied(here, gathered), part)
+    live = _live(model, of_optimizer, of_hooks, average)
+    tensors = _taken(live, lambda item: item not in elsewhere, sharding, together)
+    return Snapshot(step, examples, document, trees, tensors, part)
+
+
+def take_part(
+    model: nn.Module,
+    optimizer: Optimizer,
+    hooks_state: Mapping[str, Any],
+    average: Tensors | None,
+    mine: Collection[Item],
+    sharding: Sharding | None,
+    together: bool,
+) -> dict[str, Tensors]:
+    """Copies `mine` while another process takes the snapshot. sharding, together: as for `take_snapshot`.
+
+    Never holds more than `mine`, what `sharding` gathers at a time, and one tensor in host memory.
+    """
+    _, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
+    live = _live(model, optimizer_tensors(optimizer), of_hooks, average)
+    return _taken(live, lambda item: item in mine, sharding, together)
 
 
 def replicated(
@@ -110,6 +122,43 @@ def replicated(
     weights = {name: value for name, value in _unique_tensors(model).items() if isinstance(value, nn.Parameter)}
     files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": average or {}}
     return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
+
+
+def _live(model: nn.Module, of_optimizer: Tensors, of_hooks: Tensors, average: Tensors | None) -> dict[str, Tensors]:
+    return {"model": _unique_tensors(model), "optimizer": of_optimizer, "hooks": of_hooks, "ema": average or {}}
+
+
+def _taken(
+    live: Mapping[str, Tensors], wanted: Callable[[Item], bool], sharding: Sharding | None, together: bool
+) -> dict[str, Tensors]:
+    """Copies on the host of what is wanted; everything that is `live` is read for it if processes read together."""
+    here = {
+        file: {name: tensor for name, tensor in tensors.items() if wanted((file, name))}
+        for file, tensors in live.items()
+    }
+    gathered = {} if sharding is None else sharding.gathered(live["optimizer"], here["optimizer"])
+    return _read_all(live, here, gathered, sharding) if together else copied(here, gathered)
+
+
+def _read_all(
+    live: Mapping[str, Tensors], here: Mapping[str, Tensors], gathered: Tensors, sharding: Sharding | None
+) -> dict[str, Tensors]:
+    """Copies on the host of what is `here`; everything that is `live` is read, but for what was `gathered`."""
+    divided: Collection[str] = () if sharding is None else sharding.parts(live["optimizer"])
+    copies: dict[str, Tensors] = {}
+    for file, tensors in live.items():
+        kept: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            _check_storable(f"{file}: {name}", tensor)
+            if file == "optimizer" and name in divided:
+                if name in gathered:
+                    kept[name] = gathered[name]
+                continue
+            (copy,) = _to_host([tensor])
+            if name in here[file]:
+                kept[name] = copy
+        copies[file] = kept
+    return copies
 
 
 def copied(live: Mapping[str, Tensors], gathered: Tensors | None = None) -> dict[str, Tensors]:

@@ -143,10 +143,10 @@ class DirectoryStore:
         target = self._root / name
         with self._doing(f"delete {name}"):
             target.unlink(missing_ok=True)
-            # The folder goes with its last file.
+            # Folders go with their last file.
             with contextlib.suppress(OSError):
-                if target.parent != self._root:
-                    target.parent.rmdir()
+                for folder in Path(name).parents[:-1]:
+                    (self._root / folder).rmdir()
 
     def _sync_directories(self, target: Path) -> None:
         """Makes the names durable as well: of the file, and of directories that may be new."""

@@ -58,9 +58,15 @@ class StepCounts:
             self._recompiled(step, batch)
         self._window_steps += 1
         if self._window_steps == WINDOW_STEPS:
-            now = self._read()
-            self._rates(step, minus(now, self._window))
-            self._window, self._window_steps = now, 0
+            self.close_window(step)
+
+    def close_window(self, step: int) -> None:
+        """Judges the rates of the steps since the last window, however few they are."""
+        if not self._window_steps:
+            return
+        now = self._read()
+        self._rates(step, minus(now, self._window), self._window_steps)
+        self._window, self._window_steps = now, 0
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -88,17 +94,19 @@ class StepCounts:
         message = start + (_SAME_SHAPES if change is None else _NEW_SHAPES.format(change=change))
         self._voice.say(Check.RECOMPILATION, step, message, cause=cause, severity=number)
 
-    def _rates(self, step: int, counted: Counters) -> None:
+    def _rates(self, step: int, counted: Counters, steps: int) -> None:
+        # A single event in a short window is no rate.
+        most = max(MOST_PER_STEP, 1 / steps)
         for name, count in counted.fallbacks.items():
-            if (rate := count / WINDOW_STEPS) > MOST_PER_STEP:
+            if (rate := count / steps) > most:
                 message = _FALLBACK.format(name=name, rate=rate)
                 self._voice.say(Check.CPU_FALLBACK, step, message, cause=name, severity=rate)
-        reads = (counted.host_reads - sum(counted.fallbacks.values())) / WINDOW_STEPS
-        if reads > MOST_PER_STEP:
+        reads = (counted.host_reads - sum(counted.fallbacks.values())) / steps
+        if reads > most:
             self._voice.say(Check.HOST_SYNC, step, _HOST_SYNC.format(rate=reads), severity=reads)
         # As whole numbers first: the runtime counts a little late, and 2.1 - 2 is more than 0.1.
-        cuts = (counted.executions - counted.host_reads - self._executions * WINDOW_STEPS) / WINDOW_STEPS
-        if cuts > MOST_PER_STEP:
+        cuts = (counted.executions - counted.host_reads - self._executions * steps) / steps
+        if cuts > most:
             message = _MID_STEP.format(rate=cuts + self._executions, own=self._executions)
             self._voice.say(Check.MID_STEP_EXECUTION, step, message, severity=cuts)
 
@@ -144,7 +152,8 @@ _NEW_SHAPES = (
 _SAME_SHAPES = (
     "the batch has the shapes of the first step, so the program itself has changed. Look for an `if`, a loop or a "
     "slice that depends on a Python number, for a value read or logged every few steps, for a number of the loss that "
-    "becomes 0 or 1 in float32 or equal to another one. PT_XLA_DEBUG_LEVEL=1 prints where each compilation came from"
+    "becomes 0 or 1 in float32 or equal to another one. PT_XLA_DEBUG_LEVEL=1 prints where each compilation came from, "
+    "with torch.compile TORCH_LOGS=recompiles"
 )
 _FALLBACK = (
     "{name} has no implementation on the device and ran on the CPU, {rate:.1f} times a step: each time the step is cut "

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _NO_DIGEST = (0, 0)
+OF_XLA = (Check.CPU_FALLBACK, Check.HOST_SYNC, Check.MID_STEP_EXECUTION, Check.PADDING)
+"""What is read off torch_xla."""
+OF_PROGRAMS = (Check.RECOMPILATION, Check.UNEQUAL_COMPILATIONS)
+"""What is counted where torch_xla or torch.compile compiles."""
 
 
 class Doctor:
@@ -69,6 +73,9 @@ class Doctor:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
         self._model, self._host, self._pace = model, host, pace
+        # A divided optimizer joins its parts in as many rounds as they fill. Where hosts meet in host memory, each of
+        # them is a program of its own.
+        self._known_steps = known_steps and not (backend.reads_free and spec.sharding != "None")
         self._average = {} if average is None else average
         # Parameters that are frozen from the start may hold infinities on purpose, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -77,12 +84,25 @@ class Doctor:
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and if the exchange is in host memory, the device is done with
         # the gradients before the update is traced.
-        executions = spec.batch.accumulation + (1 if backend.reads_free else 0) if known_steps else math.inf
+        executions = spec.batch.accumulation + (1 if backend.reads_free else 0) if self._known_steps else math.inf
         self._counts = StepCounts(backend, self._voice, executions)
         self._waiting = Waiting(self._voice)
         self._since = clock.seconds()
         self._compare_once_more = False
         self._compilations = 0
+
+    @property
+    def recompilations(self) -> int:
+        """Programs that steps after the warm-up have compiled on this replica."""
+        return self._counts.compilations
+
+    @property
+    def unseen(self) -> list[Check]:
+        """What it cannot find in this run, whatever happens, because nothing is counted that would show it."""
+        if self._spec.backend == "torch":
+            # torch.compile counts its programs; what TorchTPU fuses, nobody counts.
+            return [*OF_XLA] if self._spec.torch.execution == "Compile" else [*OF_XLA, *OF_PROGRAMS]
+        return [] if self._known_steps else [Check.MID_STEP_EXECUTION]
 
     def before_sync(self, step: int, tensors: Sequence[Tensor]) -> None:
         """Compares the pending programs of all replicas, in the first steps and after recompilations.
@@ -111,14 +131,16 @@ class Doctor:
         """What the device's runtime counts while the block runs is not blamed on a step."""
         return self._counts.set_aside()
 
-    def checkup(self, step: int) -> None:
-        """Exchanges with all replicas how they are doing; a collective.
+    def checkup(self, step: int, *, last: bool = False) -> None:
+        """Exchanges with all replicas how they are doing; a collective. `last`: nothing is left for a later look.
 
         Raises:
             DivergedError: in every replica, if their parameters differ.
         """
+        if last:
+            self._counts.close_window(step)
         with self._timed("checkup"), self._clock.during(Phase.DEVICE), self.set_aside():
-            self._checkup(step)
+            self._checkup(step, last)
 
     def judge_parameters(self, step: int) -> None:
         """Tests that parameters and running statistics are finite, and the parameters equal in all replicas; a
@@ -147,7 +169,7 @@ class Doctor:
         if advice is not None and self._spec.backend != "torch":
             self._voice.say(Check.PADDING, step, advice)
 
-    def _checkup(self, step: int) -> None:
+    def _checkup(self, step: int, last: bool) -> None:
         sums = None
         if self._backend.world > 1:
             (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
@@ -156,7 +178,7 @@ class Doctor:
         if sums is not None:
             self._equal(step, [one.digest for one in vitals], sums)
         self._same_compilations(step, vitals)
-        if self._waiting.judge(step, vitals):
+        if self._waiting.judge(step, vitals, last=last):
             self._since = self._clock.seconds()
 
     def _vitals(self, parameters: tuple[int, int]) -> Vitals:

@@ -63,22 +63,32 @@ class Waiting:
 
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
-        self._suspect: int | None = None
+        self._suspect: Straggler | None = None
+        self._judged = 0
 
-    def judge(self, step: int, vitals: Sequence[Vitals]) -> bool:
-        """False if the interval was too short: it then continues until the next checkup."""
-        if max(one.total for one in vitals) < SHORTEST_SECONDS:
+    def judge(self, step: int, vitals: Sequence[Vitals], *, last: bool = False) -> bool:
+        """False if the interval was too short: it then continues until the next checkup. `last`: there is no next one.
+        If it is also the first, it counts however short it was, and one slow interval is enough to name a host."""
+        is_short = max(one.total for one in vitals) < SHORTEST_SECONDS
+        if is_short and not (last and self._judged == 0):
+            if last and self._judged == 1 and self._suspect is not None:
+                self._tell(step, self._suspect)
             return False
+        self._judged += 1
         host, share = input_share(vitals)
         if share > INPUT_SHARE:
             self._voice.say(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
         slow = straggler(vitals)
-        if slow is not None and slow.host == self._suspect:
-            reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
-            message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
-            self._voice.say(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
-        self._suspect = None if slow is None else slow.host
+        again = slow is not None and self._suspect is not None and slow.host == self._suspect.host
+        if slow is not None and (again or (last and self._judged == 1)):
+            self._tell(step, slow)
+        self._suspect = slow
         return True
+
+    def _tell(self, step: int, slow: Straggler) -> None:
+        reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
+        message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
+        self._voice.say(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
 
 
 def straggler(vitals: Sequence[Vitals]) -> Straggler | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.exchange import LOSS, WEIGHT, Loss, Sums, Wishes, exchange
+from tpu_trainer.exchange import LOSS, WEIGHT, Flags, Loss, Sums, exchange
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.stop import StopFlag
 
@@ -32,9 +32,8 @@ class Gradients:
         self._known: set[nn.Parameter] = set()
         self._changed: set[nn.Parameter] = set()
         self._loss: Loss | None = None
-        self._signals: Tensor | None = None
-        # Made once, as data on the device; see `loop`.
-        self._flags = {asked: backend.flag(asked) for asked in (False, True)}
+        self._sums: Sums | None = None
+        self._flags = Flags(backend)
         self._last = backend.to_device(torch.tensor([last or 0.0, 1.0]))
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -65,13 +64,16 @@ class Gradients:
         set_aside = done if self._backend.one_program else []
         for parameter, _ in set_aside:
             parameter.grad = None
-        wishes = Wishes(self._flags[self._stop()], self._flags[self._instruments.checkpoints.overdue()])
+        wishes = self._flags.wishes(stop=self._stop(), save=self._instruments.checkpoints.overdue())
         with self._instruments.exchange(step, loss, parameters):
             sums = exchange(parameters, loss, wishes, self._backend)
         for parameter, gradient in set_aside:
             parameter.grad = gradient
         self._changed.clear()
-        self._signals = sums.signals if self._signals is None else self._signals + sums.signals
+        if self._sums is not None:
+            # The longest gradient of the step; NaN stays NaN.
+            sums = Sums(self._sums.signals + sums.signals, torch.maximum(self._sums.norm, sums.norm))
+        self._sums = sums
 
     @property
     def pending(self) -> bool:
@@ -80,9 +82,10 @@ class Gradients:
 
     def signals(self, step: int) -> Sums:
         """The step's; a step in which all replicas skipped their batch has the loss of the one before."""
-        if self._signals is None:
+        if self._sums is None:
             self.average(step)
-        assert self._signals is not None
-        signals, self._signals = self._signals, None
+        assert self._sums is not None
+        sums, self._sums = self._sums, None
+        signals = sums.signals
         self._last = torch.where(signals[WEIGHT] == 0, self._last.to(signals), signals[LOSS : WEIGHT + 1])
-        return Sums(torch.cat([self._last, signals[WEIGHT + 1 :]]))
+        return Sums(torch.cat([self._last, signals[WEIGHT + 1 :]]), sums.norm)

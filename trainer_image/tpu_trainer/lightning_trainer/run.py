@@ -301,7 +301,7 @@ class OwnTrainer:
         if done is None:
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(watch.step, Position(watch.place.epoch), instruments)
-        early = f" of {hp.train_steps}, ended early by the module or a callback" if watch.step < hp.train_steps else ""
+        early = f" of {hp.last_step}, ended early by the module or a callback" if watch.step < hp.last_step else ""
         said = done or f"trained {watch.step} steps{early}"
         return succeeded(said, watch.step, watch.loss, watch.metrics, instruments)
 
@@ -337,6 +337,11 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
     if spec.on_not_finite is OnNotFinite.SKIP:
         raise UserCodeError(
             "recipe.onNotFinite: Skip: under Lightning's Trainer a step cannot be undone; Stop and Warn are known"
+        )
+    if spec.torch.execution != "Eager":
+        raise UserCodeError(
+            f"trainer.torch.execution: {spec.torch.execution}: Lightning's Trainer makes its own steps, so there "
+            "is Eager only; call torch.compile in the module's configure_model"
         )
     if hp.ema_decay is not None:
         raise UserCodeError(

@@ -156,7 +156,7 @@ class Watch:
 
     def _end_step(self, trainer: Any, batch: Any, parameters: list[Any]) -> None:
         instruments, step = self._instruments, self.step
-        last = step == self._hp.train_steps
+        last = step == self._hp.last_step
         sums = self._gradients.signals(step)
         with instruments.sync(step, batch, parameters):
             self._backend.sync()

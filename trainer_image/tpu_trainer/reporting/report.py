@@ -50,7 +50,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) 
     return Report(
         phase=phase_of(phase, pace.steps),
         step=step,
-        total_steps=spec.train_steps,
+        total_steps=spec.last_step,
         loss=last.losses[-1] if last else None,
         examples_per_second=rate,
         checkpoint_step=progress.checkpoint_step,
@@ -58,7 +58,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) 
         # First the evaluation's: a report holds only so many. They replace what was logged under the same name.
         metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
-        remaining_seconds=math.ceil((spec.train_steps - step) * spec.batch.total / rate) if rate else None,
+        remaining_seconds=math.ceil((spec.last_step - step) * spec.batch.total / rate) if rate else None,
     )
 
 

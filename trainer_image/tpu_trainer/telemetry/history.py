@@ -351,3 +351,14 @@ def load_history(document: bytes, uid: str) -> History | None:
     except (ValueError, KeyError, TypeError):
         pass
     return None
+
+
+def newest_attempt(document: bytes, uid: str) -> int:
+    """The attempt that wrote a history of the job with this uid; 0 for anything else."""
+    try:
+        found = json.loads(document)
+        if (found["schema"], found["uid"]) == (SCHEMA, uid):
+            return int(found["recorded"]["attempts"][-1]["number"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass
+    return 0

@@ -23,7 +23,15 @@ from tpu_trainer.errors import TrainerError
 from tpu_trainer.logbook import Curve
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.spec import RunSpec
-from tpu_trainer.telemetry.history import Attempt, FirstLoss, History, Sample, dump_history, load_history
+from tpu_trainer.telemetry.history import (
+    Attempt,
+    FirstLoss,
+    History,
+    Sample,
+    dump_history,
+    load_history,
+    newest_attempt,
+)
 from tpu_trainer.telemetry.tensorboard import Events
 
 HISTORY = "history.json"
@@ -151,11 +159,23 @@ class Reporter:
         assert self._store
         try:
             document = dump_history(recorded, self._spec, outcome, self._environment, datetime.now(UTC))
+            if self._has_successor():
+                self._say("not written: a later attempt of this job writes it now")
+                return
             self._store.put(HISTORY, document)
             for name, content in events.items():
                 self._store.put(name, content)
         except Exception as error:
             self._say(f"not written: {_reason(error)}")
+
+    def _has_successor(self) -> bool:
+        """Whether a later attempt has written already: then this gang was cut off and still trains beside it."""
+        assert self._store
+        try:
+            return newest_attempt(self._store.read(HISTORY), self._spec.job.uid) > self._spec.job.attempt
+        except Exception:
+            # It is missing, or the write will fail and say why.
+            return False
 
     def _read_before(self) -> History:
         assert self._store

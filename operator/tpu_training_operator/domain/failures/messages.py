@@ -100,7 +100,13 @@ def _line(text: str, room: int = LONGEST_LINE) -> str:
 
 def failed_where(failure: Failure) -> str:
     """For example: slice 0 host 2 on node-1."""
-    return f"slice {failure.slice} host {failure.host}" + (f" on {failure.node}" if failure.node else "")
+    what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
+    return what + (f" on {failure.node}" if failure.node else "")
+
+
+def failed_when(failure: Failure) -> str:
+    """For example: , attempt 2. Empty for the entry check, which comes before the first."""
+    return f", attempt {failure.attempt}" if failure.attempt else ""
 
 
 def failed_why(failure: Failure) -> str:
@@ -121,5 +127,6 @@ def gist(failure: Failure) -> str:
 def describe(failure: Failure) -> str:
     """Which worker failed, where and how, in a sentence."""
     node = f" on {failure.node}" if failure.node else ""
-    where = f"slice {failure.slice} host {failure.host} ({failure.pod}{node})"
+    what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
+    where = f"{what} ({failure.pod}{node})"
     return f"{where} failed with {failed_why(failure)}: {gist(failure)}"

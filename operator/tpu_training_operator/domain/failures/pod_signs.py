@@ -33,7 +33,7 @@ def has_failed(pod: WorkerPod) -> bool:
 
     The exit code alone counts, because a sidecar that still runs keeps the pod's phase at Running.
     """
-    if left_early(pod) or was_stopped(pod):
+    if left_early(pod) or failed_with_code_0(pod) or was_stopped(pod):
         return True
     if pod.phase == "Succeeded":
         return False
@@ -48,6 +48,15 @@ def left_early(pod: WorkerPod) -> bool:
     message that the kubelet could not read or had to cut is not empty.
     """
     return pod.exit_code == 0 and not str(pod.termination.get("message") or "").strip() and pod.runs_trainer
+
+
+def failed_with_code_0(pod: WorkerPod) -> bool:
+    """The trainer's last words are of a failure, or of a stop, and its process exited with code 0 all the same.
+
+    Something that ran after the trainer replaced its exit code, such as an atexit handler that calls os._exit.
+    """
+    outcome = (pod.trainer_message or {}).get("outcome") if pod.exit_code == 0 and pod.runs_trainer else None
+    return isinstance(outcome, str) and outcome != "Succeeded"
 
 
 def was_stopped(pod: WorkerPod) -> bool:

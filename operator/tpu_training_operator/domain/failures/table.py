@@ -21,6 +21,7 @@ from tpu_training_operator.domain.failures.pod_signs import (
     deleted_first,
     disruption,
     failed_sidecar,
+    failed_with_code_0,
     has_failed,
     is_disrupted,
     is_held_up,
@@ -186,13 +187,14 @@ def with_started_peers(row: Row) -> Row:
 
 
 def own_exit_code(pod: WorkerPod) -> int | None:
-    """The exit code of the program that trains, which a launcher may have replaced by 1."""
-    if pod.runs_trainer or pod.exit_code != ExitCode.USER_ERROR:
+    """The exit code of the program that trains, which a launcher may have replaced by 1, and the task by 0."""
+    is_replaced = failed_with_code_0(pod) if pod.runs_trainer else pod.exit_code == ExitCode.USER_ERROR
+    if not is_replaced:
         return pod.exit_code
     outcome = (pod.trainer_message or {}).get("outcome")
     if isinstance(outcome, str) and outcome in _CODES:
         return _CODES[outcome]
-    found = launched(pod.last_words)
+    found = None if pod.runs_trainer else launched(pod.last_words)
     return found.exit_code if found else pod.exit_code
 
 

@@ -17,7 +17,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import Event, Plan
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.observed import Observed
-from tpu_training_operator.domain.ownership import Claim, Object, claim
+from tpu_training_operator.domain.ownership import Claim, Object, claim, is_ours
 
 # A quota may be raised or a name freed at any time, and nothing tells the operator.
 _LOOK_AGAIN = timedelta(seconds=30)
@@ -47,6 +47,8 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
         case Claim.GOING:
             what = "workers" if kind == "Pod" else kind
             message = f"waiting for the deleted job {job['metadata']['name']} to release its {what}"
+            if is_ours(existing, job):
+                message = f"{kind} {name} is being deleted; once it is gone, it is created again"
             return Obstacle(Reason.WAITING_FOR_DELETED_JOB, message, passes=True)
         case Claim.FOREIGN:
             message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"

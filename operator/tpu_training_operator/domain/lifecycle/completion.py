@@ -27,9 +27,10 @@ from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, 
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.goodput import active_seconds
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, next_force
+from tpu_training_operator.domain.lifecycle.stages import with_end
 from tpu_training_operator.domain.observed import Object, Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.words import number_text
-from tpu_training_operator.domain.workload import owes_an_end
+from tpu_training_operator.domain.workload import is_copy, owes_an_end
 
 # A century; a longer time could not be added to a date.
 _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
@@ -43,6 +44,7 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
     ready = ReadyState(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
     progress = final_progress(gang[0], train_steps, look.status.progress) or look.status.progress
     status = replace(look.status, progress=progress, goodput=goodput)
+    status = with_end(status, progress.examples_per_second if progress else None, succeeded=True)
     if look.is_suspended:
         status = look.with_condition(status, ConditionType.SUSPENDED, False, ready.reason, message)
     status = look.with_condition(status, ConditionType.SUCCEEDED, True, ready.reason, message)
@@ -51,6 +53,7 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
 
 def fail(ctx: Context, status: Status, reason: Reason, message: str) -> Plan:
     ready = ReadyState(State.FAILED, Kind.STUCK, reason, message)
+    status = with_end(status, None, succeeded=False)
     status = ctx.with_condition(status, ConditionType.FAILED, True, reason, message)
     event = Event(EventReason.FAILED, message, warning=True)
     return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE)
@@ -71,7 +74,7 @@ def exceed_deadline(ctx: Context) -> Plan:
 
 def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
     """Stops what still runs, and deletes the job when its time to live is over."""
-    running = [pod for pod in observed.pods if not pod.has_ended]
+    running = [pod for pod in observed.every_pod if not pod.has_ended]
     ttl = _time_to_live(observed.job)
     left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
     if left is not None and left <= AT_ONCE:
@@ -92,7 +95,10 @@ def may_need_a_pass(job: Object, now: datetime) -> bool:
 
 
 def _time_to_live(job: Object) -> timedelta | None:
-    """From the raw spec: this operator might refuse the spec of a finished job."""
+    """From the raw spec: this operator might refuse the spec of a finished job. A copy is deleted by Kueue, once it has
+    told the other cluster how it ended; until then, one that is gone would run once more."""
+    if is_copy(job):
+        return None
     policy = job.get("spec", {}).get("runPolicy") or {}
     given = policy.get("ttlSecondsAfterFinished")
     return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None

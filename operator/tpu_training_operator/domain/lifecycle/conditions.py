@@ -9,6 +9,7 @@ stuck         False    -             True       Failed
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
+from functools import cached_property
 
 from tpu_training_operator.api.conditions import (
     LONGEST_MESSAGE,
@@ -20,8 +21,9 @@ from tpu_training_operator.api.conditions import (
     with_condition,
     without_condition,
 )
-from tpu_training_operator.api.status import Activity, State, Status
-from tpu_training_operator.domain.lifecycle.goodput import charge
+from tpu_training_operator.api.status import Activity, Goodput, State, Status
+from tpu_training_operator.domain.lifecycle import goodput as accounts
+from tpu_training_operator.domain.lifecycle.chips import Holding, holding
 from tpu_training_operator.domain.observed import Observed, format_time
 
 
@@ -63,10 +65,21 @@ class Snapshot:
         admitted = find(self.status.conditions, ConditionType.ADMITTED)
         return admitted is not None and not admitted.is_true
 
-    def with_condition(self, status: Status, kind: ConditionType, value: bool, reason: Reason, message: str) -> Status:
+    @cached_property
+    def holding(self) -> Holding:
+        """The chips of the job's workers and placeholders."""
+        return holding(self.observed, self.status, self.now)
+
+    def charge(self, goodput: Goodput, until: datetime, then: Activity) -> Goodput:
+        return accounts.charge(goodput, until, then, self.holding)
+
+    def with_condition(
+        self, status: Status, kind: ConditionType, value: bool | None, reason: Reason, message: str
+    ) -> Status:
+        """`value`: None for Unknown."""
         condition = Condition(
             type=kind,
-            status="True" if value else "False",
+            status="Unknown" if value is None else "True" if value else "False",
             observed_generation=self.observed.generation,
             last_transition_time=format_time(self.now),
             reason=reason,
@@ -93,6 +106,6 @@ class Snapshot:
         """The last status of the job. The job ends when its goodput does: if the clock was set back, that is later than
         now."""
         status = self.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
-        goodput = status.goodput and charge(status.goodput, self.now, Activity.FINISHED)
+        goodput = status.goodput and self.charge(status.goodput, self.now, Activity.FINISHED)
         ended = goodput.since if goodput else format_time(self.now)
         return self.present(replace(status, completion_time=ended, goodput=goodput, avoided_nodes=[]), ready)

@@ -1,7 +1,8 @@
 """Where a job's time went, second by second.
 
 Every moment belongs to one activity, so the sums add up to the job's life. The operator writes no status when a pod is
-created or placed; these two boundaries are read from the pods afterwards.
+created or placed; these two boundaries are read from the pods afterwards. What the chips do is accounted for beside it
+(`chips`), under the same activities.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpu_training_operator.api.status import Activity, Goodput
+from tpu_training_operator.domain.lifecycle import chips
+from tpu_training_operator.domain.lifecycle.chips import Holding
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
 
 
@@ -17,10 +20,11 @@ def new_goodput(created: str) -> Goodput:
     return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
 
 
-def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
+def charge(goodput: Goodput, until: datetime, then: Activity, seen: Holding | None = None) -> Goodput:
     """Adds the time up to `until` to the current activity; `then` is the activity from there on. Time that is already
-    accounted for stays so, even if `until` lies before its end."""
+    accounted for stays so, even if `until` lies before its end. `seen`: the chips that the pods hold."""
     until = until.replace(microsecond=0)
+    goodput = replace(goodput, chip_seconds=chips.spend(goodput, until, seen))
     seconds = int((until - parse_time(goodput.since)).total_seconds())
     if seconds <= 0 or goodput.activity is Activity.FINISHED:
         return replace(goodput, activity=then)
@@ -36,6 +40,7 @@ def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
             productive_seconds=spent(Activity.TRAIN, goodput.productive_seconds),
             unsaved_seconds=spent(Activity.TRAIN, goodput.unsaved_seconds),
             recovery_seconds=spent(Activity.RECOVERY, goodput.recovery_seconds),
+            moving_seconds=spent(Activity.MOVING, goodput.moving_seconds),
             suspended_seconds=spent(Activity.SUSPENDED, goodput.suspended_seconds),
             activity=then,
             since=format_time(until),
@@ -43,22 +48,24 @@ def charge(goodput: Goodput, until: datetime, then: Activity) -> Goodput:
     )
 
 
-def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime) -> Goodput:
+def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: Holding | None = None) -> Goodput:
     """The goodput up to `until`. From the creation of the attempt's pods until the last of them has its node, the gang
     waits in the queue, whatever its activity before and after."""
     activity = goodput.activity
-    if activity in (Activity.QUEUE, Activity.RECOVERY) and pods:
-        goodput = charge(goodput, min(until, max(pod.created for pod in pods)), Activity.QUEUE)
+    if activity in (Activity.QUEUE, Activity.RECOVERY, Activity.MOVING) and pods:
+        goodput = charge(goodput, min(until, max(pod.created for pod in pods)), Activity.QUEUE, seen)
         placed = [pod.placed for pod in pods if pod.placed is not None]
         if len(placed) == len(pods):
             activity = Activity.START if activity is Activity.QUEUE else activity
-            goodput = charge(goodput, min(until, max(placed)), activity)
-    return charge(goodput, until, activity)
+            goodput = charge(goodput, min(until, max(placed)), activity, seen)
+    return charge(goodput, until, activity, seen)
 
 
 def saved(goodput: Goodput, but: float = 0.0) -> Goodput:
     """After a checkpoint: all training so far is saved, except the share `but` of what was unsaved before."""
-    return replace(goodput, unsaved_seconds=int(goodput.unsaved_seconds * min(but, 1.0)))
+    but = min(but, 1.0)
+    unsaved = int(goodput.unsaved_seconds * but)
+    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.saved(goodput.chip_seconds, but))
 
 
 def lost(goodput: Goodput) -> Goodput:
@@ -69,6 +76,7 @@ def lost(goodput: Goodput) -> Goodput:
             productive_seconds=goodput.productive_seconds - goodput.unsaved_seconds,
             wasted_seconds=goodput.wasted_seconds + goodput.unsaved_seconds,
             unsaved_seconds=0,
+            chip_seconds=chips.lost(goodput.chip_seconds),
         )
     )
 
@@ -85,6 +93,7 @@ def _unsuspended_seconds(goodput: Goodput) -> int:
         + goodput.productive_seconds
         + goodput.wasted_seconds
         + goodput.recovery_seconds
+        + goodput.moving_seconds
     )
 
 

@@ -14,18 +14,24 @@ from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.lifecycle.completion import succeed
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
-from tpu_training_operator.domain.lifecycle.goodput import charge
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.lifecycle.stages import is_trial
 from tpu_training_operator.domain.observed import Observed, WorkerPod
 
 
 def invalid(look: Snapshot, error: InvalidJob) -> Plan:
+    """The gang trains on, but asks for no better slice: nobody knows any more what it would get."""
+    decided, held = _decided(look, error), deletions(look.observed.placeholders, look.now)
+    return replace(decided, stages=(*decided.stages, *held)) if held else decided
+
+
+def _decided(look: Snapshot, error: InvalidJob) -> Plan:
     observed, status = look.observed, look.status
     shown = look.present(status, ReadyState(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, str(error)))
     if status.attempt == 0:
         return Plan(status=shown)
     gang = _gang(observed, status)
-    if status.resolved and gang and all(map(has_succeeded, gang)):
+    if status.resolved and gang and not is_trial(status) and all(map(has_succeeded, gang)):
         return succeed(look, gang, status.goodput, status.resolved.train_steps)
     message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {error}"
     is_news = status.state is not State.INVALID
@@ -36,7 +42,7 @@ def invalid(look: Snapshot, error: InvalidJob) -> Plan:
         # Before any worker is stopped, as with a valid spec.
         for kind, value in ((ConditionType.SUSPENDED, True), (ConditionType.GANG_READY, False)):
             shown = look.with_condition(shown, kind, value, Reason.SUSPENDED, "spec.runPolicy.suspend is true")
-        goodput = status.goodput and charge(status.goodput, look.now, Activity.SUSPENDED)
+        goodput = status.goodput and look.charge(status.goodput, look.now, Activity.SUSPENDED)
         suspended = Event(EventReason.SUSPENDED, "stopping the workers: spec.runPolicy.suspend is true")
         return Plan(status=replace(shown, goodput=goodput), events=(*events, suspended), again=AT_ONCE)
     pods = [*observed.before_attempt(status.attempt), *observed.of_attempt(status.attempt)]

@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
-from tpu_training_operator.api.status import Activity, Failure, State, Status
+from tpu_training_operator.api.status import Activity, Failure, Placement, PlacementReason, State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.actions import (
     AT_ONCE,
@@ -38,46 +38,54 @@ from tpu_training_operator.domain.actions import (
 from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
+from tpu_training_operator.domain.lifecycle import budget
+from tpu_training_operator.domain.lifecycle.admission import admitted
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
+from tpu_training_operator.domain.lifecycle.capacity import next_move
 from tpu_training_operator.domain.lifecycle.completion import active_time_left, after_the_end, exceed_deadline, succeed
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.lifecycle.context import Context
-from tpu_training_operator.domain.lifecycle.goodput import charge
+from tpu_training_operator.domain.lifecycle.delegation import delegated
+from tpu_training_operator.domain.lifecycle.entry_check import entry_check, left_by_check, not_checked
+from tpu_training_operator.domain.lifecycle.growing import with_growth
 from tpu_training_operator.domain.lifecycle.invalid import invalid
+from tpu_training_operator.domain.lifecycle.ladder import climb
+from tpu_training_operator.domain.lifecycle.moving import carry_out, move
+from tpu_training_operator.domain.lifecycle.placing import accounted, charged, chosen, is_mistaken, put_on, strays
 from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions, in_the_way, look_again, next_force
 from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt, write_due
+from tpu_training_operator.domain.lifecycle.proof import with_proof
 from tpu_training_operator.domain.lifecycle.queueing import (
-    admitted,
-    check_queue,
     gate,
     look_at_queue,
     look_at_suspended,
     placement,
-    suspended,
-    while_suspended,
     with_end_told,
     with_pods_ready,
 )
 from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.lifecycle.restart import fail_or_restart, release
 from tpu_training_operator.domain.lifecycle.restart_budget import longest_wait
+from tpu_training_operator.domain.lifecycle.stages import on_rung
 from tpu_training_operator.domain.lifecycle.start_deadline import (
     is_partly_refused,
     not_started,
     partly_placed,
     starts_late,
 )
+from tpu_training_operator.domain.lifecycle.startable import check_options
+from tpu_training_operator.domain.lifecycle.suspension import BY_USER, suspend
 from tpu_training_operator.domain.lifecycle.waiting import event_lines, tell_why
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
-from tpu_training_operator.domain.objects.shared import check_config_map, config_map, service
+from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.recipe.resolve import check_hosts
 from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.rungs import rung_of
 from tpu_training_operator.domain.words import count, every
+from tpu_training_operator.domain.workload import manager_of
 
-_SUSPEND_IS_ON = "spec.runPolicy.suspend is true"
 _SUSPEND_IS_OFF = "spec.runPolicy.suspend is false"
 _NO_READINGS = Readings(0)
 _READ_AGAIN = timedelta(seconds=1)
@@ -99,34 +107,55 @@ def plan(
     has started under another bound continues. `readings`: of earlier looks.
     """
     status = readings.status(observed.job.get("status"))
+    if manager_of(observed.job):
+        return delegated(Snapshot(observed, status, now), readings, max_hosts)
     if "deletionTimestamp" in observed.job["metadata"]:
         # Kubernetes deletes everything the job owns, by owner references. But a dead node does not release its pods.
-        return Plan(stages=by_force(observed.pods, now), again=next_force(observed.pods, now))
+        return Plan(stages=by_force(observed.every_pod, now), again=next_force(observed.every_pod, now))
     if _has_finished(status):
-        ended = with_end_told(after_the_end(observed, status, now), Snapshot(observed, status, now))
-        return _with_generation(ended, status, observed)
+        look = Snapshot(observed, status, now)
+        ended = _with_generation(with_end_told(after_the_end(observed, status, now), look), status, observed)
+        return ended if ended.deletes_job else _with_usage(ended, look)
     try:
-        job, resolution = readings.job(observed.job)
-        observed = observed.within(resolution.layout)
+        options, trials = readings.job(observed.job), readings.trials(observed.job)
+        observed = observed.within([option.layout for option in (*options, *trials)])
         if status.attempt == 0 and not observed.pods:
-            check_hosts(resolution, max_hosts)
-            check_config_map(job, resolution)
-            check_queue(observed.job, job)
+            check_options((*options, *trials), observed.job, max_hosts)
     except InvalidJob as error:
-        return invalid(Snapshot(observed, status, now), error)
-    told = heard(status, observed.report, resolution.recipe.train_steps, now)
-    ctx = Context(observed, told, now, job, resolution, reporting)
+        look = Snapshot(observed, status, now)
+        return _with_usage(invalid(look, error), look)
+    rung = rung_of(options, trials, status.stages)
+    option = chosen(rung.options if rung else options, status, observed.pods)
+    if rung is not None:
+        rung = replace(rung, option=option)
+        options = options if rung.trial else rung.options
+    ctx = Context(observed, status, now, options, option, reporting, trials, rung)
+    told = heard(status, observed.report, option.resolution.steps, now, ctx.holding)
+    ctx = replace(ctx, status=told)
     if status.attempt == 0 and observed.pods:
         return _take_up(ctx)
-    decided = with_pods_ready(_next(ctx), ctx)
+    decided = with_proof(with_growth(with_pods_ready(_next(ctx), ctx), ctx), ctx)
     decided = _with_progress(decided, ctx, stored=status)
-    return _with_generation(decided, told, observed)
+    decided = _with_generation(decided, told, observed)
+    decided = budget.with_usage(decided, ctx, status, ctx.job.spec.run_policy.budget)
+    if decided.status is None and not is_mistaken(status, option):
+        return decided
+    return replace(decided, status=accounted(decided.status or told, status, option, now))
 
 
 def _has_finished(status: Status) -> bool:
     """An edit of the status may leave only one of the signs, and a finished job must not train again."""
     ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
     return status.completion_time is not None or any(is_true(status.conditions, end) for end in ends)
+
+
+def _with_usage(decided: Plan, look: Snapshot) -> Plan:
+    """The plan for a job whose spec is not read. Its status says what the job has used, and on which slice."""
+    before = look.status
+    decided = budget.with_usage(decided, look, before)
+    if decided.status is None or before.placement is None:
+        return decided
+    return replace(decided, status=charged(decided.status, before, before.placement.slice))
 
 
 def _with_generation(decided: Plan, status: Status, observed: Observed) -> Plan:
@@ -149,9 +178,16 @@ def _next(ctx: Context) -> Plan:
     """The cases, in the order in which they are decided."""
     if ctx.attempt > 0 and not ctx.missing and all(map(has_succeeded, ctx.pods)):
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
-        return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.recipe.train_steps)
+        if ctx.resolution.trial is not None:
+            return climb(ctx)
+        return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.steps)
     if ctx.job.spec.run_policy.suspend:
-        return _suspend(ctx).due_within(look_at_suspended(ctx))
+        checking = [ctx.observed.preflight] if ctx.is_checking and ctx.observed.preflight else ctx.idle_preflight
+        return suspend(ctx, BY_USER, [*checking, *ctx.all_workers]).due_within(look_at_suspended(ctx))
+    if (checks := entry_check(ctx)) is not None:
+        return checks
+    if (stops := budget.over_budget(ctx)) is not None:
+        return stops.due_within(look_at_suspended(ctx))
     if (waits := gate(ctx)) is not None:
         return waits
     if ctx.attempt == 0 or ctx.is_suspended or ctx.is_held:
@@ -162,7 +198,9 @@ def _next(ctx: Context) -> Plan:
     if any(pod.placed is None for pod in ctx.pods):
         # The job is not active now. A pod event will tell when its workers are placed.
         left = None
-    return _keep_alive(ctx).due_within(look_again(ctx.leftovers, ctx.now), left, look_at_queue(ctx))
+    return _keep_alive(ctx).due_within(
+        look_again(ctx.leftovers, ctx.now), left, look_at_queue(ctx), budget.next_look(ctx)
+    )
 
 
 def _keep_alive(ctx: Context) -> Plan:
@@ -172,6 +210,9 @@ def _keep_alive(ctx: Context) -> Plan:
     unwanted = deletions(ctx.leftovers, ctx.now)
     if unwanted or in_the_way(ctx.leftovers):
         return Plan(stages=unwanted)
+    if strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
+        why = "its workers are on another slice than its status says"
+        return move(ctx, ctx.option, PlacementReason.STATUS_LOST, why)
     if failure := _failure(ctx):
         return fail_or_restart(ctx, failure)
     if ctx.missing:
@@ -191,11 +232,17 @@ def _take_up(ctx: Context) -> Plan:
     if ctx.now < min(pod.created for pod in pods) + _OLDEST_READ:
         return Plan(again=_READ_AGAIN)
     attempt = max(pod.worker.attempt for pod in pods)
+    if ctx.rung is not None:
+        # Nobody knows which rung they are on, so the ladder is climbed again.
+        begun = _begin(replace(ctx, status=replace(ctx.status, attempt=attempt)))
+        lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
+        return replace(begun, events=(lost, *begun.events))
     message = f"the status was lost; attempt {attempt} continues, and earlier restarts no longer count"
     ready = ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
     status = replace(
         ctx.status,
         attempt=attempt,
+        placement=put_on(ctx.status.placement, ctx.option, PlacementReason.STATUS_LOST, ctx.now),
         resolved=ctx.resolution.resolved,
         start_time=ctx.status.start_time or format_time(ctx.now),
     )
@@ -208,50 +255,38 @@ def _begin(ctx: Context) -> Plan:
     """The first attempt, or the one after a suspension or an eviction. No failure class is charged."""
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended or ctx.is_held else None
     status = replace(
-        ctx.status,
+        on_rung(ctx.status, ctx.rung),
         attempt=ctx.next_attempt,
+        placement=_placement(ctx),
         resolved=ctx.resolution.resolved,
         start_time=ctx.status.start_time or format_time(ctx.now),
         progress=new_attempt(ctx.status.progress),
-        goodput=charge(goodput or ctx.settled_goodput(), ctx.now, Activity.QUEUE),
+        goodput=ctx.charge(goodput or ctx.settled_goodput(), ctx.now, Activity.QUEUE),
     )
     ready = _starting(ctx, ctx.next_attempt)
     events = [Event(EventReason.ATTEMPT_STARTED, ready.message)]
     if ctx.is_suspended:
-        events.insert(0, Event(EventReason.RESUMED, _SUSPEND_IS_OFF))
-        status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, _SUSPEND_IS_OFF)
-    status = ctx.with_condition(admitted(ctx, status), ConditionType.GANG_READY, False, ready.reason, ready.message)
+        why = budget.resumed(ctx) or _SUSPEND_IS_OFF
+        events.insert(0, Event(EventReason.RESUMED, why))
+        status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, why)
+    status = not_checked(ctx, admitted(ctx, status))
+    status = ctx.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
     return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
+
+
+def _placement(ctx: Context) -> Placement:
+    """Of an attempt that begins where the job is."""
+    before = ctx.status.placement
+    if ctx.is_on_trial:
+        return put_on(before, ctx.option, PlacementReason.RUNG, ctx.now)
+    reason = PlacementReason(before.reason) if before and before.reason in list(PlacementReason) else None
+    return put_on(before, ctx.option, reason or PlacementReason.PREFERRED, ctx.now)
 
 
 def _starting(ctx: Context, attempt: int) -> ReadyState:
     layout = ctx.resolution.layout
-    message = f"attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
+    message = f"{ctx.of_rung}attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
     return ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
-
-
-def _suspend(ctx: Context) -> Plan:
-    """Stops every worker, which saves before it ends. No failure class is charged."""
-    pods = ctx.all_workers
-    message = "suspended by spec.runPolicy.suspend; no workers are running"
-    ready = ReadyState(State.SUSPENDED, Kind.SETTLED, Reason.SUSPENDED, message)
-    if pods:
-        message = f"waiting for {count(len(pods), 'worker')} to stop"
-        ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, Reason.SUSPENDED, message)
-    if ctx.is_suspended:
-        # Workers may report what they saved until they have stopped.
-        status = replace(ctx.status, goodput=ctx.status.goodput if pods else ctx.goodput_of_stopped())
-        stages = (*deletions(pods, ctx.now), *while_suspended(ctx, pods))
-        return Plan(stages=stages, status=ctx.present(status, ready), again=look_again(pods, ctx.now))
-    # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a
-    # failure.
-    status = replace(ctx.status, goodput=charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.SUSPENDED))
-    status = ctx.with_condition(status, ConditionType.SUSPENDED, True, Reason.SUSPENDED, _SUSPEND_IS_ON)
-    if status.attempt:
-        status = ctx.with_condition(status, ConditionType.GANG_READY, False, Reason.SUSPENDED, _SUSPEND_IS_ON)
-    status = suspended(ctx, status, _SUSPEND_IS_ON)
-    events = (Event(EventReason.SUSPENDED, message),)
-    return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE)
 
 
 def _failure(ctx: Context) -> Failure | None:
@@ -270,6 +305,8 @@ def _create_missing(ctx: Context) -> Plan:
     wait = _wait_before_attempt(ctx)
     if wait > AT_ONCE:
         return Plan(again=wait)
+    if (due := next_move(ctx)) is not None and ctx.now >= due.at:
+        return carry_out(ctx, due)
     if ctx.is_refused and is_partly_refused(ctx.pods, ctx.job.spec.run_policy, ctx.now):
         return release(ctx, len(ctx.missing))
     where = placement(ctx)
@@ -279,7 +316,7 @@ def _create_missing(ctx: Context) -> Plan:
     shared = (
         Create(service(job), again=attempt > 1),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
-        *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else ()),
+        *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else left_by_check(ctx)),
     )
     avoid = tuple(ctx.status.avoided_nodes)
     workers = WorkerCreations(job, ctx.resolution, tuple(ctx.missing), ctx.reporting, avoid, where)
@@ -289,7 +326,8 @@ def _create_missing(ctx: Context) -> Plan:
 def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
     """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
-    for name in endpoint_slice_names(ctx.job.name, ctx.resolution.layout):
+    of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.trials))
+    for name in max(of_each, key=len):
         yield DeleteEndpointSlice(name)
 
 
@@ -305,11 +343,12 @@ def _watch(ctx: Context) -> Plan:
         return _watch_peers(ctx)
     if not all(pod.is_ready or pod.phase == "Succeeded" for pod in ctx.pods):
         return _watch_start(ctx)
-    message = f"attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready"
+    where = f" on {ctx.option}" if len(ctx.options) > 1 else ""
+    message = f"{ctx.of_rung}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
     ready = ReadyState(State.RUNNING, Kind.SETTLED, Reason.ALL_WORKERS_READY, message)
     goodput = ctx.settled_goodput()
     if not ctx.reports:
-        goodput = charge(goodput, ctx.now, Activity.TRAIN)
+        goodput = ctx.charge(goodput, ctx.now, Activity.TRAIN)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.GANG_READY, True, ready.reason, ready.message)
     events = (Event(EventReason.RUNNING, message),)
@@ -325,11 +364,14 @@ def _publishing(ctx: Context) -> tuple[tuple[Action, ...], ...]:
 
 
 def _watch_start(ctx: Context) -> Plan:
-    again = None
+    due = next_move(ctx)
+    if due is not None and ctx.now >= due.at:
+        return carry_out(ctx, due)
+    again = due.at - ctx.now if due is not None else None
     if part := partly_placed(ctx.pods, ctx.job.spec.run_policy, ctx.status.avoided_nodes):
         if ctx.now >= part.deadline:
             return release(ctx, part.waiting)
-        again = part.deadline - ctx.now
+        again = min(part.deadline - ctx.now, again or part.deadline - ctx.now)
     elif late := starts_late(ctx.pods, ctx.job.spec.run_policy):
         if ctx.now >= late.deadline:
             event = event_lines(ctx).get(late.pod.name, "")

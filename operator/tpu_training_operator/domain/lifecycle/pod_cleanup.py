@@ -71,6 +71,11 @@ def _is_forced(pod: WorkerPod) -> bool:
     return pod.is_terminating and pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
 
 
+def stays(pod: WorkerPod, now: datetime) -> bool:
+    """Whether only somebody's finalizer keeps the pod, and not just for the moment that every deletion takes."""
+    return _is_forced(pod) and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
+
+
 def _given_up(pod: WorkerPod) -> datetime:
     """When to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
     if not pod.is_terminating or _is_forced(pod):

@@ -9,13 +9,16 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Activity, Goodput, Progress, ReportPhase, Status
 from tpu_training_operator.domain.actions import AT_ONCE
+from tpu_training_operator.domain.lifecycle.chips import Holding
 from tpu_training_operator.domain.lifecycle.goodput import charge, saved
 from tpu_training_operator.domain.lifecycle.restart_budget import refill
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.report import Inbox, Report
 
 
-def heard(status: Status, report: Report | None, total_steps: int, now: datetime) -> Status:
+def heard(
+    status: Status, report: Report | None, total_steps: int, now: datetime, chips: Holding | None = None
+) -> Status:
     """The status after the report; unchanged if the report is old or of another attempt.
 
     The step never decreases within an attempt, the newest checkpoint never at all. Times later than `now` were written
@@ -48,27 +51,27 @@ def heard(status: Status, report: Report | None, total_steps: int, now: datetime
         estimated_remaining_seconds=report.estimated_remaining_seconds,
         warnings=list(report.warnings),
     )
-    status = replace(status, progress=progress, goodput=_trains(status, report))
+    status = replace(status, progress=progress, goodput=_trains(status, report, chips))
     saved_before = before.checkpoint_step or 0
     if checkpoint is None or checkpoint <= saved_before:
         return status
     unsaved = max(0, step - checkpoint) / max(1, step - saved_before)
-    return replace(status, restarts=refill(status.restarts), goodput=_saved(status.goodput, report, unsaved))
+    return replace(status, restarts=refill(status.restarts), goodput=_saved(status.goodput, report, unsaved, chips))
 
 
-def _trains(status: Status, report: Report) -> Goodput | None:
+def _trains(status: Status, report: Report, chips: Holding | None) -> Goodput | None:
     """From its first step on, the gang trains. Not before it is ready: until then, its pods have yet to show how long
     it waited for nodes."""
     goodput = status.goodput
     begins = report.phase is not ReportPhase.STARTING and report.step > 0
     if goodput is None or not begins or not is_true(status.conditions, ConditionType.GANG_READY):
         return goodput
-    if goodput.activity not in (Activity.START, Activity.RECOVERY):
+    if goodput.activity not in (Activity.START, Activity.RECOVERY, Activity.MOVING):
         return goodput
-    return charge(goodput, report.received, Activity.TRAIN)
+    return charge(goodput, report.received, Activity.TRAIN, chips)
 
 
-def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput | None:
+def _saved(goodput: Goodput | None, report: Report, unsaved: float, chips: Holding | None) -> Goodput | None:
     """All training up to the report is in a checkpoint, except `unsaved`: the steps since the new checkpoint, as a
     share of those since the one before."""
     if goodput is not None and goodput.activity is Activity.SUSPENDED:
@@ -76,7 +79,7 @@ def _saved(goodput: Goodput | None, report: Report, unsaved: float) -> Goodput |
         return saved(goodput, but=unsaved)
     if goodput is None or goodput.activity is not Activity.TRAIN:
         return goodput
-    return saved(charge(goodput, report.received, Activity.TRAIN), but=unsaved)
+    return saved(charge(goodput, report.received, Activity.TRAIN, chips), but=unsaved)
 
 
 def new_attempt(progress: Progress | None) -> Progress | None:

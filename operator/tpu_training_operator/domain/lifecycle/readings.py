@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import orjson
 
-from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.options import Option, options_of
+from tpu_training_operator.domain.rungs import trials_of
 
-Reading = tuple[TPUTrainingJob, Resolution]
+Reading = tuple[Option, ...]
 
 # Of the metadata, only this is read: the rest changes without changing the job.
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
@@ -36,11 +36,16 @@ class Readings:
         return cast("Status", self._remembered({"status": body}, lambda: Status.read(body)))
 
     def job(self, body: Mapping[str, Any]) -> Reading:
-        """The job, without its status, and what it resolves to. Raises InvalidJob."""
-        metadata = {name: body["metadata"][name] for name in _METADATA if name in body["metadata"]}
-        said = {**body, "metadata": metadata}
-        said.pop("status", None)
+        """The job without its status, on each of the slices that it may run on. Raises InvalidJob."""
+        said = _said(body)
         return cast("Reading", self._remembered({"job": said}, lambda: _read(said)))
+
+    def trials(self, body: Mapping[str, Any]) -> Reading:
+        """The rungs of the job's ladder below the job itself. Raises InvalidJob."""
+        if not isinstance(body.get("spec"), Mapping) or body["spec"].get("scaleUp") is None:
+            return ()
+        said = _said(body)
+        return cast("Reading", self._remembered({"ladder": said}, lambda: trials_of(parse_job(said))))
 
     def _remembered(self, said: Any, read: Callable[[], Reading | Status]) -> Reading | Status:
         content = _content(said) if self._most else None
@@ -55,9 +60,13 @@ class Readings:
         return found
 
 
+def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {name: body["metadata"][name] for name in _METADATA if name in body["metadata"]}
+    return {name: value for name, value in body.items() if name != "status"} | {"metadata": metadata}
+
+
 def _read(body: Mapping[str, Any]) -> Reading:
-    job = parse_job(body)
-    return job, resolve(job.spec)
+    return options_of(parse_job(body))
 
 
 def _content(value: Any) -> bytes | None:

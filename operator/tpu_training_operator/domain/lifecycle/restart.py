@@ -15,7 +15,7 @@ from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.lifecycle.completion import fail
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState
 from tpu_training_operator.domain.lifecycle.context import Context
-from tpu_training_operator.domain.lifecycle.goodput import charge, lost, saved
+from tpu_training_operator.domain.lifecycle.goodput import lost, saved
 from tpu_training_operator.domain.lifecycle.progress import new_attempt
 from tpu_training_operator.domain.lifecycle.restart_budget import (
     backoff,
@@ -59,7 +59,7 @@ def release(ctx: Context, waiting: int) -> Plan:
     policy = ctx.job.spec.run_policy
     pause = pause_after_release(policy, _seed(ctx))
     message = (
-        f"attempt {ctx.next_attempt} starts in {pause.total_seconds():.0f} s: {waiting} of"
+        f"{ctx.of_rung}attempt {ctx.next_attempt} starts in {pause.total_seconds():.0f} s: {waiting} of"
         f" {count(ctx.resolution.layout.hosts, 'worker')} could not be placed within {policy.start_deadline_seconds} s,"
         " so the others release their nodes"
     )
@@ -70,7 +70,7 @@ def release(ctx: Context, waiting: int) -> Plan:
         restarts=replace(ctx.status.restarts, next_attempt_time=format_time(ctx.now + pause)),
         avoided_nodes=[],
         device_faults=[],
-        goodput=charge(ctx.settled_goodput(), ctx.now, Activity.QUEUE),
+        goodput=ctx.charge(ctx.settled_goodput(), ctx.now, Activity.QUEUE),
     )
     return _next_attempt(ctx, status, Reason.PARTLY_PLACED, EventReason.RELEASED, message)
 
@@ -106,7 +106,7 @@ def _restart(ctx: Context, status: Status, failure: Failure, *, at_once: bool) -
         avoided_nodes=_nodes_to_avoid(ctx, faults),
     )
     when = f"at {format_time(ctx.now + wait)}" if wait > AT_ONCE else "now"
-    message = f"attempt {ctx.next_attempt} starts {when}: {describe(failure)}"
+    message = f"{ctx.of_rung}attempt {ctx.next_attempt} starts {when}: {describe(failure)}"
     return _next_attempt(ctx, status, Reason.REPLACING_WORKERS, EventReason.RESTARTING, message)
 
 
@@ -120,7 +120,10 @@ def _next_attempt(ctx: Context, status: Status, reason: Reason, event: EventReas
 def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
     restart, kind = ctx.job.spec.run_policy.restart, failure.failure_class
     limit = restart.limits.of(kind)
-    if failure.reason == FailureReason.STORAGE_DENIED:
+    if failure.reason == FailureReason.STORAGE_DENIED and failure.message.startswith("/"):
+        # A directory, by the trainer's own words.
+        why = "give the worker's user the right to write there, then create the job again"
+    elif failure.reason == FailureReason.STORAGE_DENIED:
         account = f"{ctx.job.namespace}/{ctx.job.spec.trainer.service_account_name or 'default'}"
         why = f"grant the service account {account} access to the bucket, then create the job again"
     elif not limit:
@@ -136,7 +139,7 @@ def _after_failure(ctx: Context, failure: Failure) -> Goodput:
     goodput = ctx.goodput_at_end(parse_time(failure.time))
     keeps = failure.exit_code == ExitCode.PREEMPTED and ctx.job.spec.checkpoint is not None
     goodput = saved(goodput) if keeps else lost(goodput)
-    return charge(replace(goodput, activity=Activity.RECOVERY), ctx.now, Activity.RECOVERY)
+    return ctx.charge(replace(goodput, activity=Activity.RECOVERY), ctx.now, Activity.RECOVERY)
 
 
 def _device_faults(status: Status, failure: Failure) -> list[DeviceFault]:

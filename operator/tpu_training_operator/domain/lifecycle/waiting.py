@@ -18,6 +18,7 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import AT_ONCE, LookAtEvents, Plan
 from tpu_training_operator.domain.hosts import Group, group_words, host_of, summary
+from tpu_training_operator.domain.lifecycle.capacity import next_move
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.observed import WorkerPod
@@ -68,10 +69,14 @@ def sentence(ctx: Context) -> str:
     hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
     found = summary(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
     lines = event_lines(ctx)
-    parts = [f"attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"]
+    parts = [
+        f"{ctx.of_rung}attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"
+    ]
     parts += [_with_event(group, ctx, lines) for group in found.others[:_MOST_GROUPS]]
     if left := sum(len(group.workers) for group in found.others[_MOST_GROUPS:]):
         parts.append(f"{left} more for other reasons")
+    if (due := next_move(ctx)) is not None:
+        parts.append(due.words())
     return _cut("; ".join(parts), _LONGEST_MESSAGE)
 
 

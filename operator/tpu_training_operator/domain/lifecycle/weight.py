@@ -19,7 +19,15 @@ from enum import Enum, auto
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Action, Plan, Publish, UpdateWorkload, WriteWorkloadStatus
+from tpu_training_operator.domain.actions import (
+    Action,
+    Create,
+    DeleteWorkload,
+    Plan,
+    Publish,
+    UpdateWorkload,
+    WriteWorkloadStatus,
+)
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
@@ -34,7 +42,7 @@ class Weight(Enum):
     STATUS = auto()
     """The present pods. It begins an attempt, ends the job or suspends it."""
     EFFECTS = auto()
-    """The present job, and the pods read after it. It creates workers or publishes their names, gives quota back, or
+    """The present job, and the pods read after it. It creates pods or publishes their names, gives quota back, or
     cleans up after the job's end."""
 
 
@@ -54,7 +62,7 @@ def _weighs(stage: Sequence[Action]) -> bool:
     if isinstance(stage, WorkerCreations) or not stage:
         return bool(stage)
     match stage[0]:
-        case Publish():
+        case Publish() | DeleteWorkload() | Create({"kind": "Pod"}):
             return True
         case UpdateWorkload(frees_quota=frees_quota) | WriteWorkloadStatus(frees_quota=frees_quota):
             return frees_quota

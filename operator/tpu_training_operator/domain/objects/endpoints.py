@@ -33,8 +33,8 @@ Address = IPv4Address | IPv6Address
 
 
 def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
-    """None for a single host, which calls itself localhost. The same for all attempts, so that names which an operator
-    with old news publishes too late do not stay."""
+    """None for a single host, which calls itself localhost. The same for all attempts on a slice, so that names which
+    an operator with old news publishes too late do not stay."""
     if layout.hosts == 1:
         return []
     return [f"{job}-{index}" for index in range(math.ceil(layout.hosts / _MOST_ENDPOINTS))]

@@ -9,10 +9,10 @@ from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
-from tpu_training_operator.api.trainer import Backend
-from tpu_training_operator.domain.recipe.checkpointing import folder, interval
+from tpu_training_operator.api.trainer import Backend, Execution, TorchRuntime
+from tpu_training_operator.domain.recipe.checkpointing import folder, interval, left_by_trials
 from tpu_training_operator.domain.recipe.comparison import Row, comparison
-from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.recipe.resolve import Resolution, Trial
 from tpu_training_operator.domain.recipe.scale import ScaledRecipe
 
 SCHEMA = "runspec/v1"
@@ -71,11 +71,37 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     if spec.data is not None:
         document["dataUri"] = spec.data.uri
     if spec.trainer.torch is not None:
-        document["torch"] = spec.trainer.torch.model_dump(by_alias=True)
+        document["torch"] = _torch(spec.trainer.torch)
+    if spec.trainer.code is not None:
+        document["code"] = spec.trainer.code.model_dump()
     if spec.checkpoint is not None:
         document["checkpoint"] = _checkpoint(job, spec.checkpoint)
+        if (trials := left_by_trials(job)) is not None:
+            document["checkpoint"]["trials"] = trials
+    if resolution.trial is not None:
+        document |= _trial(resolution.trial, attempt)
     if spec.report is not None:
         document["report"] = spec.report.model_dump(by_alias=True, exclude_none=True)
+    return document
+
+
+def _torch(torch: TorchRuntime) -> dict[str, Any]:
+    # The compile cache is a variable of TorchTPU's own (worker_env).
+    document = torch.model_dump(by_alias=True, mode="json", exclude={"compile_cache"})
+    # An older image refuses unknown fields.
+    if torch.execution is Execution.EAGER:
+        del document["execution"]
+    return document
+
+
+def _trial(trial: Trial, attempt: int) -> dict[str, Any]:
+    """Of a rung of a ladder below the job."""
+    document: dict[str, Any] = {"endAfterSteps": trial.steps}
+    if (place := trial.place(attempt)) is not None:
+        # Without an interval there is one checkpoint, at the end.
+        document["checkpoint"] = {"uri": place, "keep": 1}
+        if trial.init_from is not None:
+            document["checkpoint"]["initFrom"] = trial.init_from.model_dump()
     return document
 
 

@@ -58,8 +58,6 @@ def hosts_key(slice_index: int) -> str:
     return f"hosts-{slice_index}"
 
 
-# The API server's limit for the data of a ConfigMap.
-_LARGEST_CONFIG_MAP = 2**20
 # Room for the certificate that workers trust, and more.
 _CERTIFICATE = 16_384
 _LAST_ATTEMPT = 99_999
@@ -69,11 +67,12 @@ def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
     """Raises InvalidJob if a ConfigMap cannot hold the run spec and the host list."""
     data = config_map(job, resolution, _LAST_ATTEMPT)["data"]
     size = sum(len(key) + len(value.encode()) for key, value in data.items())
-    if size > _LARGEST_CONFIG_MAP - _CERTIFICATE:
+    if size > constants.LARGEST_CONFIG_MAP - _CERTIFICATE:
         parameters = len(orjson.dumps(dict(job.spec.recipe.parameters or {})))
         message = (
             f"the run spec and the names of {count(resolution.layout.hosts, 'host')} take {size} bytes, {parameters} of"
-            f" them for the parameters as JSON; a ConfigMap holds {_LARGEST_CONFIG_MAP}: put large values into a file"
+            f" them for the parameters as JSON; a ConfigMap holds {constants.LARGEST_CONFIG_MAP}: put large values"
+            " into a file"
         )
         raise InvalidJob([Problem("spec.recipe.parameters", message)])
 
@@ -113,13 +112,17 @@ class WorkerNetworkPolicy:
     extra_ingress: tuple[Mapping[str, Any], ...] = ()
 
     def added_to(self, decided: Plan) -> Plan:
-        """The plan; if it creates a gang, then with the policy beside the Service, before the first worker."""
+        """The plan; if it creates a gang or an entry check, then with the policy, before the first pod."""
 
         def with_policy(stage: Sequence[Action]) -> Sequence[Action]:
             # The stage with the Service begins with it. Looking further would build thousands of pods.
             match stage[:1]:
                 case (Create({"kind": "Service"} as beside, again=again),):
                     return (*stage, Create(self.network_policy(beside["metadata"]), optional=True, again=again))
+                # Of the entry check, which has no Service.
+                case (Create({"kind": "ConfigMap", "metadata": {"labels": labels} as meta}),):
+                    named = {**meta, "name": labels[constants.LABEL_JOB_NAME]}
+                    return (*stage, Create(self.network_policy(named), optional=True))
             return stage
 
         return replace(decided, stages=tuple(map(with_policy, decided.stages)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.trainer import Backend, TorchRuntime
+from tpu_training_operator.api.trainer import Backend, Code, TorchRuntime
 from tpu_training_operator.domain import naming
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.shared import hosts_key
@@ -45,7 +45,7 @@ def worker_env(
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
         "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
         "TPU_WORKER_ID": str(worker.host),
-        # TorchTPU takes the node's rank from it, as in an Indexed Job.
+        # As in an Indexed Job.
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
@@ -55,6 +55,7 @@ def worker_env(
         "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
         "TPUJOB_RUN_SPEC": f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
         **_gang_of_hosts(job, resolution, worker),
+        **_code_env(job.spec.trainer.code),
     }
     if job.spec.trainer.backend is not Backend.TORCH:
         # TPU or CPU: the PJRT client that torch_xla starts.
@@ -74,7 +75,9 @@ def worker_env(
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
-        *_unless_given(CONTAINER_USER | _gang_of_processes(job, resolution, worker), user),
+        *_unless_given(
+            CONTAINER_USER | _gang_of_processes(job, resolution, worker) | _of_torch_tpu(job, layout, worker), user
+        ),
         *user,
     ]
 
@@ -98,6 +101,16 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
     parameters = sorted((job.spec.recipe.parameters or {}).items())
     # The kubelet takes $(NAME) for a reference and $$ for a dollar.
     return values | {naming.parameter_variable(name): value.replace("$", "$$") for name, value in parameters}
+
+
+def _code_env(code: Code | None) -> dict[str, str]:
+    if code is None:
+        return {}
+    archive = f"{constants.CODE_ARCHIVE_DIRECTORY}/{constants.CODE_ARCHIVE_KEY}"
+    return {
+        "TPUJOB_CODE_DIRECTORY": constants.CODE_DIRECTORY,
+        **({"TPUJOB_CODE_ARCHIVE": archive} if code.config_map is not None else {}),
+    }
 
 
 def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
@@ -135,6 +148,28 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
         "WORLD_SIZE": str(resolution.layout.hosts),
     }
     return count | place
+
+
+def _of_torch_tpu(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
+    """What TorchTPU's `set_tpu_launch_env` would otherwise find out on the host.
+
+    It sees the chips of one host, which are not the topology of a slice with several. Given the slice's topology, it
+    would open the chips to ask for the host's place, and number the hosts in another order than their names.
+    """
+    torch = job.spec.trainer.torch
+    if torch is None or not torch.on_tpu:
+        return {}
+    shape = layout.shape
+    sides = [*shape.topology.split("x"), "1", "1"][:3]
+    # A chip with two devices has them as a fourth axis.
+    per_chip = shape.devices // shape.chips
+    values = {
+        "NODE_RANK": str(naming.host_index(layout, worker)),
+        "TORCH_TPU_TOPOLOGY": ",".join(sides if per_chip == 1 else [*sides, str(per_chip)]),
+    }
+    if torch.compile_cache is not None:
+        values["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = torch.compile_cache
+    return values
 
 
 def _batch_of_processes(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:

@@ -24,6 +24,8 @@ Object = dict[str, Any]
 _RUN_SPEC_VOLUME = "tpu-training-run"
 _PROGRESS_VOLUME = "tpu-training-progress"
 _SHARED_MEMORY_VOLUME = "tpu-training-shm"
+_CODE_VOLUME = "tpu-training-code"
+_CODE_ARCHIVE_VOLUME = "tpu-training-archive"
 # The autoscaler would drain a node that looks idle, and end the whole gang.
 _ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 # The kubelet renews the token after four fifths of this time.
@@ -69,7 +71,7 @@ def worker_pod(
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
-    labels = (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker)
+    labels = (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker, resolution.alternative)
     meta = metadata(job, worker.pod_name(job.name), labels)
     meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
     spec: Object = {
@@ -104,7 +106,7 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "name": constants.CONTAINER_NAME,
         "image": trainer.image,
         "imagePullPolicy": trainer.image_pull_policy,
-        "command": trainer.command or constants.TRAINER_COMMAND,
+        "command": _command(trainer),
         "args": trainer.args,
         "env": worker_env(job, resolution, worker, reporting),
         "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
@@ -117,6 +119,13 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "securityContext": _container_security(trainer),
     }
     return {key: value for key, value in container.items() if value not in (None, {}, [])}
+
+
+def _command(trainer: Trainer) -> list[str]:
+    """The trainer unpacks code for its entrypoint itself."""
+    if trainer.command is None:
+        return constants.TRAINER_COMMAND
+    return trainer.command if trainer.code is None else [*constants.CODE_COMMAND, *trainer.command]
 
 
 def _network(trainer: Trainer) -> Object:
@@ -193,6 +202,12 @@ def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None)
         volumes.append({"name": _SHARED_MEMORY_VOLUME, "emptyDir": _shared_memory(job.spec.trainer)})
     items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
     volumes.append({"name": _RUN_SPEC_VOLUME, "configMap": {"name": shared, "items": items}})
+    if (code := job.spec.trainer.code) is not None:
+        # Writable whatever the worker's user, and whatever the image.
+        volumes.append({"name": _CODE_VOLUME, "emptyDir": {}})
+        if code.config_map is not None:
+            items = [{"key": constants.CODE_ARCHIVE_KEY, "path": constants.CODE_ARCHIVE_KEY}]
+            volumes.append({"name": _CODE_ARCHIVE_VOLUME, "configMap": {"name": code.config_map, "items": items}})
     if reporting is not None:
         volumes.append({"name": _PROGRESS_VOLUME, "projected": _progress_files(shared)})
     return volumes
@@ -226,6 +241,11 @@ def _volume_mounts(trainer: Trainer, reporting: Reporting | None) -> list[Object
     if not mounts_shared_memory(trainer):
         mounts.append({"name": _SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY})
     mounts.append({"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True})
+    if trainer.code is not None:
+        mounts.append({"name": _CODE_VOLUME, "mountPath": constants.CODE_DIRECTORY})
+        if trainer.code.config_map is not None:
+            archive = {"name": _CODE_ARCHIVE_VOLUME, "mountPath": constants.CODE_ARCHIVE_DIRECTORY, "readOnly": True}
+            mounts.append(archive)
     if reporting is not None:
         mounts.append({"name": _PROGRESS_VOLUME, "mountPath": constants.PROGRESS_DIRECTORY, "readOnly": True})
     return mounts

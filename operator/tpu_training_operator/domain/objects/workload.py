@@ -19,8 +19,8 @@ _CONTAINER = ("name", "image", "resources")
 _SPEC = ("nodeSelector", "tolerations", "restartPolicy", "priorityClassName", "serviceAccountName")
 
 
-def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: Object) -> Object:
-    """`worker`: the pod of any worker, as it is without Kueue."""
+def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: Object, number: int = 0) -> Object:
+    """`worker`: the pod of any worker, as it is without Kueue. `number`: of the slice among those of the job."""
     spec: Object = {
         "queueName": queue.name,
         "active": True,
@@ -28,8 +28,7 @@ def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: 
     }
     if queue.priority is not None:
         spec |= _priority(queue.priority, queue.version)
-    meta = metadata(job, workload_name(job.name, job.uid), job_labels(job.name))
-    meta["labels"][f"{constants.KUEUE_GROUP}/job-uid"] = job.uid
+    meta = metadata(job, workload_name(job.name, job.uid, number), _labels(job))
     return {"apiVersion": queue.version, "kind": "Workload", "metadata": meta, "spec": spec}
 
 
@@ -43,6 +42,44 @@ def _template(job: TPUTrainingJob, worker: Object) -> Object:
     if node_affinity := (spec.get("affinity") or {}).get("nodeAffinity"):
         chosen["affinity"] = {"nodeAffinity": node_affinity}
     return {"metadata": {"labels": job_labels(job.name)}, "spec": chosen}
+
+
+def with_priority(body: Object, priority: Priority) -> Object:
+    """The Workload `body` with another priority."""
+    return {**body, "spec": {**body["spec"], **_priority(priority, str(body["apiVersion"]))}}
+
+
+def taken_over(job: TPUTrainingJob, body: Object) -> Object:
+    """The Workload `body`, which nobody owns, as the job's own: it is deleted with the job, and watched."""
+    meta = body["metadata"]
+    own = metadata(job, meta["name"], {**(meta.get("labels") or {}), **_labels(job)})
+    others = list(meta.get("ownerReferences") or ())
+    return {**body, "metadata": {**meta, **own, "ownerReferences": [*others, *own["ownerReferences"]]}}
+
+
+def misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Object) -> str:
+    """Why a Workload that somebody else has made is not for this job; empty if it is. Without this check, a job could
+    use more than Kueue counts for it."""
+    name, hosts = body["metadata"]["name"], resolution.layout.hosts
+    pod_sets: list[Object] = list(body["spec"].get("podSets") or ())
+    if [(each.get("name"), each.get("count")) for each in pod_sets] != [(POD_SET, hosts)]:
+        counts = ", ".join(f"{each.get('name')}: {each.get('count')}" for each in pod_sets)
+        return f"Workload {name} is for other workers ({counts or 'none'}) than the {hosts} of this job"
+    wanted, counted = _limits(_template(job, worker)), _limits(pod_sets[0].get("template") or {})
+    if any(counted.get(resource) != amount for resource, amount in wanted.items()):
+        return f"Workload {name} is for workers with {counted or 'no limits'}; those of this job have {wanted}"
+    return ""
+
+
+def _limits(template: Object) -> dict[str, str]:
+    """What a worker may use, as quota counts it."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
+    return {resource: str(amount) for each in limits for resource, amount in each.items()}
+
+
+def _labels(job: TPUTrainingJob) -> dict[str, str]:
+    return {**job_labels(job.name), f"{constants.KUEUE_GROUP}/job-uid": job.uid}
 
 
 def _priority(priority: Priority, version: str) -> Object:

@@ -56,6 +56,11 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
     return batch
 
 
+def spread(batch: Batch, replicas: int, ledger: Ledger) -> Batch:
+    """The same global batch on other replicas than it was scaled for. Raises InvalidJob if it does not divide."""
+    return _global_constant(batch.total, batch.per_replica, replicas, ledger)
+
+
 def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: Ledger) -> Batch:
     share, rest = divmod(total, replicas)
     if rest or share == 0:

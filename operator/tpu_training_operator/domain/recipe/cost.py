@@ -32,7 +32,7 @@ class Cost:
 
 def cost_of(resolution: Resolution, step_seconds: float | None) -> Cost:
     """The cost of one uninterrupted training; `step_seconds` is the time of one optimizer step."""
-    chips, steps = resolution.layout.chips, resolution.recipe.train_steps
+    chips, steps = resolution.layout.chips, resolution.steps
     if step_seconds is None:
         return Cost(chips * steps, None, None)
     hours = steps * step_seconds / _SECONDS_PER_HOUR

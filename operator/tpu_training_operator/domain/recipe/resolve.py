@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.job import InitFrom, Spec
+from tpu_training_operator.api.scale_up import Gates
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain.choice import Choice, on_slice, own_choice
 from tpu_training_operator.domain.naming import parameter_variable
 from tpu_training_operator.domain.recipe.ledger import decimal, plain
 from tpu_training_operator.domain.recipe.scale import ScaledRecipe, scale
@@ -17,11 +19,36 @@ from tpu_training_operator.domain.words import count
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What a rung below the job makes instead of the whole training: its first `steps`. `folder`: the prefix of the
+    places for checkpoints, one for each attempt of the rung; None if it needs none."""
+
+    steps: int
+    gates: Gates
+    folder: str | None
+    init_from: InitFrom | None
+
+    def place(self, attempt: int) -> str | None:
+        return None if self.folder is None else f"{self.folder}-{attempt}"
+
+
+@dataclass(frozen=True)
 class Resolution:
+    """`alternative`: which of the job's slices it is about, 0 for spec.slice. `trial`: of a rung of a ladder; None for
+    a job as a whole."""
+
     layout: SliceLayout
     tuned_on: SliceLayout
     recipe: ScaledRecipe
     warnings: tuple[str, ...]
+    code_sha256: str | None = None
+    alternative: int = 0
+    trial: Trial | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the attempt is to make."""
+        return self.recipe.train_steps if self.trial is None else self.trial.steps
 
     @property
     def resolved(self) -> Resolved:
@@ -52,6 +79,7 @@ class Resolution:
             beta2=recipe.betas.get("beta2"),
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
+            code_sha256=self.code_sha256,
             notes=[_fitting(str(note)) for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))],
         )
 
@@ -61,23 +89,30 @@ def _fitting(note: str) -> str:
     return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
-def resolve(spec: Spec) -> Resolution:
-    """What the spec means. Raises InvalidJob for what the catalogue, the backend or the arithmetic rules out."""
-    layout = layout_of(spec.slice, "spec.slice")
-    tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else layout
-    problems = [*_backend_problems(spec, layout), *_parameter_problems(spec)]
+def resolve(spec: Spec, choice: Choice | None = None) -> Resolution:
+    """What the spec means on the chosen slice, by default its own.
+
+    Raises InvalidJob for what the catalogue, the backend or the arithmetic rules out.
+    """
+    chosen = choice or own_choice(spec)
+    wished, layout = layout_of(spec.slice, "spec.slice"), layout_of(chosen.slice, chosen.field)
+    tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else wished
+    there = on_slice(spec, chosen)
+    problems = [*_backend_problems(there, layout), *_parameter_problems(spec)]
     if problems:
         raise InvalidJob(problems)
-    recipe = scale(spec.recipe, tuned_on.replicas, layout.replicas)
-    return Resolution(layout, tuned_on, recipe, tuple(warnings(spec, layout, recipe)))
+    target = wished if chosen.keeps_batch else layout
+    recipe = scale(spec.recipe, tuned_on.replicas, target.replicas, spread_over=layout.replicas)
+    code = None if spec.trainer.code is None else spec.trainer.code.sha256
+    return Resolution(layout, tuned_on, recipe, tuple(warnings(there, layout, recipe)), code, chosen.number)
 
 
-def check_hosts(resolution: Resolution, most: int) -> None:
+def check_hosts(resolution: Resolution, most: int, field: str = "spec.slice") -> None:
     """Raises InvalidJob for more hosts than this operator accepts. A rule of `api.slice` has the API's own bound."""
     hosts = resolution.layout.hosts
     if hosts > most:
         message = f"{count(hosts, 'host')} are too many: this operator accepts at most {most} (its option --max-hosts)"
-        raise InvalidJob([Problem("spec.slice", message)])
+        raise InvalidJob([Problem(field, message)])
 
 
 def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
@@ -90,7 +125,13 @@ def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
         )
         yield Problem("spec.trainer.backend", message)
     per_host = layout.replicas // layout.hosts
-    if torch is not None and per_host % torch.processes_per_host:
+    if torch is not None and torch.on_tpu and torch.processes_per_host != per_host:
+        message = (
+            f"TorchTPU runs a process for each device: {per_host} on each host of {layout}, got"
+            f" {torch.processes_per_host}"
+        )
+        yield Problem("spec.trainer.torch.processesPerHost", message)
+    elif torch is not None and per_host % torch.processes_per_host:
         fitting = [str(number) for number in range(1, per_host + 1) if per_host % number == 0]
         message = (
             f"{count(per_host, 'replica')} per host cannot be divided over {torch.processes_per_host} processes;"

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.recipe import steps as budget
-from tpu_training_operator.domain.recipe.batch import Batch, scaled_batch
+from tpu_training_operator.domain.recipe.batch import Batch, scaled_batch, spread
 from tpu_training_operator.domain.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
 from tpu_training_operator.domain.recipe.learning_rate import scaled_learning_rate
 from tpu_training_operator.domain.recipe.ledger import Ledger, Note, plain
@@ -45,10 +45,15 @@ class ScaledRecipe:
     warnings: tuple[str, ...]
 
 
-def scale(recipe: Recipe, tuned_replicas: int, replicas: int) -> ScaledRecipe:
-    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob if the batch does not divide evenly."""
+def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int | None = None) -> ScaledRecipe:
+    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob if the batch does not divide evenly.
+
+    `spread_over`: how many replicas train with the numbers for `replicas`; by default as many.
+    """
     ledger = Ledger()
     batch = scaled_batch(recipe, tuned_replicas, replicas, ledger)
+    if spread_over not in (None, replicas):
+        batch = spread(batch, spread_over, ledger)
     factor = Fraction(batch.total, recipe.global_batch_size)
     steps = budget.train_steps(recipe, batch.total, ledger)
     warmup = budget.warmup_steps(recipe, batch.total, steps, ledger)

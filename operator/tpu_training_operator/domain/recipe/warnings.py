@@ -9,8 +9,9 @@ from decimal import Decimal
 
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.recipe import Optimizer, Recipe, ScheduleName
+from tpu_training_operator.api.scale_up import Finding
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.api.trainer import Backend, Execution
 from tpu_training_operator.domain.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.topology import SliceLayout
@@ -26,6 +27,10 @@ BUILT: Mapping[str, frozenset[str]] = {
     "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
     "sgd": frozenset({"momentum", "weight_decay"}),
 }
+OF_XLA = frozenset({Finding.CPU_FALLBACK, Finding.HOST_SYNC, Finding.MID_STEP_EXECUTION, Finding.PADDING})
+"""What the trainer's doctor reads off torch_xla (`tpu_trainer.doctor.doctor`; a contract test compares them)."""
+OF_PROGRAMS = frozenset({Finding.RECOMPILATION, Finding.UNEQUAL_COMPILATIONS})
+"""What it counts where torch_xla or torch.compile compiles."""
 _SETTINGS = ("momentum", "weight_decay", "beta1", "beta2", "epsilon")
 _CLOSE = 0.7
 # Volumes of other kinds end with the pod, or cannot be written to.
@@ -42,8 +47,24 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
         yield from _unused_scaling(spec.recipe)
         yield from _unused_schedule(spec.recipe, recipe)
         yield from _unused_patience(spec.recipe, recipe)
+    yield from _gates_that_cannot_pass(spec)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
+
+
+def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
+    """The ladder would be climbed as far as them, and no further."""
+    if spec.scale_up is None or spec.trainer.backend is not Backend.TORCH:
+        return
+    compiles = spec.trainer.torch is not None and spec.trainer.torch.execution is Execution.COMPILE
+    cannot_see = OF_XLA if compiles else OF_XLA | OF_PROGRAMS
+    for index, stage in enumerate(spec.scale_up.stages):
+        wanted = (stage.gates and stage.gates.no_findings) or ()
+        if unseen := [check for check in wanted if check in cannot_see]:
+            yield (
+                f"spec.scaleUp.stages[{index}].gates.noFindings: with backend Torch nothing can look for "
+                f"{', '.join(unseen)}, so this gate fails; leave that out"
+            )
 
 
 def checkpoint_warnings(spec: Spec) -> list[str]:

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.status import CHIP_ACCOUNTS, State, Status
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import transitions
 
@@ -37,7 +37,18 @@ NEW = "New"
 
 _UNREADY = (NEW, State.STARTING, State.RESTARTING)
 _EXHAUSTED = (Reason.RESTART_LIMIT_REACHED, Reason.NOT_RETRYABLE)
-_ENDS = (Reason.ALL_WORKERS_SUCCEEDED, *_EXHAUSTED, Reason.FAILED_AGAIN, Reason.DEADLINE_EXCEEDED)
+_ENDS = (
+    Reason.ALL_WORKERS_SUCCEEDED,
+    *_EXHAUSTED,
+    Reason.ENTRY_FAILED,
+    Reason.DATA_FAR,
+    Reason.STEP_TOO_LARGE,
+    Reason.STEP_NOT_COMPILED,
+    Reason.FAILED_AGAIN,
+    Reason.GATE_FAILED,
+    Reason.DEADLINE_EXCEEDED,
+    Reason.BUDGET_EXCEEDED,
+)
 _OTHER_END = "Other"
 
 _CONTROLLER = "tputrainingjob"
@@ -100,6 +111,10 @@ _FAMILIES = {
         Histogram, "From the first failure to all workers ready again.", {}, _RECOVERY_BUCKETS
     ),
     "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": transitions.ACCOUNTS}),
+    "tpujob_chip_seconds_total": _Family(Counter, "What the chips did that the jobs held.", {"account": CHIP_ACCOUNTS}),
+    "tpujob_chip_budgets_exceeded_total": _Family(
+        Counter, "Jobs that were stopped because their budget of chip-hours was used up."
+    ),
     "tpujob_goodput_ratio": _Family(Histogram, "Productive share of the time of jobs that ended.", {}, _RATIO_BUCKETS),
     "tpujob_progress_reports_total": _Family(
         Counter, "Progress reports of workers, by how they were answered.", {"result": (*_ANSWERS.values(), _OTHER)}
@@ -134,6 +149,7 @@ _FAMILIES = {
         {"verb": _VERBS},
         _REQUEST_BUCKETS,
     ),
+    "leader_election_master_status": _Family(Gauge, "1 if this operator is the one that works, else 0.", _QUEUE),
     "tpujob_event_loop_lag_seconds": _Family(
         Histogram, "How much later than asked for the event loop woke up, looked at once a second.", {}, _LAG_BUCKETS
     ),
@@ -216,6 +232,10 @@ class Metrics:
         if result is PassResult.ERROR:
             self._count("controller_runtime_reconcile_errors_total", _CONTROLLER)
 
+    def leads(self, *, leads: bool) -> None:
+        """Whether this process works; otherwise it waits for another one to stop."""
+        self._series["leader_election_master_status", _CONTROLLER].set(int(leads))
+
     # Requests to the API server, under client-go's names, and reports to the progress service.
 
     def request_answered(self, method: str, status: int, seconds: float) -> None:
@@ -265,6 +285,10 @@ class Metrics:
             self._count("tpujob_restarts_total", failure_class, by=count)
         for account, seconds in transitions.accounted(before, after).items():
             self._count("tpujob_goodput_seconds_total", account, by=seconds)
+        for account, chip_seconds in transitions.chips_accounted(before, after).items():
+            self._count("tpujob_chip_seconds_total", account, by=chip_seconds)
+        if transitions.exceeded_budget(before, after):
+            self._count("tpujob_chip_budgets_exceeded_total")
         if ready := transitions.became_ready(before, after):
             name = "tpujob_recovery_seconds" if ready.after_failure else "tpujob_gang_ready_seconds"
             self._observe(name, ready.seconds)

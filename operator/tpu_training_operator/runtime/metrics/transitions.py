@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.status import CHIP_ACCOUNTS, Status
 from tpu_training_operator.domain.observed import parse_time
 
-ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "suspended")
+ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,33 @@ def accounted(before: Status, after: Status) -> dict[str, int]:
     ended: until then it may still turn out to be wasted, and counters never decrease."""
     earlier, later = _settled(before), _settled(after)
     return {account: max(0, later[account] - earlier[account]) for account in ACCOUNTS}
+
+
+def chips_accounted(before: Status, after: Status) -> dict[str, int]:
+    """The chip-seconds added to each account. What a job used before its operator began to count is left out."""
+    if before.attempt and not (before.goodput and before.goodput.chip_seconds):
+        return {}
+    earlier, later = _chips(before), _chips(after)
+    return {account: max(0, later[account] - earlier[account]) for account in CHIP_ACCOUNTS}
+
+
+def exceeded_budget(before: Status, after: Status) -> bool:
+    """Whether the job was stopped just now because its budget of chip-hours is used up."""
+    return _over_budget(after) and not _over_budget(before)
+
+
+def _over_budget(status: Status) -> bool:
+    """A job that is to fail is suspended first."""
+    known = (find(status.conditions, kind) for kind in (ConditionType.SUSPENDED, ConditionType.FAILED))
+    return any(found is not None and found.is_true and found.reason == Reason.BUDGET_EXCEEDED for found in known)
+
+
+def _chips(status: Status) -> dict[str, int]:
+    spent = status.goodput.chip_seconds if status.goodput else None
+    if spent is None:
+        return dict.fromkeys(CHIP_ACCOUNTS, 0)
+    unsaved = 0 if status.completion_time else spent.unsaved
+    return spent.by_account | {"productive": spent.productive - unsaved}
 
 
 def final_ratio(before: Status, after: Status) -> float | None:

@@ -1,0 +1,120 @@
+"""`spec.placement`: the other slices that a job may run on, and how it moves between them."""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from tpu_training_operator.api.model import ApiModel, Count, Rule, ShortText
+from tpu_training_operator.api.run_policy import Duration, length_of
+from tpu_training_operator.api.slice import MOST_SLICES, Slice
+
+MOST_ALTERNATIVES = 4
+"""The API server bounds what the rules of all slices of a job may cost."""
+
+MOST_COUNTED_MOVES = 16
+"""The status has room for these and some more."""
+
+
+class MoveBatch(StrEnum):
+    """How the recipe follows a move."""
+
+    CONSTANT = "Constant"
+    SCALED = "Scaled"
+
+
+class Shrink(StrEnum):
+    """Whether a job that has lost its slice continues on another one."""
+
+    ON_LOSS = "OnLoss"
+    NEVER = "Never"
+
+
+class Grow(StrEnum):
+    """Whether a job returns to a slice that it prefers."""
+
+    AT_CHECKPOINT = "AtCheckpoint"
+    NEVER = "Never"
+
+
+class MaxMoves(ApiModel):
+    count: Annotated[int, Field(strict=True, ge=1, le=MOST_COUNTED_MOVES)] = Field(
+        6, description="Moves allowed within window. After that, the job stays with its slice and waits for it."
+    )
+    window: Duration = Field("24h", description="How long a move counts, for example 30m, 24h or 7d.")
+
+    @property
+    def window_length(self) -> timedelta:
+        return length_of(self.window)
+
+
+class Alternative(ApiModel):
+    slice: Slice = Field(description="The slice, or slices, to run on instead; hardware as in spec.slice.")
+    after: Duration = Field(
+        "10m",
+        description="How long the job waits for the slice before this one in the order of preference before it moves"
+        " here, for example 90s, 10m or 2h.",
+    )
+
+
+class FewerSlices(ApiModel):
+    min: Annotated[int, Field(strict=True, ge=1, le=MOST_SLICES - 1)] = Field(
+        description="Fewest slices that the job runs on; the most is spec.slice.count. In between, the job runs on the"
+        " numbers of slices over whose replicas the global batch divides, at most 16 of them."
+    )
+    after: Duration = Field(
+        "10m",
+        description="How long the job waits for all of its slices before it runs on those that it has, for example 90s,"
+        " 10m or 2h.",
+    )
+
+
+class Placement(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.alternatives) || has(self.count)",
+            message="give alternatives, count or both: what else the job may run on besides spec.slice",
+            holds=lambda placement: placement.alternatives is not None or placement.count is not None,
+        ),
+    )
+
+    alternatives: Annotated[list[Alternative], Field(min_length=1, max_length=MOST_ALTERNATIVES)] | None = Field(
+        None, description="Slices to use while spec.slice has no capacity, in order of preference."
+    )
+    count: FewerSlices | None = Field(
+        None,
+        description="For a job on several slices: how few of them it may run on. Fewer slices come before the"
+        " alternatives in the order of preference.",
+    )
+    shrink: Shrink = Field(
+        Shrink.ON_LOSS,
+        description="OnLoss: if a job's slice fails or is taken away, and does not come back within after, the job"
+        " continues on the next slice in the order of preference. Never: once it has run on a slice, it waits for that"
+        " one.",
+    )
+    grow: Grow = Field(
+        Grow.NEVER,
+        description="AtCheckpoint: while the job runs on an alternative, placeholder pods ask for the nodes of a slice"
+        " that it prefers. When all of them run, the workers save and stop, and the job continues there. Needs"
+        " spec.checkpoint. Never: the job stays until its slice is lost.",
+    )
+    min_run_seconds: Count = Field(
+        1800, description="With grow, how long the gang runs on a slice before it asks for a better one."
+    )
+    placeholder_priority_class: ShortText | None = Field(
+        None,
+        description="PriorityClass of the placeholder pods. If its value is negative, any other pod may take their"
+        " nodes.",
+    )
+    max_moves: MaxMoves = Field(
+        default_factory=MaxMoves,
+        description="How often the job may leave a slice on which it has run. Moves in search of nodes, before it has"
+        " run, do not count.",
+    )
+    batch: MoveBatch = Field(
+        MoveBatch.CONSTANT,
+        description="Constant keeps global batch, steps and learning rate as they are on spec.slice. Gradients are"
+        " accumulated as each slice needs, so a move changes only the speed. Scaled scales the recipe for each slice"
+        " as if the job had been created there.",
+    )

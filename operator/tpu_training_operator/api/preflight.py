@@ -1,0 +1,93 @@
+"""`spec.preflight`: what is tried on a CPU before a job asks for its slice."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import Field
+
+from tpu_training_operator.api.model import ApiModel, Count, Rule
+from tpu_training_operator.api.trainer import Resources
+
+
+class EntryCheck(StrEnum):
+    """Auto: jobs on TPUs, and only the user's own errors fail the job. Require: any job, and it must pass."""
+
+    AUTO = "Auto"
+    REQUIRE = "Require"
+    SKIP = "Skip"
+
+
+class DataLocal(StrEnum):
+    """What to do if a bucket is not near the slice."""
+
+    WARN = "Warn"
+    REQUIRE = "Require"
+    IGNORE = "Ignore"
+
+
+class CompileCheck(StrEnum):
+    """Auto: if the image can. Require: the job does not start without a verdict."""
+
+    AUTO = "Auto"
+    REQUIRE = "Require"
+    SKIP = "Skip"
+
+
+class Preflight(ApiModel):
+    """It may change until the first attempt, so that a check on which a job waits can be switched off."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.dataLocal != 'Require' || self.entry != 'Skip'",
+            message="dataLocal Require needs the entry check, which asks where the buckets are; leave out entry Skip",
+            holds=lambda preflight: (
+                preflight.data_local is not DataLocal.REQUIRE or preflight.entry is not EntryCheck.SKIP
+            ),
+            field="dataLocal",
+        ),
+        Rule(
+            cel="self.compile != 'Require' || self.entry != 'Skip'",
+            message="compile Require needs the entry check, whose pod compiles the step; leave out entry Skip",
+            holds=lambda preflight: (
+                preflight.compile is not CompileCheck.REQUIRE or preflight.entry is not EntryCheck.SKIP
+            ),
+            field="compile",
+        ),
+    )
+
+    entry: EntryCheck = Field(
+        EntryCheck.AUTO,
+        description="Whether one pod without TPUs imports the entrypoint, builds the task with the scaled numbers and"
+        " makes two steps before any worker is created. Auto: on hardware TPU; your own errors fail the job, and"
+        " whatever else stops the check is a warning. Require: on any hardware, and the job fails unless the check"
+        " passes. Skip: never.",
+    )
+    compile: CompileCheck = Field(
+        CompileCheck.AUTO,
+        description="Whether that pod then compiles the step for the slice with the TPU's compiler, on its CPU. A step"
+        " that does not fit into a core's memory fails the job before it has chips. Auto: on hardware TPU with backend"
+        " XLA, for at most five minutes, if the image has jax and libtpu; if there is no answer, the condition"
+        " StepCompiled says why. Require: on any hardware, and the job fails without an answer. Skip: never.",
+    )
+    data_local: DataLocal = Field(
+        DataLocal.WARN,
+        description="What to do if the entry check finds that a bucket of the job (data, checkpoint, report) is not in"
+        " the slice's region. Warn: show it in the condition DataLocal. Require: fail the job, even if it"
+        " cannot find out, and check on any hardware. Ignore: nothing.",
+    )
+    resources: Resources | None = Field(
+        None,
+        description="Resources of that pod. By default it requests half a CPU and 2Gi of memory (2 CPUs and 8Gi with"
+        " compile Require), and is limited to 16Gi.",
+    )
+    deadline_seconds: Count = Field(
+        900,
+        description="How long that pod may take on its node, including the pull of its image and the compilation. It"
+        " waits for a node just as long, but at most five minutes.",
+    )
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the job may begin only once the check has finished."""
+        needs = (self.entry is EntryCheck.REQUIRE, self.data_local is DataLocal.REQUIRE)
+        return any(needs) or self.compile is CompileCheck.REQUIRE

@@ -1,0 +1,80 @@
+"""Placeholder pods: they find out whether a better slice can be had, and hold its nodes until the gang comes.
+
+A placeholder asks for what a worker asks for, and does nothing. It has the workers' image, and so pulls it to the
+nodes. It has neither volumes nor environment nor a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.domain import naming
+from tpu_training_operator.domain.actions import Action, Create
+from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.objects.shared import metadata
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.options import Option
+
+Object = dict[str, Any]
+
+# Process 1 ignores signals that it does not handle.
+_SLEEP = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); signal.pause()"
+_KEPT = ("restartPolicy", "securityContext", "nodeSelector", "affinity", "tolerations", "imagePullSecrets")
+_OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources", "securityContext")
+
+
+@dataclass(frozen=True)
+class PlaceholderCreations(Sequence[Action]):
+    """The stage that asks for the nodes of a better slice. Each pod is built only when it is asked for, as those of a
+    gang are. Nobody needs a part of a slice, so the first refusal ends the stage."""
+
+    option: Option
+    workers: tuple[WorkerId, ...]
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @overload
+    def __getitem__(self, index: int) -> Action: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "PlaceholderCreations": ...
+
+    def __getitem__(self, index: int | slice) -> "Action | PlaceholderCreations":
+        if isinstance(index, slice):
+            return replace(self, workers=self.workers[index])
+        return Create(_placeholder(self.option, self.workers[index]), optional=True, for_growth=True)
+
+
+def missing_placeholders(option: Option, first: int, there: Sequence[str]) -> PlaceholderCreations:
+    """Those that are not `there`, by name, for the slices from `first` on: those before it run already."""
+    known, name = set(there), option.job.name
+    wanted = (worker for worker in naming.workers(option.layout, 0) if worker.slice >= first)
+    missing = (worker for worker in wanted if naming.placeholder_name(name, option.number, worker) not in known)
+    return PlaceholderCreations(option, tuple(missing))
+
+
+def _placeholder(option: Option, worker: WorkerId) -> Object:
+    job = option.job
+    like = worker_pod(job, option.resolution, worker)
+    spec = {name: like["spec"][name] for name in _KEPT if name in like["spec"]}
+    container = like["spec"]["containers"][0]
+    policy = job.spec.placement
+    spec |= {
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [
+            {name: container[name] for name in _OF_CONTAINER if name in container}
+            | {"command": ["python", "-c", _SLEEP]}
+        ],
+    }
+    if policy is not None and policy.placeholder_priority_class is not None:
+        spec["priorityClassName"] = policy.placeholder_priority_class
+    labels = naming.worker_labels(job.name, job.uid, worker, option.number) | {
+        "app.kubernetes.io/component": "placeholder",
+        constants.LABEL_ALTERNATIVE: str(option.number),
+    }
+    name = naming.placeholder_name(job.name, option.number, worker)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(job, name, labels), "spec": spec}

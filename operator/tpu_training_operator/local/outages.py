@@ -1,0 +1,72 @@
+"""Slices that this machine pretends to lose, so that you can watch a move on a laptop: `tpujob run --lose`."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_SLICE_INDEX
+from tpu_training_operator.domain.options import Option
+from tpu_training_operator.kube.cluster import Object
+
+_FORM = re.compile(r"(?P<slice>[^:]+):(?P<begins>[0-9]{1,6})-(?P<ends>[0-9]{1,6})?")
+_SEVERAL = re.compile(r"(?P<times>[1-9][0-9]{0,3}) x (?P<slice>.+)")
+
+
+@dataclass(frozen=True)
+class Outage:
+    """Slices without nodes between these seconds of the run; workers that run there are killed. `numbers`: the places
+    of these options in the job's order of preference; `left`: how many of their slices stay."""
+
+    numbers: frozenset[int]
+    left: int
+    begins: float
+    ends: float
+
+    def takes(self, pod: Object) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        is_there = int(labels.get(LABEL_ALTERNATIVE, "0")) in self.numbers
+        return is_there and int(labels.get(LABEL_SLICE_INDEX, "0")) >= self.left
+
+
+class Outages:
+    """`clock`: seconds."""
+
+    def __init__(self, given: Sequence[Outage] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._given = given
+        self._clock = clock
+        self._started = clock()
+
+    def has_nodes_for(self, pod: Object) -> bool:
+        now = self._clock() - self._started
+        return not any(outage.begins <= now < outage.ends and outage.takes(pod) for outage in self._given)
+
+    def beginnings(self) -> list[tuple[float, Outage]]:
+        """In how many seconds each outage begins."""
+        return [(self._started + outage.begins - self._clock(), outage) for outage in self._given]
+
+
+def parsed(text: str, options: Sequence[Option]) -> Outage:
+    """From SLICE:FROM-TO, as in v5litepod-16:20-45 or 2 x v5litepod-16:20-; without TO, the slice stays away. Raises
+    ValueError."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not of the form SLICE:FROM-TO, in seconds, such as v5litepod-16:20-45")
+    begins, ends = float(found["begins"]), float(found["ends"] or "inf")
+    if ends <= begins:
+        raise ValueError(f"{text!r} ends before it begins")
+    return Outage(*_lost(found["slice"], options), begins, ends)
+
+
+def _lost(name: str, options: Sequence[Option]) -> tuple[frozenset[int], int]:
+    """`numbers` and `left`. A job on several slices can lose some of them."""
+    several = _SEVERAL.fullmatch(name)
+    one, lost = (several["slice"], int(several["times"])) if several else (name, 1)
+    all_of_them = options[0].layout.slices
+    if str(options[0]).rpartition(" x ")[2] == one and lost <= all_of_them:
+        return frozenset(option.number for option in options if option.is_own), all_of_them - lost
+    numbers = frozenset(option.number for option in options if str(option) == name)
+    if not numbers:
+        known = ", ".join(str(option) for option in options)
+        raise ValueError(f"the job does not run on {name!r}; its slices are {known}")
+    return numbers, 0

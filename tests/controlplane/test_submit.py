@@ -1,0 +1,233 @@
+"""`tpujob submit` against a real API server: what it creates, whom it belongs to, and what is left when it cannot."""
+
+import base64
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.namespaces import fresh_namespace
+from tests.controlplane.jobs import Namespace, Object, digits
+from tests.controlplane.test_cli_cluster import PROGRAM
+from tests.stories import Group, Stories, selected, told_together
+from tpu_training_operator.api.constants import LARGEST_CONFIG_MAP
+from tpu_training_operator.cli.code_place import config_map
+from tpu_training_operator.cli.packing import Packed
+
+KEY = "code.tar.gz"
+
+
+class Desk:
+    """Where a user submits the digits job with `folder`, as an administrator of the namespace."""
+
+    def __init__(self, space: Namespace, directory: Path) -> None:
+        self.space, self.folder = space, directory / "code"
+        self.folder.mkdir()
+        (self.folder / "train.py").write_text("def task(hp): ...\n")
+        self._file = directory / "job.yaml"
+        self.write(digits(trainer={"entrypoint": "train:task"}))
+
+    def write(self, job: Object) -> None:
+        self._file.write_text(yaml.safe_dump(job))
+
+    def submit(self, *arguments: str, code: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        what = ["-f", str(self._file), *(["--code", str(self.folder)] if code else []), *arguments]
+        where = ["-n", self.space.name, "--kubeconfig", str(self.space.cluster.kubeconfig)]
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM, "submit", *what, *where],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **env},
+        )
+
+
+def config_maps(space: Namespace) -> list[Object]:
+    found = space.cluster.api.call("GET", f"/api/v1/namespaces/{space.name}/configmaps")["items"]
+    return [one for one in found if one["metadata"]["name"] != "kube-root-ca.crt"]
+
+
+def code_in_a_config_map_belongs_to_its_job(desk: Desk) -> None:
+    space = desk.space
+    done = desk.submit()
+    assert done.returncode == 0, done.stderr
+    (kept,) = config_maps(space)
+    job = space.job()
+    archive = base64.b64decode(kept["binaryData"][KEY])
+    sha256 = hashlib.sha256(archive).hexdigest()
+    uri = f"configmap://digits-code-{sha256[:10]}"
+    assert job["spec"]["trainer"]["code"] == {"uri": uri, "sha256": sha256}
+    assert kept["metadata"]["name"] == uri.removeprefix("configmap://")
+    assert kept["immutable"] is True
+    assert [owner["uid"] for owner in kept["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+    assert done.stdout.splitlines() == [
+        f"code: 1 file, {len(archive)} bytes packed, sha256 {sha256}, in {uri}",
+        f"job digits created in namespace {space.name}",
+        f"follow it with: tpujob watch digits -n {space.name}",
+    ]
+
+
+def the_code_of_a_job_cannot_change(desk: Desk) -> None:
+    space = desk.space
+    assert desk.submit().returncode == 0
+    job = space.job()
+    job["spec"]["trainer"]["code"]["sha256"] = "0" * 64
+    changed = space.cluster.kubectl("-n", space.name, "replace", "-f", "-", input=yaml.safe_dump(job), check=False)
+    assert "trainer cannot change once the job exists" in changed.stderr
+
+
+def a_submission_that_was_cut_off_is_finished_by_the_same_command(desk: Desk) -> None:
+    space = desk.space
+    assert desk.submit().returncode == 0
+    job, (kept,) = space.job(), config_maps(space)
+    space.kubectl("delete", "configmap", kept["metadata"]["name"])
+    for _ in range(2):
+        done = desk.submit()
+        assert (done.returncode, "job digits is there already" in done.stdout) == (0, True), done.stderr
+    assert space.job()["metadata"]["uid"] == job["metadata"]["uid"]
+    assert [one["binaryData"] for one in config_maps(space)] == [kept["binaryData"]]
+
+
+def other_code_or_another_spec_is_another_job(desk: Desk) -> None:
+    space, folder = desk.space, desk.folder
+    assert desk.submit().returncode == 0
+    before = space.job()["spec"]
+    (folder / "train.py").write_text("def task(hp): return None\n")
+    for changes in ((), ("--set", "recipe.seed=7")):
+        refused = desk.submit(*changes)
+        assert refused.returncode == 2
+        assert "there is already a job 'digits'" in refused.stderr
+        assert (
+            "with another spec or other code; delete it first (kubectl delete tputrainingjobs digits" in refused.stderr
+        )
+    assert space.job()["spec"] == before
+    assert len(config_maps(space)) == 1
+
+
+def what_an_earlier_job_of_the_name_has_left_is_replaced(desk: Desk) -> None:
+    space = desk.space
+    assert desk.submit().returncode == 0
+    # The garbage collector has not come by yet.
+    space.kubectl("delete", "tpujob", "digits", "--cascade=orphan")
+    (left,) = config_maps(space)
+    owner = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "name": "digits", "uid": "gone"}
+    left["metadata"]["ownerReferences"] = [owner]
+    left |= {"apiVersion": "v1", "kind": "ConfigMap"}
+    space.kubectl("replace", "-f", "-", input=yaml.safe_dump(left))
+    assert desk.submit().returncode == 0
+    (kept,) = config_maps(space)
+    assert kept["metadata"]["ownerReferences"][0]["uid"] == space.job()["metadata"]["uid"]
+
+
+def a_config_map_of_somebody_else_is_left_alone_and_the_job_goes_again(desk: Desk) -> None:
+    space = desk.space
+    assert desk.submit().returncode == 0
+    (kept,) = config_maps(space)
+    space.kubectl("delete", "tpujob", "digits", "--cascade=orphan")
+    space.kubectl("delete", "configmap", kept["metadata"]["name"])
+    space.kubectl("create", "configmap", kept["metadata"]["name"])
+    refused = desk.submit()
+    assert refused.returncode == 2
+    assert "the cluster refuses the ConfigMap with the code, the job was deleted again" in refused.stderr
+    assert "already exists" in refused.stderr
+    assert space.kubectl("get", "tpujob", "-o", "name") == ""
+
+
+def a_config_map_holds_a_mebibyte_counted_before_base64(desk: Desk) -> None:
+    space, folder = desk.space, desk.folder
+    assert desk.submit().returncode == 0
+    for name, size, refusal in (("fits", LARGEST_CONFIG_MAP, ""), ("large", LARGEST_CONFIG_MAP + 1, "Too long")):
+        body = yaml.safe_dump(config_map(name, Packed(bytes(size), {}), space.job()))
+        done = space.cluster.kubectl("-n", space.name, "create", "-f", "-", input=body, check=False)
+        assert (refusal in done.stderr, bool(done.returncode)) == (True, bool(refusal)), done.stderr
+    space.kubectl("delete", "tpujob", "digits")
+
+    (folder / "noise").write_bytes(random.Random(1).randbytes(LARGEST_CONFIG_MAP))
+    refused = desk.submit()
+    assert refused.returncode == 2
+    assert "bytes (1.0 MiB), and a ConfigMap holds 1048576 (1 MiB" in refused.stderr
+    assert "--code-to gs://bucket/path; the largest files: noise 1.0 MiB, train.py 18 bytes" in refused.stderr
+    assert space.kubectl("get", "tpujob", "-o", "name") == ""
+
+
+def code_for_a_directory_is_there_before_the_job(desk: Desk) -> None:
+    space, folder = desk.space, desk.folder
+    done = desk.submit("--code-to", f"{folder.parent}/shared")
+    assert done.returncode == 0, done.stderr
+    code = space.job()["spec"]["trainer"]["code"]
+    assert code["uri"] == f"{folder.parent}/shared/code-{code['sha256']}.tar.gz"
+    assert hashlib.sha256(Path(code["uri"]).read_bytes()).hexdigest() == code["sha256"]
+    assert config_maps(space) == []
+
+
+def a_job_without_code_is_created_as_it_stands(desk: Desk) -> None:
+    space = desk.space
+    done = desk.submit("--set", "recipe.seed=7", code=False)
+    assert done.returncode == 0, done.stderr
+    spec = space.job()["spec"]
+    assert (spec["recipe"]["seed"], "code" in spec["trainer"]) == (7, False)
+
+
+def what_is_wrong_is_said_before_anything_is_created(desk: Desk) -> None:
+    space, folder = desk.space, desk.folder
+    (folder / ".gitignore").write_text("train.py\n")
+    warned = desk.submit()
+    assert "warning: entrypoint train:task: no module train is packed" in warned.stderr
+    space.kubectl("delete", "tpujob", "digits")
+
+    desk.write(digits(slice={"acceleratorType": "v9-8"}))
+    for arguments, words in (
+        ((), "there is no accelerator type 'v9-8'"),
+        (("--set", "slice.acceleratorType=v5litepod-16", "--code-to", "s3://x"), "--code-to s3://x: expected gs://"),
+        (("--set", "slice.acceleratorType=v5litepod-16", "--code-to", "/dev/null"), "cannot be written there"),
+    ):
+        refused = desk.submit(*arguments)
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+    assert space.kubectl("get", "tpujob", "-o", "name") == ""
+
+
+STORIES = {
+    story.__name__: story
+    for story in (
+        code_in_a_config_map_belongs_to_its_job,
+        the_code_of_a_job_cannot_change,
+        a_submission_that_was_cut_off_is_finished_by_the_same_command,
+        other_code_or_another_spec_is_another_job,
+        what_an_earlier_job_of_the_name_has_left_is_replaced,
+        a_config_map_of_somebody_else_is_left_alone_and_the_job_goes_again,
+        a_config_map_holds_a_mebibyte_counted_before_base64,
+        code_for_a_directory_is_there_before_the_job,
+        a_job_without_code_is_created_as_it_stands,
+        what_is_wrong_is_said_before_anything_is_created,
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def stories(
+    control_plane: ControlPlane,
+    job_definition: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Iterator[Stories]:
+    """Each in a namespace of its own. They are three at a time, because most of each is the start of `tpujob`."""
+
+    def tell(story: Callable[[Desk], None]) -> None:
+        with fresh_namespace(control_plane.api) as name:
+            story(Desk(Namespace(control_plane, name), tmp_path_factory.mktemp("desk")))
+
+    chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}
+    with told_together(Group(chosen, at_once=3)) as told:
+        yield told
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_with_submit(story: str, stories: Stories) -> None:
+    stories.end_of(story)

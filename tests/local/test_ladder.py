@@ -1,0 +1,58 @@
+"""A ladder on this machine, rung by rung, each with its own hosts. The trainer is a stand-in that measures at once."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.contract.jobs import job_body
+from tests.local.runs import Run, Runs
+from tests.local.test_forks import stand_in
+
+MEASURES = """
+import json, os, pathlib
+run = json.loads(pathlib.Path(os.environ["TPUJOB_RUN_SPEC"]).read_text())
+replicas = run["slice"]["replicas"]
+steps = min(run["trainSteps"], run.get("endAfterSteps", run["trainSteps"]))
+rung = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}
+message = {"outcome": "Succeeded", "message": f"trained {steps} steps", "step": steps, "metrics": {"loss": 1.0}}
+message |= {"examplesPerSecond": 90.0 * replicas if replicas > 4 else 400.0}
+if "endAfterSteps" in run:
+    message["rung"] = rung
+pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text(json.dumps(message))
+"""
+
+
+def climbs(runs: Runs, directory: Path, **gates: Any) -> Run:
+    stand_in(directory, MEASURES)
+    (directory / "task.py").write_text("def task(hp): pass\n")
+    stages = [
+        {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20},
+        {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 30, "gates": gates},
+    ]
+    tuned = {"recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "recipe.globalBatchSize": 32}
+    own = {"scaleUp.stages": stages, "trainer.backend": "Torch", "trainer.entrypoint": "task:task"}
+    return runs.start_job(directory, job_body(tuned | own))
+
+
+def test_three_rungs_pass(runs: Runs, tmp_path: Path) -> None:
+    run = climbs(runs, tmp_path, minEfficiency="0.89")
+    assert run.wait() == 0, run.stderr
+    result = run.result()
+    assert [(stage["slice"], stage["steps"], stage["verdict"]) for stage in result["stages"]] == [
+        ("v5litepod-4", 20, "Passed"),
+        ("v5litepod-8", 30, "Passed"),
+        ("v5litepod-16", 75, "Passed"),
+    ]
+    assert [stage.get("efficiency") for stage in result["stages"]] == [None, "0.9", "1"]
+    assert (result["attempts"], result["resolved"]["acceleratorType"]) == (3, "v5litepod-16")
+    pods = sorted(path.name for path in (run.out / "pods").iterdir())
+    assert pods == ["digits-1-0-0", "digits-2-0-0", "digits-2-0-1", *(f"digits-3-0-{host}" for host in range(4))]
+
+
+def test_a_gate_that_fails_ends_the_run_with_its_numbers(runs: Runs, tmp_path: Path) -> None:
+    run = climbs(runs, tmp_path, minEfficiency="0.91")
+    assert run.wait() == 1
+    result = run.result()
+    assert (result["state"], result["attempts"]) == ("Failed", 2)
+    assert result["message"].startswith("rung 2 of 3 on v5litepod-8: minEfficiency failed: ")
+    assert "efficiency 0.9, at least 0.91 required: 90 examples/s per chip on 8 chips, 100 on 4 before" in run.stderr
+    assert not list((run.out / "pods").glob("digits-3-*"))

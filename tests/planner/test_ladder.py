@@ -1,0 +1,221 @@
+"""A job that climbs a ladder: its rungs, the gates between them, and what is left when one fails."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import one_pass
+from tests.planner.story import all_are_ready, fails, gang, given_a_job, ready_message, reason
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import State, Verdict
+
+SMALL, MIDDLE = {"acceleratorType": "v5litepod-4"}, {"acceleratorType": "v5litepod-8"}
+STAGES = [{"slice": SMALL, "steps": 20}, {"slice": MIDDLE, "steps": 20}]
+TUNED = {"spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "spec.recipe.globalBatchSize": 32}
+GANGS = [["digits-1-0-0"], ["digits-2-0-0", "digits-2-0-1"], [f"digits-3-0-{host}" for host in range(4)]]
+
+
+def given_a_ladder(*gates: dict[str, Any], **changes: Any) -> ModelCluster:
+    """`gates`: of the first stages."""
+    stages = [stage | {"gates": given} for stage, given in zip(STAGES, (*gates, {}, {}), strict=False)]
+    return given_a_job(TUNED | {"spec.scaleUp": {"stages": stages, **changes}})
+
+
+def starts(cluster: ModelCluster) -> list[str]:
+    """The pods of the attempt, once its gang runs."""
+    for _ in range(4):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        all_are_ready(cluster)
+    assert cluster.status.state == State.RUNNING
+    return gang(cluster)
+
+
+def trained(rate: float = 100.0, **changes: Any) -> str:
+    rung = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}
+    rung |= {"evaluated": ["accuracy"]}
+    message = {"outcome": "Succeeded", "message": "trained", "step": 20, "metrics": {"loss": 1.0, "accuracy": 0.9}}
+    return json.dumps(message | {"examplesPerSecond": rate, "rung": rung | changes})
+
+
+def ends(cluster: ModelCluster, message: str) -> None:
+    for name in gang(cluster):
+        kubelet.end(cluster, cluster.pods[name], message=message)
+    one_pass(cluster)
+
+
+def verdicts(cluster: ModelCluster) -> list[Verdict]:
+    return [stage.verdict for stage in cluster.status.stages]
+
+
+def test_a_job_climbs_its_rungs_and_then_trains() -> None:
+    cluster = given_a_ladder()
+    for number, (pods, rate) in enumerate(zip(GANGS, (400.0, 720.0, 1440.0), strict=True), 1):
+        assert starts(cluster) == pods
+        assert cluster.status.stage == f"{number}/3"
+        assert f"rung {number} of 3: attempt {number}" in ready_message(cluster)
+        ends(cluster, trained(rate))
+    status = cluster.status
+    assert status.state == State.SUCCEEDED
+    assert verdicts(cluster) == [Verdict.PASSED] * 3
+    assert [stage.slice for stage in status.stages] == ["v5litepod-4", "v5litepod-8", "v5litepod-16"]
+    assert [stage.global_batch_size for stage in status.stages] == [32, 64, 128]
+    assert [stage.learning_rate for stage in status.stages] == ["0.1", "0.2", "0.4"]
+    assert [stage.efficiency for stage in status.stages] == [None, "0.9", "1"]
+    assert [stage.attempt for stage in status.stages] == [1, 2, 3]
+    assert [event["reason"] for event in cluster.events] == [
+        *("AttemptStarted", "Running", "NextRung", "Running", "NextRung", "Running", "Succeeded")
+    ]
+
+
+def test_the_verdict_and_the_attempt_on_the_next_rung_are_one_write() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    ends(cluster, trained())
+    status = cluster.status
+    assert (status.attempt, status.stage, verdicts(cluster)) == (2, "2/3", [Verdict.PASSED, Verdict.RUNNING])
+    assert status.placement is not None
+    assert (status.placement.slice, status.placement.reason) == ("v5litepod-8", "Rung")
+    assert status.resolved is not None
+    assert status.resolved.accelerator_type == "v5litepod-8"
+    assert list(cluster.pods) == ["digits-1-0-0"]
+
+
+GATES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "lossFalls": ({}, trained(lastLoss=2.0), "the loss did not fall from 2 to 2"),
+    "finite": ({}, trained(notFinite=1), "1 step whose loss or gradients were not finite"),
+    "noRecompilation": ({}, trained(recompilations=2), "2 programs compiled after the warm-up"),
+    "minEfficiency": ({"minEfficiency": "0.9"}, trained(rate=100.0), "efficiency 0.5, at least 0.9 required"),
+    "noFindings": ({"noFindings": ["HostSync"]}, trained(findings={"HostSync": 1}), "the doctor found HostSync (1)"),
+    "evaluation": ({"evaluation": {"metric": "accuracy", "min": "0.95"}}, trained(), "at least 0.95 required"),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_gate_that_fails_ends_the_job_with_its_numbers_and_leaves_nothing_running(gate: str) -> None:
+    gates, message, words = GATES[gate]
+    cluster = given_a_ladder({}, gates)
+    starts(cluster)
+    ends(cluster, trained(rate=100.0))
+    starts(cluster)
+    ends(cluster, message)
+    assert cluster.status.state == State.FAILED
+    assert reason(cluster.status, ConditionType.FAILED) == ("True", "GateFailed")
+    assert ready_message(cluster).startswith(f"rung 2 of 3 on v5litepod-8: {gate} failed: ")
+    assert words in ready_message(cluster)
+    assert verdicts(cluster) == [Verdict.PASSED, Verdict.FAILED]
+    assert any(f"{gate} failed" in line for line in cluster.status.stages[-1].gates)
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    assert all(pod["status"]["phase"] == "Succeeded" for pod in cluster.pods.values())
+    assert cluster.status.attempt == 2
+
+
+def test_a_broken_task_stops_at_the_first_rung() -> None:
+    cluster = given_a_ladder()
+    fails(cluster, starts(cluster)[0], 1)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.FAILED, 1)
+    assert verdicts(cluster) == [Verdict.FAILED]
+
+
+def test_a_trainer_that_measures_nothing_passes_no_gate() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    ends(cluster, '{"outcome": "Succeeded", "message": ""}')
+    assert reason(cluster.status, ConditionType.FAILED) == ("True", "GateFailed")
+
+
+def test_a_failure_of_the_infrastructure_repeats_the_rung() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    ends(cluster, trained())
+    fails(cluster, starts(cluster)[0])
+    assert starts(cluster) == ["digits-3-0-0", "digits-3-0-1"]
+    assert (cluster.status.stage, verdicts(cluster)) == ("2/3", [Verdict.PASSED, Verdict.RUNNING])
+    ends(cluster, trained())
+    assert cluster.status.stages[1].attempt == 3
+
+
+def test_a_suspended_job_resumes_on_its_rung() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    ends(cluster, trained())
+    starts(cluster)
+    cluster.job["spec"].setdefault("runPolicy", {})["suspend"] = True
+    for _ in range(4):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
+    cluster.job["spec"]["runPolicy"]["suspend"] = False
+    assert starts(cluster) == ["digits-3-0-0", "digits-3-0-1"]
+    assert cluster.status.stage == "2/3"
+
+
+def test_a_rung_that_ends_while_the_job_is_suspended_has_passed() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    cluster.job["spec"].setdefault("runPolicy", {})["suspend"] = True
+    ends(cluster, trained())
+    assert verdicts(cluster)[0] is Verdict.PASSED
+    for _ in range(4):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
+
+
+def test_a_lost_status_climbs_again_from_the_first_rung() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    ends(cluster, trained())
+    starts(cluster)
+    del cluster.job["status"]
+    cluster.now = cluster.now.replace(hour=23)
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.stage) == (3, "1/3")
+    assert starts(cluster) == ["digits-3-0-0"]
+
+
+def test_a_rung_does_not_end_a_job_whose_spec_has_become_invalid() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    cluster.job["spec"]["recipe"]["globalBatchSize"] = 33
+    ends(cluster, trained())
+    assert cluster.status.state == State.INVALID
+    assert not is_true(cluster.status.conditions, ConditionType.SUCCEEDED)
+
+
+def test_the_job_continues_the_last_trial_if_it_is_asked_to() -> None:
+    cluster = given_a_ladder(**{"from": "Checkpoint"})
+    cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/all"}
+    for _ in range(2):
+        starts(cluster)
+        ends(cluster, trained())
+    starts(cluster)
+    run = json.loads(cluster.others["ConfigMap/digits-3"]["data"]["run.json"])
+    assert run["checkpoint"]["uri"] == "gs://bucket/all/default/digits"
+    assert run["checkpoint"]["resumeFrom"] == f"gs://bucket/all/default/digits.rungs/{cluster.uid}-2"
+    assert "endAfterSteps" not in run
+
+
+def test_verdicts_that_somebody_has_edited_bring_the_job_to_that_rung_with_workers_of_its_own() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    (stage,) = cluster.job["status"]["stages"]
+    cluster.job["status"]["stages"] = [stage | {"verdict": "Passed", "attempt": 1}]
+    assert starts(cluster) == ["digits-2-0-0", "digits-2-0-1"]
+    assert (cluster.status.stage, verdicts(cluster)) == ("2/3", [Verdict.PASSED, Verdict.RUNNING])
+
+
+@pytest.mark.parametrize("stages", [None, [], [{"verdict": "Passed"}], [{"verdict": "Great", "attempt": 1}] * 9, "all"])
+def test_stages_that_cannot_be_read_begin_the_ladder_again(stages: Any) -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    cluster.job["status"]["stages"] = stages
+    ends(cluster, trained())
+    assert cluster.status.stage == "2/3"
+    assert cluster.status.stages[0].verdict is Verdict.PASSED

@@ -1,0 +1,242 @@
+"""`tpujob compile-check`: what it says of the trainer's answer, and how it ends. `tests/aot` has the answers."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from tests.unit.jobs import job_body
+from tpu_training_operator.cli import code_option, compile_check
+from tpu_training_operator.cli.errors import CommandError
+from tpu_training_operator.cli.main import main
+
+GIB = 1 << 30
+
+ANSWER: dict[str, Any] = {
+    "generation": "v5e",
+    "topology": "4x4",
+    "replicas": 16,
+    "device": "TPU v5 lite",
+    "batch": {"global": 128, "perReplica": 8, "accumulation": 1},
+    "precision": "Float32",
+    "versions": {"torchXla": "2.9.0", "libtpu": "0.0.21"},
+    "found": [],
+    "parameters": 1000,
+    "fits": True,
+    "memory": {
+        "arguments": 3 * GIB,
+        "temporaries": 4 * GIB,
+        "results": 2 * GIB,
+        "inPlace": 2 * GIB,
+        "code": 0,
+        "batchesAhead": GIB // 2,
+        "needed": 7 * GIB + GIB // 2,
+        "limit": 15 * GIB,
+    },
+    "step": {
+        "modelFlops": 197 * 10**10,
+        "wideFlops": 197 * 10**10,
+        "flops": 197 * 10**10,
+        "traffic": 819 * 10**6,
+        "collectives": [{"kind": "all-reduce", "bytes": 10**8, "after": 0.75}],
+    },
+    "padding": {
+        "tensors": [],
+        "products": [{"name": "head.weight", "shape": [10, 512], "computed": [128, 512], "waste": 0.9219}],
+    },
+}
+
+DOES_NOT_FIT = {
+    "fits": False,
+    "refusal": "RESOURCE_EXHAUSTED: Used 16.38G of 15.75G hbm.",
+    "memory": {"limit": 15 * GIB, "needed": 16 * GIB},
+    "largestBatch": {"fits": 64, "refused": 72},
+}
+
+Answers = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """By accelerator type; the trainer's process is not started."""
+    by_slice: Answers = {}
+
+    def ask(file: object, resolution: Any, *_: object, **__: object) -> dict[str, Any]:
+        return by_slice.get(str(resolution.layout), copy.deepcopy(ANSWER))
+
+    monkeypatch.setattr(compile_check, "ask", ask)
+    monkeypatch.setattr(code_option, "find_problem", lambda *_: None)
+    return by_slice
+
+
+def checked(*arguments: str, changes: dict[str, Any] | None = None) -> Result:
+    text = yaml.safe_dump(job_body(changes))
+    return CliRunner().invoke(main, ["compile-check", "-f", "-", *arguments], input=text)
+
+
+def refused() -> dict[str, Any]:
+    kept = {name: value for name, value in ANSWER.items() if name not in ("step", "padding")}
+    return {**kept, **DOES_NOT_FIT}
+
+
+def test_a_step_that_fits_is_told_with_its_method_and_its_bound(answers: Answers) -> None:
+    result = checked()
+    assert result.exit_code == 0, result.output
+    assert "traced by torch_xla 2.9.0 for 16 replicas, compiled for v5e 4x4 by libtpu 0.0.21; not run" in result.stdout
+    assert "fits: 7.50 GiB of 15.00 GiB of HBM per core, 7.50 GiB free" in result.stdout
+    assert "bound by arithmetic: arithmetic 10 ms, memory 1 ms, exchange 0.938 ms" in result.stdout
+    assert "all-reduce of 100 MB after 75%" in result.stdout
+    assert "head.weight [10, 512] is multiplied as [128, 512]: 92% of it is padding" in result.stdout
+    assert "100% of the matrix products' operations read float32" in result.stdout
+
+
+def test_a_batch_that_does_not_fit_ends_with_one_that_does_and_status_1(answers: Answers) -> None:
+    answers["v5litepod-16"] = refused()
+    result = checked()
+    assert result.exit_code == 1
+    assert "does not fit: needs 16.00 GiB of 15.00 GiB of HBM per core, 1.00 GiB too much" in result.stdout
+    assert "largest batch per replica that fits: 64 (72 does not fit); 1024 per slice and step" in result.stdout
+    assert "Used 16.38G of 15.75G hbm" in result.stdout
+
+
+def test_what_is_no_fixed_program_is_told_with_its_line(answers: Answers) -> None:
+    found = {"kind": "DynamicShape", "operation": "aten::nonzero", "where": "mine.py:7", "shapes": "bool[8]"}
+    answers["v5litepod-16"] = {**refused(), "fits": None, "memory": {}, "refusal": None, "found": [found]}
+    del answers["v5litepod-16"]["refusal"], answers["v5litepod-16"]["largestBatch"]
+    result = checked()
+    assert result.exit_code == 1
+    assert "mine.py:7: aten::nonzero has a result whose size depends on the data" in result.stdout
+    assert "cannot be one program" in result.stdout
+
+
+def test_json_has_the_answer_and_the_bound(answers: Answers) -> None:
+    document = json.loads(checked("-o", "json").stdout)
+    assert document["slice"] == "v5litepod-16"
+    assert document["memory"] == ANSWER["memory"]
+    assert document["atBest"]["stepSeconds"] == pytest.approx(0.01)
+    assert document["atBest"]["boundBy"] == "arithmetic"
+
+
+def test_what_goes_on_is_told_on_stderr_but_not_beside_json(answers: Answers) -> None:
+    assert [checked(*given).stderr for given in ([], ["-o", "json"])] == ["compiling for v5litepod-16 ...\n", ""]
+
+
+def test_slices_are_compared_in_steps_and_chip_hours(answers: Answers) -> None:
+    answers["v5litepod-64"] = refused()
+    result = checked("--compare", "v5litepod-16,v5litepod-64")
+    assert result.exit_code == 1
+    (sixteen,) = (line for line in result.stdout.splitlines() if "v5litepod-16 " in line)
+    (more,) = (line for line in result.stdout.splitlines() if "v5litepod-64 " in line)
+    assert " yes " in sixteen
+    assert " 100 " in sixteen
+    assert "no, 64 does" in more
+    assert len(json.loads(checked("--compare", "v5litepod-16,v5litepod-64", "-o", "json").stdout)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"spec.trainer.backend": "XLASPMD"}, "spec.trainer.backend: the check compiles the step of backend XLA"),
+        (
+            {"spec.trainer": {"image": "a", "command": ["python"]}},
+            "spec.trainer.command: the check traces the trainer's",
+        ),
+    ],
+)
+def test_what_has_no_step_of_the_trainers_is_refused(answers: Answers, changes: dict[str, Any], said: str) -> None:
+    result = checked(changes=changes)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_trainer_without_an_answer_is_an_error_in_one_line(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ask(*_: object, **__: object) -> dict[str, Any]:
+        raise CommandError("the check needs jax")
+
+    monkeypatch.setattr(compile_check, "ask", ask)
+    result = checked()
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].endswith("the check needs jax")
+
+
+ELSEWHERE = [{"slice": {"acceleratorType": name}, "after": "1m"} for name in ("v5litepod-32", "v6e-16")]
+MOVES = {"spec.placement": {"alternatives": ELSEWHERE}}
+
+
+def test_each_alternative_has_a_verdict(answers: Answers) -> None:
+    answers["v6e-16"] = refused()
+    result = checked(changes=MOVES)
+    assert result.exit_code == 1
+    assert "v5litepod-32, an alternative: fits: 7.50 GiB" in result.stdout
+    assert "v6e-16, an alternative: does not fit: needs 16.00 GiB" in result.stdout
+    document = json.loads(checked("-o", "json", changes=MOVES).stdout)
+    assert [one["slice"] for one in document["alternatives"]] == ["v5litepod-32", "v6e-16"]
+
+
+CODE = {"spec.trainer.code": {"uri": "configmap://code", "sha256": "0" * 64}}
+
+
+def test_code_in_a_cluster_is_asked_for_as_a_folder(answers: Answers, tmp_path: Path) -> None:
+    result = checked(changes=CODE)
+    assert result.exit_code == 2
+    assert "spec.trainer.code.uri: configmap://code is in a cluster; here, add --code FOLDER" in result.stderr
+    assert checked("--code", str(tmp_path), changes=CODE).exit_code == 0
+
+
+# In `tpujob plan`.
+
+
+def planned(tmp_path: Path, text: str, *arguments: str, changes: dict[str, Any] | None = None) -> Result:
+    file = tmp_path / "compiled.json"
+    file.write_text(text)
+    options = ["plan", "-f", "-", "--compiled", str(file), *arguments]
+    return CliRunner().invoke(main, options, input=yaml.safe_dump(job_body(changes)))
+
+
+def test_a_plan_shows_what_was_compiled_beside_its_numbers(answers: Answers, tmp_path: Path) -> None:
+    shown = planned(tmp_path, checked("-o", "json").stdout).stdout.splitlines()
+    (memory,) = (line for line in shown if " HBM " in line)
+    assert "7.50 GiB of 15.00 GiB" in memory
+    assert "fits; compiled, not run" in memory
+    (best,) = (line for line in shown if "step at best" in line)
+    assert "10 ms" in best
+    assert "bound by arithmetic, MFU at most 100%" in best
+
+
+def test_plans_side_by_side_have_a_column_for_each_slice_that_was_compiled(answers: Answers, tmp_path: Path) -> None:
+    answers["v5litepod-64"] = {**refused(), "batch": {"global": 128, "perReplica": 2, "accumulation": 1}}
+    types = "v5litepod-16,v5litepod-64"
+    compiled = checked("--compare", types, "-o", "json").stdout
+    shown = planned(tmp_path, compiled, "--compare", f"{types},v5litepod-32").stdout
+    (verdicts,) = (line.split() for line in shown.splitlines() if " compiled " in line)
+    assert " ".join(verdicts).replace("│ ", "") == "compiled fits does not fit no │"
+    (memory,) = (line for line in shown.splitlines() if " HBM " in line)
+    assert "7.50 GiB of 15.00 GiB" in memory
+    assert "16.00 GiB of 15.00 GiB" in memory
+
+
+def test_a_plan_shows_its_alternatives_as_compiled(answers: Answers, tmp_path: Path) -> None:
+    answers["v6e-16"] = refused()
+    shown = planned(tmp_path, checked("-o", "json", changes=MOVES).stdout, changes=MOVES).stdout
+    assert "does not fit: 16.00 GiB of" in " ".join(shown.replace("│", " ").split())
+
+
+def test_another_batch_than_the_one_that_was_compiled_is_warned_of(answers: Answers, tmp_path: Path) -> None:
+    other = {**copy.deepcopy(ANSWER), "batch": {"global": 64, "perReplica": 4, "accumulation": 1}}
+    result = planned(tmp_path, json.dumps({"slice": "v5litepod-16", **other}))
+    assert "warning: --compiled: the file has no answer for v5litepod-16 with this batch" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "3", "null", "[3]", "{}", '{"slice": 1, "fits": 3, "batch": 2}', "[" * 100_000]
+)
+def test_a_file_with_something_else_is_no_traceback(text: str, tmp_path: Path) -> None:
+    result = planned(tmp_path, text)
+    assert result.exit_code == 2
+    assert "expected what `tpujob compile-check -o json` prints, got something else" in result.stderr

@@ -1,0 +1,98 @@
+"""Where packed code goes: the bucket of the checkpoints, what the user says, or a ConfigMap while it fits."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.jobs import job_body
+from tpu_training_operator.api.constants import LARGEST_CONFIG_MAP
+from tpu_training_operator.api.trainer import Trainer
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.cli.code_option import left_out
+from tpu_training_operator.cli.code_place import NoPlace, place_of, put
+from tpu_training_operator.cli.entrypoint import find_problem
+from tpu_training_operator.cli.job_file import load
+from tpu_training_operator.cli.packing import Packed
+
+SMALL = Packed(b"archive", {"train.py": 7})
+FILE = f"code-{SMALL.sha256}.tar.gz"
+CONFIG_MAP = f"configmap://digits-code-{SMALL.sha256[:10]}"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "given", "uri"),
+    [
+        (None, None, CONFIG_MAP),
+        ("/mnt/checkpoints", None, CONFIG_MAP),
+        ("gs://bucket/run/", None, f"gs://bucket/run/default/digits/{FILE}"),
+        ("gs://bucket/run", "configmap", CONFIG_MAP),
+        ("gs://bucket/run", "gs://other/code/", f"gs://other/code/{FILE}"),
+        (None, "/mnt/code", f"/mnt/code/{FILE}"),
+    ],
+)
+def test_the_bucket_of_the_checkpoints_comes_before_a_config_map(
+    checkpoint: str | None, given: str | None, uri: str
+) -> None:
+    job = parse_job(job_body({"spec.checkpoint": {"uri": checkpoint}} if checkpoint else {}))
+    assert place_of(SMALL, job, given) == uri
+
+
+@pytest.mark.parametrize(("beyond", "fits"), [(0, True), (1, False)])
+def test_a_config_map_has_a_limit_and_a_bucket_is_the_way_out(beyond: int, fits: bool) -> None:
+    packed, job = Packed(bytes(LARGEST_CONFIG_MAP + beyond), {"data.npy": 5_000_000}), parse_job(job_body())
+    if fits:
+        assert place_of(packed, job, None).startswith("configmap://")
+    else:
+        with pytest.raises(NoPlace, match=r"1048577 bytes .* holds 1048576 .*--code-to gs://.*data.npy 4.8 MiB"):
+            place_of(packed, job, None)
+    assert place_of(packed, job, "gs://bucket/code").startswith("gs://bucket/code/")
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/x", "relative", ""])
+def test_another_place_is_refused(given: str) -> None:
+    with pytest.raises(NoPlace, match="expected gs://bucket/path, an absolute path, or configmap"):
+        place_of(SMALL, parse_job(job_body()), given)
+
+
+def test_a_directory_gets_the_whole_file_or_none(tmp_path: Path) -> None:
+    put(b"archive", f"{tmp_path}/new/{FILE}")
+    put(b"archive", f"{tmp_path}/new/{FILE}")
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "new").iterdir()] == [(FILE, b"archive")]
+    with pytest.raises(NoPlace, match="cannot be written there"):
+        put(b"archive", f"{tmp_path}/new/{FILE}/below")
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(NoPlace, match="cannot be written there"):
+        put(SMALL.archive, str(tmp_path / FILE))
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_program_in_the_folder_is_found(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").touch()
+    trainer = Trainer(image="none", command=["./train.sh"])
+    assert find_problem(trainer, [tmp_path]) is None
+    assert find_problem(trainer, [tmp_path / "elsewhere"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("random.py", "random.py has the name of a module of Python's own: torch and all others that import random"),
+        ("logging/__init__.py", "logging/__init__.py has the name of a module of Python's own"),
+        ("torch.py", "torch.py has the name of a package that the trainer imports: it gets yours; rename it"),
+        ("numpy/__init__.py", "numpy/__init__.py has the name of a package that the trainer imports"),
+        ("tools/json.py", None),
+        ("tools/numpy/__init__.py", None),
+        # Python goes on to the installed package.
+        ("numpy/helpers.py", None),
+        ("torch.md", None),
+    ],
+)
+def test_a_file_that_hides_a_module_of_the_trainers_is_told(tmp_path: Path, name: str, said: str | None) -> None:
+    body = job_body({"spec.trainer.entrypoint": "train:task"})
+    (tmp_path / "job.yaml").write_text(json.dumps(body))
+    warnings = left_out(load(tmp_path / "job.yaml"), Packed(b"archive", {name: 1, "train.py": 7}))
+    assert [said is not None and warning.startswith(said) for warning in warnings] == [True] * (said is not None)

@@ -1,0 +1,82 @@
+"""Where a bucket is, against where the slice is."""
+
+import pytest
+
+from tpu_training_operator.domain.locality import Bucket, Near, judged, region_of
+
+US = "us-central1"
+
+
+@pytest.mark.parametrize(
+    ("place", "region"),
+    [
+        ("us-central1-b", "us-central1"),
+        ("europe-west4-a", "europe-west4"),
+        ("northamerica-northeast1-c", "northamerica-northeast1"),
+        ("us-east5", "us-east5"),
+        ("US", ""),
+        ("", ""),
+        ("; rm -rf", ""),
+    ],
+)
+def test_the_region_of_a_place(place: str, region: str) -> None:
+    assert region_of(place) == region
+
+
+@pytest.mark.parametrize(
+    ("location", "regions", "region", "near"),
+    [
+        ("us-central1", (), US, Near.LOCAL),
+        ("us-east1", (), US, Near.REMOTE),
+        ("us", (), US, Near.LOCAL),
+        ("eu", (), US, Near.REMOTE),
+        ("eu", (), "europe-west4", Near.LOCAL),
+        ("eu", (), "europe-west2", Near.REMOTE),
+        ("asia", (), "asia-northeast1", Near.LOCAL),
+        ("nam4", (), US, Near.LOCAL),
+        ("nam4", (), "us-west4", Near.REMOTE),
+        ("us", ("us-central1", "us-south1"), US, Near.LOCAL),
+        ("us", ("us-east1", "us-south1"), US, Near.REMOTE),
+        ("eur9", (), "europe-west4", Near.UNKNOWN),
+        ("us-central1", (), "", Near.UNKNOWN),
+    ],
+)
+def test_a_bucket_is_near_if_one_of_its_regions_is_the_slices(
+    location: str, regions: tuple[str, ...], region: str, near: Near
+) -> None:
+    assert judged([Bucket("data", location, regions)], region)[0] is near
+
+
+def test_what_is_far_says_what_it_costs() -> None:
+    assert judged([Bucket("data", "europe-west4")], US) == (
+        Near.REMOTE,
+        "gs://data is in europe-west4, and the slice in us-central1: every read crosses regions, which is slower, and"
+        " Google charges each GiB that it reads at its rate between continents",
+    )
+    for location in ("us-east1", "northamerica-northeast1"):
+        assert "as a transfer between regions" in judged([Bucket("data", location)], US)[1]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("identity", "no valid Google identity"),
+        ("denied", "storage.buckets.get"),
+        ("missing", "there is no such bucket"),
+        ("unavailable", "could not be asked"),
+        ("newer", "could not be asked"),
+    ],
+)
+def test_what_is_not_known_says_why(trouble: str, words: str) -> None:
+    near, message = judged([Bucket("data", trouble=trouble, said="HTTP Error 503")], US)
+    assert near is Near.UNKNOWN
+    assert words in message
+    assert message.endswith("HTTP Error 503")
+
+
+def test_the_worst_bucket_decides_and_is_named_first() -> None:
+    near, message = judged([Bucket("here", US), Bucket("dark", trouble="denied"), Bucket("far", "eu")], US)
+    assert near is Near.REMOTE
+    assert [message.index(name) for name in ("far", "dark", "here")] == sorted(
+        message.index(name) for name in ("far", "dark", "here")
+    )

@@ -1,0 +1,58 @@
+"""`tpujob run --lose`: which slices are lost, and when."""
+
+import pytest
+
+from tests.unit.jobs import job
+from tpu_training_operator.domain.options import options_of
+from tpu_training_operator.local.outages import parsed
+
+OPTIONS = options_of(
+    job(
+        {
+            "spec.slice": {"acceleratorType": "v5p-8", "count": 4, "hardware": "CPU"},
+            "spec.placement": {
+                "count": {"min": 1},
+                "alternatives": [{"slice": {"acceleratorType": "v5litepod-16", "count": 2, "hardware": "CPU"}}],
+            },
+            "spec.recipe.globalBatchSize": 1024,
+        }
+    )
+)
+OWN = frozenset(option.number for option in OPTIONS if option.is_own)
+OTHER = frozenset(option.number for option in OPTIONS if not option.is_own)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "left", "begins", "ends"),
+    [
+        ("v5p-8:5-9", OWN, 3, 5, 9),
+        ("1 x v5p-8:0-", OWN, 3, 0, float("inf")),
+        ("4 x v5p-8:5-9", OWN, 0, 5, 9),
+        ("2 x v5litepod-16:5-9", OTHER, 0, 5, 9),
+    ],
+)
+def test_slices_that_are_lost(text: str, numbers: frozenset[int], left: int, begins: float, ends: float) -> None:
+    outage = parsed(text, OPTIONS)
+    assert (outage.numbers, outage.left, outage.begins, outage.ends) == (numbers, left, begins, ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("v5p-8", "is not of the form SLICE:FROM-TO"),
+        ("v5p-8:5", "is not of the form SLICE:FROM-TO"),
+        ("v5p-8:-5", "is not of the form SLICE:FROM-TO"),
+        ("v5p-8:٥-٩", "is not of the form SLICE:FROM-TO"),
+        ("v5p-8:9-5", "ends before it begins"),
+        ("v5p-8:5-5", "ends before it begins"),
+        ("v5p-16:5-9", "the job does not run on 'v5p-16'; its slices are 4 x v5p-8, "),
+        ("5 x v5p-8:5-9", "the job does not run on '5 x v5p-8'"),
+        ("0 x v5p-8:5-9", "the job does not run on '0 x v5p-8'"),
+        ("² x v5p-8:5-9", "the job does not run on '² x v5p-8'"),
+        ("a few x v5p-8:5-9", "the job does not run on 'a few x v5p-8'"),
+        ("1 x v5litepod-16:5-9", "the job does not run on '1 x v5litepod-16'"),
+    ],
+)
+def test_what_cannot_be_lost_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parsed(text, OPTIONS)

@@ -1,0 +1,156 @@
+"""Sees every operation of a step while it is traced: what each costs, and which cannot be part of one fixed program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch_xla.debug import metrics
+
+HOST_READ, SHAPE, FALLBACK, DIFFERENT = "HostRead", "DynamicShape", "Fallback", "DifferentPrograms"
+
+_NOT_THE_USERS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["tpu_trainer"]))
+_MOST_FINDINGS = 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something in the step that costs a run a compilation or a wait, or that ends this check.
+
+    kind: one of the names above. operation: its name in PyTorch. where: FILE:LINE of the user's code, "" if none of it
+    was running, as in the backward pass.
+    """
+
+    kind: str
+    operation: str
+    where: str
+    shapes: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+class DynamicShapeError(BaseException):
+    """The step cannot be traced on: not an Exception, so that no code of the user's takes it for a failure."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__(found.operation)
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call: its name, the shapes that it returned, the whole numbers that it was given, and the user's line."""
+
+    name: str
+    shapes: str
+    numbers: tuple[int, ...]
+    where: str
+
+
+class Watch(TorchDispatchMode):
+    """While it is entered, counts a step's operations and finds what a program for a TPU cannot hold.
+
+    flops: of matrix products, convolutions and attention, 2 per multiply-add, as in published utilisations; flops_wide:
+    of those whose operands are float32 or wider. A number that is read off the device is answered with 1, so that the
+    trace goes on; an operation whose result has as many elements as the data say ends it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = self.flops_wide = 0
+        self.operations: list[Operation] = []
+        self.found: dict[Found, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = tree_leaves((args, kwargs))
+        if not any(isinstance(value, Tensor) and value.device.type == "xla" for value in given):
+            return func(*args, **kwargs)
+        name = str(func._overloadpacket).replace("aten.", "aten::")
+        if torch.Tag.data_dependent_output in func.tags and func is torch.ops.aten._local_scalar_dense.default:
+            self._find(Found(HOST_READ, name, _users_line(), _shapes(given)))
+            return _one(args[0].dtype)
+        if torch.Tag.dynamic_output_shape in func.tags or _is_masked(func, given):
+            raise DynamicShapeError(Found(SHAPE, name, _users_line(), _shapes(given)))
+        before = len(metrics.executed_fallback_ops())
+        result = func(*args, **kwargs)
+        if len(metrics.executed_fallback_ops()) > before:
+            self._find(Found(FALLBACK, name, _users_line(), _shapes(given)))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            flops = int(count(*args, **kwargs, out_val=result))
+            self.flops += flops
+            kinds = [value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point()]
+            self.flops_wide += flops * any(kind in (torch.float32, torch.float64) for kind in kinds)
+        numbers = tuple(value for value in given if type(value) is int)
+        self.operations.append(Operation(name, _shapes(tree_leaves(result)), numbers, _users_line()))
+        return result
+
+    def _find(self, found: Found) -> None:
+        if len(self.found) < _MOST_FINDINGS:
+            self.found[found] = None
+
+
+def first_difference(steps: Sequence[Sequence[Operation]]) -> Found:
+    """Where steps part whose programs differ. In the backward pass: at the last line of the forward pass."""
+    line = ""
+    for before, *others in zip(*steps, strict=False):
+        line = before.where or line
+        for after in others:
+            if (change := _change(before, after)) is not None:
+                return Found(DIFFERENT, before.name, line, change)
+    counts = [len(step) for step in steps]
+    return Found(DIFFERENT, "", "", f"{counts[0]} operations, then {counts[-1]}" if len(set(counts)) > 1 else "")
+
+
+def _change(before: Operation, after: Operation) -> str | None:
+    pairs = ((before.name, after.name), (before.shapes, after.shapes), (str(before.numbers), str(after.numbers)))
+    return next((f"{one}, then {other}" for one, other in pairs if one != other), None)
+
+
+def _is_masked(func: Any, given: list[Any]) -> bool:
+    """Whether a tensor is indexed by a boolean one: the result has as many elements as the mask has ones."""
+    if func not in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
+        return False
+    return any(isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in given[1:])
+
+
+def _one(kind: torch.dtype) -> bool | int | float | complex:
+    if kind == torch.bool:
+        return True
+    if kind.is_complex:
+        return 1 + 0j
+    return 1.0 if kind.is_floating_point else 1
+
+
+def _shapes(values: list[Any]) -> str:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
+
+
+def _users_line() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(("<", *_NOT_THE_USERS)) and "/site-packages/torch" not in name:
+            if name.endswith("runpy.py") or ("/lib/python" in name and "site-packages" not in name):
+                return ""
+            return f"{_short(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _short(name: str) -> str:
+    try:
+        return str(Path(name).relative_to(Path.cwd()))
+    except ValueError:
+        return name
