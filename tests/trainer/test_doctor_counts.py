@@ -134,12 +134,23 @@ def test_an_evaluations_events_are_not_blamed_on_a_step() -> None:
     assert device.counts.compilations == 0
 
 
+@pytest.mark.parametrize("events", [{"executions": 1}, {"host_reads": 1, "executions": 1}])
+def test_of_each_block_that_is_set_aside_one_event_may_be_counted_late(events: dict[str, int]) -> None:
+    device = warm_device()
+    for _ in range(2 * WINDOW_STEPS // 5):
+        with device.counts.set_aside():
+            device.add(executions=50)
+        device.add(**events)
+        assert device.steps(5) == []
+
+
 def test_setting_work_aside_keeps_the_steps_events() -> None:
     device = warm_device()
     for step in range(WINDOW_STEPS):
         found = device.steps(1, host_reads=1, executions=1)
-        with device.counts.set_aside():
-            device.add(host_reads=7)
+        if step % 2:
+            with device.counts.set_aside():
+                device.add(host_reads=7)
         assert found == ([] if step + 1 < WINDOW_STEPS else ["HostSync"])
 
 
