@@ -125,19 +125,32 @@ def test_what_kueue_will_never_admit_is_not_waited_for(said: tuple[str, str]) ->
         assert f"queue research never has the quota for v5litepod-16: {said[0]}" in ready_message(cluster)
 
 
-@pytest.mark.parametrize("why", ["Misconfigured", "Inadmissible", "Suspended", "not considered", "deactivated"])
+@pytest.mark.parametrize("why", ["Misconfigured", "Inadmissible", "Suspended", "deactivated"])
 def test_a_job_whose_queue_does_not_work_asks_for_no_other_slice(why: str) -> None:
     cluster = given_a_queued_job(THREE)
     if why == "deactivated":
         kueue.workload(cluster)["spec"]["active"] = False
-    elif why == "not considered":
-        kueue.workload(cluster)["status"] = {}
     else:
         kueue.pend(cluster, why, "LocalQueue research does not exist")
     waits(cluster, 600) if why == "deactivated" else None
     cluster.now += timedelta(hours=10)
     one_pass(cluster)
     assert (where(cluster), asked(cluster)) == (0, [(0, 4)])
+
+
+def test_a_job_about_which_kueue_says_nothing_waits_no_longer_than_any_other() -> None:
+    """Kueue 0.18 and later does not look at a new Workload that is like one for which it has just found no room."""
+    cluster = given_a_job(THREE)
+    kueue.put_in_queue(cluster)
+    one_pass(cluster)
+    cluster.now += timedelta(minutes=10, seconds=-1)
+    one_pass(cluster)
+    assert where(cluster) == 0
+    assert "queue research: Kueue has not considered the job yet; moves to v5litepod-8" in ready_message(cluster)
+    cluster.now += timedelta(seconds=1)
+    for _ in range(3):
+        one_pass(cluster)
+    assert (where(cluster), asked(cluster)) == (1, [(1, 2)])
 
 
 GIVEN_UP = ["DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded"]

@@ -196,11 +196,13 @@ class Workload:
 
     @property
     def waits_in_line(self) -> bool:
-        """Whether Kueue has looked at it and only lacks room for it: another slice may have room."""
+        """Whether it waits for room, as far as Kueue says: another slice may have room.
+
+        Kueue says nothing about a Workload behind the first one of a StrictFIFO queue, nor about a new one that is like
+        another for which it has just found no room. Such a Workload may wait as long as any other."""
         if not self.is_active or self.is_going or self.is_finished or (self.is_evicted and self.holds_quota):
             return False
-        said = self.condition("QuotaReserved")
-        return bool(said) and not self.is_admitted and said.get("reason") not in _NOT_ABOUT_QUOTA
+        return not self.is_admitted and self.condition("QuotaReserved").get("reason") not in _NOT_ABOUT_QUOTA
 
     @property
     def is_given_up(self) -> bool:
