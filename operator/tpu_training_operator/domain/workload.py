@@ -26,9 +26,11 @@ _LONGEST_WORDS = 1000
 _LONGEST_NAME = 63
 _HASH = 5
 _REQUEUED_BY_KUEUE = ("Preempted", "NodeFailures")
-# Reasons of the condition QuotaReserved, and words in the messages of older versions (pkg/scheduler/flavorassigner).
+# Reasons of the condition QuotaReserved, and words in its message where Kueue says only that the Workload is pending
+# (pkg/scheduler/flavorassigner).
 _NOT_ABOUT_QUOTA = ("Misconfigured", "Inadmissible", "Suspended")
 _TOO_LARGE = ("ExceedsMaxQuota", "NoMatchingFlavor")
+_DEACTIVATED = "Deactivated"
 # Reasons of the condition Evicted: a check has rejected it, or its workers were not ready in time too often.
 _GIVEN_UP = ("DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded")
 _WAITS = "insufficient unused quota"
@@ -219,7 +221,8 @@ class Workload:
             return False
         if said.get("reason") != "Pending":
             return said.get("reason") in _TOO_LARGE
-        # Before 0.19 only the message tells, in which every flavor has its words.
+        # Up to 0.19, unless its feature gate UnadmittedWorkloadsObservability is on, only the message tells, in which
+        # every flavor has its words.
         message = str(said.get("message") or "")
         return _WAITS not in message and any(words in message for words in _NEVER)
 
@@ -233,6 +236,8 @@ class Workload:
         """Why the job is not admitted, with Kueue's own reason and words."""
         if self.is_evicted:
             return f"evicted by Kueue, {self._words('Evicted')}"
+        if not self.is_active and self.holds_quota:
+            return "its Workload was deactivated"
         if not self.is_true("QuotaReserved"):
             said = self._words("QuotaReserved")
             return said or "Kueue has not considered the job yet"
@@ -262,6 +267,8 @@ class Workload:
         evicted = self.condition("Evicted")
         reason, message = str(evicted.get("reason") or "Evicted"), str(evicted.get("message") or "")
         again = "True" if reason in _REQUEUED_BY_KUEUE else "False"
+        # Without the cause: Kueue takes a Workload that is active again back into the queue by exactly this reason.
+        left_for = _DEACTIVATED if reason.startswith(_DEACTIVATED) else reason
         status = self._all_but("admission")
         if self.is_true("Admitted"):
             used = max(0, _seconds(self.condition("Admitted").get("lastTransitionTime"), now))
@@ -270,7 +277,7 @@ class Workload:
         changes = (
             self._set("QuotaReserved", "False", "Pending", message, now),
             self._set("Admitted", "False", "NoReservation", "The workload has no reservation", now),
-            self._set("Requeued", again, reason, message, now),
+            self._set("Requeued", again, left_for, message, now),
             self._set("PodsReady", "False", "WaitForStart", "no worker runs", now),
         )
         return self._with_status(status, *changes)
