@@ -280,6 +280,30 @@ def test_a_gang_whose_workload_is_deactivated_says_so_before_kueue_does() -> Non
     assert ready_message(cluster) == "queue research: its Workload was deactivated; the workers save and stop"
 
 
+def test_a_job_that_was_evicted_says_why_and_then_what_it_lacks_now() -> None:
+    cluster = given_a_running_job()
+    kueue.evict(cluster)
+    all_passes(cluster, 4)
+    evicted = "evicted by Kueue, Preempted: Preempted to accommodate a workload of higher priority"
+    assert ready_message(cluster) == f"queue research: {evicted}"
+    kueue.pend(cluster, *kueue.BUSY)
+    one_pass(cluster)
+    assert ready_message(cluster) == f"queue research: {': '.join(kueue.BUSY)}; before, {evicted}"
+
+
+def test_a_resumed_job_no_longer_says_that_it_was_deactivated() -> None:
+    cluster = given_a_running_job()
+    for suspend in (True, False):
+        cluster.edit_run_policy(suspend=suspend)
+        all_passes(cluster, 3)
+        kueue.works(cluster, has_room=False)
+        all_passes(cluster, 2)
+    assert ready_message(cluster) == "queue research: Kueue has not considered the job yet"
+    kueue.pend(cluster, *kueue.BUSY)
+    one_pass(cluster)
+    assert ready_message(cluster) == f"queue research: {': '.join(kueue.BUSY)}"
+
+
 def test_a_gang_whose_workload_is_deleted_stops_and_queues_again() -> None:
     cluster = given_a_running_job()
     name = kueue.seen(cluster).name

@@ -234,17 +234,27 @@ class Workload:
 
     def waits_for(self) -> str:
         """Why the job is not admitted, with Kueue's own reason and words."""
-        if self.is_evicted:
-            return f"evicted by Kueue, {self._words('Evicted')}"
+        evicted = f"evicted by Kueue, {self._words('Evicted')}" if self.is_evicted else ""
+        if evicted and (self.holds_quota or not self.is_active):
+            return evicted
         if not self.is_active and self.holds_quota:
             return "its Workload was deactivated"
         if not self.is_true("QuotaReserved"):
-            said = self._words("QuotaReserved")
-            return said or "Kueue has not considered the job yet"
+            return self._lacks_quota_for(evicted)
         checks = self._status.get("admissionChecks") or ()
         unready = [check for check in checks if check.get("state") != "Ready"]
         lines = [_sentence(f"admission check {check.get('name')}", check.get("state"), check) for check in unready]
         return f"quota is reserved in {self.cluster_queue}; " + ("; ".join(lines) or self._words("Admitted"))
+
+    def _lacks_quota_for(self, evicted: str) -> str:
+        """`evicted`: why it has lost its quota. Until Kueue looks at it again, it has no other reason."""
+        told, before = self.condition("QuotaReserved"), self.condition("Evicted")
+        is_news = bool(told) and told.get("message") != before.get("message")
+        # It is active again, so a deactivation is over.
+        past = "" if str(before.get("reason")).startswith(_DEACTIVATED) else evicted
+        if is_news and past:
+            return f"{self._words('QuotaReserved')}; before, {past}"
+        return (self._words("QuotaReserved") if is_news else past) or "Kueue has not considered the job yet"
 
     def _words(self, kind: str) -> str:
         condition = self.condition(kind)
