@@ -17,7 +17,7 @@ FLAVOR: Object = {
         "tolerations": [{"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}],
     },
 }
-# By the reason for which a Workload has left the queue, that for which Kueue takes it back. For any other it never does.
+# The reason for which a Workload has left the queue, and that for which Kueue takes it back. For others it never does.
 _TAKEN_BACK = {
     "Deactivated": "Reactivated",
     "PodsReadyTimeout": "BackoffFinished",
