@@ -20,10 +20,9 @@ test-fast: .setup check
 # Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores.
 LANES := -n 2 --dist loadscope --no-loadscope-reorder
 
-# The tests with random faults and jobs, with many more seeds and rounds. Takes hours.
+# The tests with random faults and jobs, which all read SOAK, with many more seeds and rounds. Takes hours.
 soak: .setup
-	SOAK=1 .venv/bin/python -m pytest tests/planner/test_machine.py tests/planner/test_any_job.py \
-	    tests/controlplane/test_api_faults.py tests/e2e/test_while_operator_dies.py
+	SOAK=1 .venv/bin/python -m pytest $$(grep -rlw --include='test_*.py' SOAK tests | sort)
 
 check: .setup
 	scripts/check

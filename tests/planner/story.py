@@ -19,6 +19,7 @@ from tpu_training_operator.domain.actions import (
     DeleteWorkload,
     Plan,
     Publish,
+    TellOfGrowth,
     UpdateWorkload,
     WriteWorkloadStatus,
 )
@@ -88,6 +89,8 @@ def _describe(action: Action) -> str:
             return f"delete TPUTrainingJob {name}"
         case AskForStacks():
             return "ask for stacks"
+        case TellOfGrowth():
+            return "tell of growth"
         case DeleteWorkload(name=name):
             return f"delete Workload {name}"
         case UpdateWorkload():

@@ -24,7 +24,7 @@ from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
-from tpu_training_operator.domain.observed import Observed, parse_time
+from tpu_training_operator.domain.observed import Observed, format_time, parse_time
 from tpu_training_operator.kube.errors import Forbidden
 
 SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10m"}
@@ -460,6 +460,20 @@ def test_placeholders_that_the_cluster_refuses_are_told_once_and_the_gang_trains
         passes(cluster, 15)
     (told,) = [event["note"] for event in cluster.events if event["reason"] == "PlaceholderRefused"]
     assert "the gang cannot ask for a better slice: the operator may not create Pod digits-hold0-0-0" in told
+    assert cluster.status.state is State.RUNNING
+
+
+def test_a_placeholder_that_a_finalizer_keeps_is_told_once() -> None:
+    cluster = given_a_gang_on_the_smaller_slice(GROWING)
+    passes(cluster, 1800)
+    one_pass(cluster)
+    deleted = {"deletionTimestamp": format_time(cluster.now), "deletionGracePeriodSeconds": 0}
+    cluster.pods[HELD[0]]["metadata"] |= deleted | {"finalizers": ["example.com/audit"]}
+    for _ in range(4):
+        one_pass(cluster)
+        passes(cluster, 15)
+    (told,) = [event["note"] for event in cluster.events if event["reason"] == "PlaceholderRefused"]
+    assert "the gang cannot ask for a better slice: Pod digits-hold0-0-0 is deleted, but a finalizer keeps it" in told
     assert cluster.status.state is State.RUNNING
 
 

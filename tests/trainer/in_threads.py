@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -72,6 +72,9 @@ class ThreadBackend:
 
     def numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor([values])
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def compilations(self) -> int:
         return 0

@@ -107,6 +107,39 @@ def test_a_submitted_archive_that_cannot_be_unpacked_is_the_users_error(here: Pa
     assert "submit it again" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("name", "hides"),
+    [
+        ("json.py", True),
+        ("logging/__init__.py", True),
+        ("torch.py", True),
+        ("tools/json.py", False),
+        # Python goes on to the installed package.
+        ("torch/helpers.py", False),
+        # Of Python's own, but the trainer imports neither.
+        ("wave.py", False),
+        ("turtledemo/__init__.py", False),
+    ],
+)
+def test_what_the_trainer_would_import_in_place_of_an_installed_module_is_the_users_error(
+    here: Path, name: str, hides: bool
+) -> None:
+    code = CodeSpec(**put(here / "code.tar.gz", packed(file("train.py"), file(name))))
+    if not hides:
+        assert install(code, worker(here / "code"), {}, ["tpu_trainer.host"]) == Path.cwd()
+        return
+    with pytest.raises(UserCodeError, match=f"^trainer.code: the trainer would import {name} instead of the installed"):
+        install(code, worker(here / "code"), {}, ["tpu_trainer.host"])
+
+
+def test_a_run_with_a_file_that_hides_a_module_ends_as_the_users_error(launcher: Launcher, tmp_path: Path) -> None:
+    document = run_spec(entrypoint="mine.task:task")
+    document["code"] = put(tmp_path / "code.tar.gz", packed(file("mine/task.py", TASK), file("json.py")))
+    gang = launcher.start(document, TPUJOB_CODE_DIRECTORY=str(tmp_path / "code"))
+    assert gang.wait() == [ExitCode.UserError], gang.output()
+    assert "the trainer would import json.py" in gang.hosts[0].message()["message"]
+
+
 def test_a_missing_archive_is_the_users_error(here: Path) -> None:
     error = refusal(CodeSpec(str(here / "nowhere" / "code.tar.gz"), "0" * 64), here)
     assert isinstance(error, UserCodeError)
@@ -203,6 +236,12 @@ def test_a_command_runs_in_the_folder_and_ends_as_it_ends(tmp_path: Path) -> Non
     place = tmp_path / "code" / "code"
     assert ended.stdout.splitlines()[-1] == f"in {place} with {place}/helper.py ['--lr', '1']", ended.stderr
     assert ended.returncode == 7
+
+
+def test_a_command_may_bring_modules_of_any_name(tmp_path: Path) -> None:
+    code = put(tmp_path / "code.tar.gz", packed(file("train.sh", b"#!/bin/sh\n", mode=0o755), file("json.py")))
+    ended = start_command(tmp_path, code, "./train.sh")
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_program_of_the_folder_is_a_command_too(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -65,6 +66,9 @@ class Replica:
             pace=Pace(lambda: self.time),
             health=Health(),
         )
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def compilations(self) -> int:
         return self.counted.compilations

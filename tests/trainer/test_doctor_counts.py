@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +16,31 @@ from tpu_trainer.doctor.findings import Finding, Voice
 
 
 class Device:
-    """Counters as a run would leave them: `step` does what a step of the trainer does, plus what the task causes."""
+    """Counters as a run would leave them: `step` does what a step of the trainer does, plus what the task causes.
+
+    They may only be read while no other replica of the process does anything.
+    """
 
     def __init__(self) -> None:
         self.now = Counters()
         self.told: list[Finding] = []
         self.counts = StepCounts(self, Voice(self.told.append), executions=1)
         self._step = 0
+        self._quiet = False
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        assert not self._quiet
+        self._quiet = True
+        yield
+        self._quiet = False
 
     def compilations(self) -> int:
+        assert self._quiet
         return self.now.compilations
 
     def counters(self) -> Counters:
+        assert self._quiet
         return self.now
 
     def steps(self, count: int, batch: Any = None, **more: Any) -> list[str]:

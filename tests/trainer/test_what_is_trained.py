@@ -204,6 +204,59 @@ def test_a_parameter_outside_the_optimizer_is_neither_summed_nor_gathers_gradien
     assert plain.distance(ran.models[0], expected) < CLOSE
 
 
+def only(part: Callable[[Net], nn.Module], make: Callable[[], Net] = Net, **more: Any) -> Callable[[Any, int], Task]:
+    """A task whose optimizer has the parameters of a part of the model."""
+
+    def task(hp: Any, rank: int) -> Task:
+        model = make()
+        made = {name: value(model) for name, value in more.items()}
+        return Task(model, examples(), loss, optimizer=lambda p, hp: Momentum(part(model).parameters()), **made)
+
+    return task
+
+
+class Teaching(Net):
+    """Its backbone runs, but not for a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = torch.tanh(self.back(x))
+        return self.head(features)
+
+
+class AddingLate(Hooks):
+    """Adds the backbone at the second epoch."""
+
+    def __init__(self, model: Net) -> None:
+        self._model = model
+        self._added = False
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        if len(optimizer.param_groups) == 1 and self._added:
+            optimizer.add_param_group({"params": list(self._model.back.parameters())})
+
+    def epoch_begins(self, epoch: int) -> None:
+        self._added = epoch > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        pytest.param(only(lambda net: net.head), "2 of the model's 6", id="no hooks"),
+        pytest.param(
+            only(lambda net: net.head, hooks=lambda _: Hooks()), "2 of the model's 6", id="hooks that leave it so"
+        ),
+        pytest.param(only(lambda net: net.head, head_first), None, id="the others are frozen"),
+        pytest.param(only(lambda net: net.head, Teaching), None, id="the others run without gradients"),
+        pytest.param(only(lambda net: net.head, hooks=AddingLate), None, id="a hook adds them later"),
+        pytest.param(lambda hp, rank: loaded(Net, Momentum), None, id="some are in no forward pass"),
+    ],
+)
+def test_a_part_that_gets_gradients_and_is_in_no_group_is_told_once(task: Any, named: str | None) -> None:
+    told = [text for text in run(task, 2).warnings if "are not trained: back.weight, back.bias get" in text]
+    assert [named is not None and named in text for text in told] == [True] * (named is not None)
+
+
 def test_a_parameter_that_some_replicas_use_is_trained_alike_on_all() -> None:
     def own_way(hp: Any, rank: int) -> Loaded:
         found = loaded(Net, AdamW)

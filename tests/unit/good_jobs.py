@@ -130,6 +130,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     _OWN_LOOP | {"spec.trainer.args": ["--fast"]},
     {"spec.trainer.env": [{"name": "MY_TPUJOB_", "value": ""}, {"name": "POD", "valueFrom": {"fieldRef": {}}}]},
     {"spec.trainer.resources": {"requests": {"cpu": 4, "memory": "16Gi"}}},
+    {"spec.trainer.resources": {"requests": {"cpu": ".5", "memory": "+1.e10"}, "limits": {"cpu": "1500m"}}},
     {"spec.trainer.volumes": [{"name": "data", "emptyDir": {}}]},
     {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1_281_167},
     {"spec.recipe.trainSteps": 2**53},

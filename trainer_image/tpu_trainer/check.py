@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tpu_trainer.code import install
 from tpu_trainer.contract import ENV_COMPILE_SECONDS, ExitCode
-from tpu_trainer.entry import die, end, import_no_device_libraries
+from tpu_trainer.entry import die, end, import_no_device_libraries, imported_by
 from tpu_trainer.environment import read_environment
 from tpu_trainer.outcome import Outcome, outcome_of
 from tpu_trainer.places import places_of
@@ -43,12 +43,13 @@ def run_check(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
     try:
         environment = read_environment(environ)
         given = read_run_spec(environment.run_spec)
-        if given.code is not None:
-            install(given.code, environment, os.environ)
-        # It reports to nobody, and leaves nothing but its last words.
-        alone = replace(environment, host_index=0, progress_file=None, report_directory=None, progress_service=None)
         spec = on_cpu(given)
         import_no_device_libraries(spec)
+        if given.code is not None:
+            # By the run's own backend: what only its processes import would fail on the slice.
+            install(given.code, environment, os.environ, imported_by(given))
+        # It reports to nobody, and leaves nothing but its last words.
+        alone = replace(environment, host_index=0, progress_file=None, report_directory=None, progress_service=None)
         # As in `entry`, torch is imported only now: a wrong run spec should be reported at once.
         from tpu_trainer.first_steps import run_first_steps
 

@@ -10,6 +10,7 @@ The user's own loop starts as `python -m tpu_trainer.code COMMAND...`, which bec
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 import sys
@@ -29,13 +30,19 @@ from tpu_trainer.spec import CodeSpec, read_run_spec
 
 _CONFIG_MAP = "configmap://"
 _SUBMIT_AGAIN = "delete the job and submit it again (tpujob submit --code)"
+_PACKAGES = frozenset(("numpy", "safetensors", "torch", "torch_tpu", "torch_xla", "tpu_trainer"))
 
 
-def install(code: CodeSpec, environment: WorkerEnvironment, environ: MutableMapping[str, str]) -> Path:
+def install(
+    code: CodeSpec, environment: WorkerEnvironment, environ: MutableMapping[str, str], needed: Sequence[str] = ()
+) -> Path:
     """Unpacks the code and enters its folder, which is then first in sys.path and in PYTHONPATH.
 
+    `needed`: modules that processes will import there, and that need what Python and the image have.
+
     Raises:
-        UserCodeError: the archive is missing, is not the one that the job names, is too large, or cannot be unpacked.
+        UserCodeError: the archive is missing, is not the one that the job names, is too large, or cannot be unpacked;
+            or what it brings would be imported in place of what `needed` imports.
         StorageError: it cannot be read, or its files cannot be written.
         BadSpecError: `code.uri` is not a kind of place that this trainer knows.
     """
@@ -47,6 +54,8 @@ def install(code: CodeSpec, environment: WorkerEnvironment, environ: MutableMapp
             f"changed or cut off after the job was submitted; nothing of it was run; {_SUBMIT_AGAIN}"
         )
     directory = _unpacked(code, archive, environment.code_directory)
+    if needed:
+        _refuse_hiding(directory, needed)
     _enter(directory, environ)
     print(f"runs trainer.code, sha256 {found}, in {directory}", flush=True)
     return directory
@@ -120,6 +129,24 @@ def _unpacked(code: CodeSpec, archive: bytes, place: Path | None) -> Path:
     except OSError as error:
         raise StorageError(f"trainer.code: cannot unpack {code.uri} on this host: {error.strerror}") from error
     return directory
+
+
+def _refuse_hiding(directory: Path, needed: Sequence[str]) -> None:
+    """A process that starts in the folder would find the folder's `json` or `torch`, and end in ways that nobody could
+    explain, again and again."""
+    brought = {path.stem: path.name for path in directory.glob("*.py")}
+    brought |= {path.parent.name: f"{path.parent.name}/{path.name}" for path in directory.glob("*/__init__.py")}
+    doubtful = brought.keys() & (sys.stdlib_module_names | _PACKAGES)
+    if not doubtful:
+        return
+    # Now, while the folder is not in sys.path. Nothing of ours imports `wave`, and a `wave.py` does no harm.
+    for module in needed:
+        importlib.import_module(module)
+    if hiding := sorted(brought[name] for name in doubtful & sys.modules.keys()):
+        raise UserCodeError(
+            f"trainer.code: the trainer would import {', '.join(hiding)} instead of the installed module of the same "
+            f"name; rename what you bring, {_SUBMIT_AGAIN}"
+        )
 
 
 def _enter(directory: Path, environ: MutableMapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from tpu_trainer.code import install
@@ -31,11 +31,11 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         environment = read_environment(environ)
         spec = read_run_spec(environment.run_spec)
         check_agreement(environment, spec)
+        import_no_device_libraries(spec)
         if spec.code is not None:
-            install(spec.code, environment, os.environ)
+            install(spec.code, environment, os.environ, imported_by(spec))
         if spec.hardware == "TPU":
             print(_rights(), flush=True)
-        import_no_device_libraries(spec)
         # torch is imported only now: a wrong run spec should be reported at once.
         if spec.process_per_device:
             from tpu_trainer.host import run_processes
@@ -52,6 +52,11 @@ def import_no_device_libraries(spec: RunSpec) -> None:
     """On a CPU: else `import torch` imports every device library of the image, ten seconds for TorchTPU."""
     if spec.backend == "torch" and spec.torch.device == "cpu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+
+def imported_by(spec: RunSpec) -> Sequence[str]:
+    """Modules that between them import what every process of the run does."""
+    return ("tpu_trainer.host",) if spec.backend == "torch" else ("tpu_trainer.host", "torch_xla")
 
 
 def _rights() -> str:

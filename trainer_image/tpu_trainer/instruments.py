@@ -16,6 +16,7 @@ from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import MOST_STEPS, Loss, Reading, Signals
 from tpu_trainer.logbook import Logbook
@@ -75,6 +76,10 @@ class Instruments:
                 yield sample
 
         return timed()
+
+    def left_out(self, text: str) -> None:
+        """Of parameters that the optimizer does not train."""
+        self.telling.finding(Finding("Optimizer", self.first, text))
 
     def settle(self, step: int) -> None:
         """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""

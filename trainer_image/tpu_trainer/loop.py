@@ -50,7 +50,8 @@ def train(
     after the last to the caller. It returns whether the evaluation is the best so far.
     """
     hooks, hp, start, optimizer, checkpoints = work.hooks, work.hp, work.start, work.optimizer, instruments.checkpoints
-    trainable, signals = Trainable(work.task.model, optimizer), Signals(backend, start.step)
+    trainable = Trainable(work.task.model, optimizer, instruments.left_out)
+    signals = Signals(backend, start.step)
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
     flags = Flags(backend)
@@ -82,7 +83,7 @@ def train(
                 batch, position = next(samples)
                 loss = loss.plus(_forward_backward(work, step, batch, backend))
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
-        parameters = trainable.now()
+        parameters = trainable.now(settled=last or work.task.hooks is None)
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())

@@ -7,7 +7,7 @@ evaluation mode or back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tpu_trainer.sharding import Sharding
 
 Group = dict[str, Any]
+
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,19 @@ class Work:
 
 class Trainable:
     """The parameters in the optimizer's groups, in the model's order, which is the same on all replicas: the groups'
-    own order may come from a set."""
+    own order may come from a set. `tell`: is told once of parameters that get a gradient and are in no group."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizer: Optimizer, tell: Callable[[str], None]) -> None:
+        self._model, self._optimizer, self._tell = model, optimizer, tell
+        self._told = False
         self._held: list[nn.Parameter] = []
         self._ordered: list[nn.Parameter] = []
         self._others: list[nn.Parameter] = []
 
-    def now(self) -> list[nn.Parameter]:
+    def now(self, *, settled: bool) -> list[nn.Parameter]:
         """Those that require a gradient. All others lose theirs, which no update and no `zero_grad` would touch.
+
+        `settled`: no hook will add a group any more.
 
         Raises:
             UserCodeError: the optimizer holds a parameter that the model does not.
@@ -79,6 +84,10 @@ class Trainable:
         if len(held) != len(self._held) or any(a is not b for a, b in zip(held, self._held, strict=True)):
             self._order(held)
         trained = [parameter for parameter in self._ordered if parameter.requires_grad]
+        # By their gradients: a frozen part has none, nor has one that runs under no_grad, such as a teacher.
+        if settled and not self._told and any(parameter.grad is not None for parameter in self._others):
+            self._told = True
+            self._tell(self._left_out())
         for parameter in self._others:
             parameter.grad = None
         for parameter in self._ordered:
@@ -99,6 +108,17 @@ class Trainable:
         self._held = held
         self._ordered = [parameter for parameter in model if id(parameter) in ids]
         self._others = [parameter for parameter in model if id(parameter) not in ids]
+
+    def _left_out(self) -> str:
+        others, named = {id(parameter) for parameter in self._others}, list(self._model.named_parameters())
+        names = [name for name, parameter in named if parameter.grad is not None and id(parameter) in others]
+        more = f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else ""
+        shown = f"{', '.join(names[:_SHOWN])}{more}"
+        return (
+            f"{len(names)} of the model's {len(named)} parameters are not trained: {shown} get a gradient from the loss"
+            " and are in no parameter group of the optimizer. Add them to one, or freeze them (requires_grad_(False)),"
+            " which saves their gradients"
+        )
 
 
 class Growth:

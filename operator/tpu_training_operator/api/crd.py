@@ -98,8 +98,9 @@ def structural(model: type[object]) -> Schema:
 def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     schema = _inlined(_without_null(_inlined(schema, definitions)), definitions)
     if "anyOf" in schema:
-        # The only union left is a quantity, such as 4 or "4Gi".
-        return {"x-kubernetes-int-or-string": True}
+        # The only union left is a quantity, such as 4 or "4Gi". A pattern says nothing about numbers.
+        (pattern,) = (branch["pattern"] for branch in schema["anyOf"] if "pattern" in branch)
+        return {"x-kubernetes-int-or-string": True, "pattern": pattern}
     converted: Schema = {}
     for key, value in schema.items():
         match key:

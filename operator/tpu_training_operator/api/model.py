@@ -82,6 +82,8 @@ _CODE = rf"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+/[^/]+|/.+|{CONFIG_MAP_SCHEME}[
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
 _SHA256 = r"^[0-9a-f]{64}$"
 _BINARY_SIZE = r"^[1-9][0-9]{0,5}(Mi|Gi)$"
+# All that Kubernetes reads, but nothing below zero, which no pod may ask for.
+_QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
@@ -116,6 +118,9 @@ LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 ControllerName = Annotated[str, Field(max_length=63, pattern=_CONTROLLER)]
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 SharedMemory = Annotated[str, Field(max_length=8, pattern=_BINARY_SIZE)]
+Quantity = Annotated[
+    Annotated[int, Field(strict=True)] | Annotated[str, Field(pattern=_QUANTITY)], Field(union_mode="left_to_right")
+]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 # As long as a metric's name may be in a report.
 MetricName = Annotated[str, Field(min_length=1, max_length=128)]

@@ -60,8 +60,8 @@ class Alternative(ApiModel):
 
 class FewerSlices(ApiModel):
     min: Annotated[int, Field(strict=True, ge=1, le=MOST_SLICES - 1)] = Field(
-        description="Fewest slices that the job runs on; the most is spec.slice.count. In between, the job runs on the"
-        " numbers of slices over whose replicas the global batch divides, at most 16 of them."
+        description="Fewest slices that the job runs on; the most is spec.slice.count. Of the numbers in between, the"
+        " job uses those whose replicas share the global batch evenly, at most 16 of them."
     )
     after: Duration = Field(
         "10m",

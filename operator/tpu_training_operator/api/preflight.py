@@ -66,8 +66,9 @@ class Preflight(ApiModel):
         CompileCheck.AUTO,
         description="Whether that pod then compiles the step for the slice with the TPU's compiler, on its CPU. A step"
         " that does not fit into a core's memory fails the job before it has chips. Auto: on hardware TPU with backend"
-        " XLA, for at most five minutes, if the image has jax and libtpu; if there is no answer, the condition"
-        " StepCompiled says why. Require: on any hardware, and the job fails without an answer. Skip: never.",
+        " XLA, for at most five minutes, if the image has jax and libtpu; if the compiler gives no verdict,"
+        " the job starts anyway, and the condition StepCompiled says why. Require: on any hardware; without a verdict"
+        " the job fails. Skip: never.",
     )
     data_local: DataLocal = Field(
         DataLocal.WARN,

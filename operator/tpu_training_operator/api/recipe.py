@@ -83,7 +83,8 @@ class Optimizer(ApiModel):
         None, description='Weight decay, for example "0.0001"; default 0.01 for adamw, 0 for all others.'
     )
     beta1: FractionDecimal | None = Field(
-        None, description="adam, adamw: decay per step of the gradient average. lion: its share in a step. Default 0.9."
+        None,
+        description="adam, adamw: decay per step of the gradient average. lion: its weight in an update. Default 0.9.",
     )
     beta2: FractionDecimal | None = Field(
         None,
@@ -290,8 +291,8 @@ class Recipe(ApiModel):
     sharding: Sharding = Field(
         Sharding.NONE,
         description="None: every replica keeps the whole state of the optimizer. Optimizer: each keeps its part of it"
-        " (ZeRO stage 1), for models whose state does not fit; a step then sends half as many bytes more. Not with"
-        " backend XLASPMD.",
+        " (ZeRO stage 1), for models whose state does not fit; each step then sends 50 % more bytes. Not with backend"
+        " XLASPMD.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,

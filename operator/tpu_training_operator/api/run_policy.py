@@ -96,8 +96,9 @@ class OnExceeded(StrEnum):
 
 class ChipBudget(ApiModel):
     chip_hours: Count = Field(
-        description="Chip-hours that all attempts of the job together may use: one chip for one hour is one. A worker"
-        " uses its chips from the moment it gets its node until it has stopped. You can change the budget at any time."
+        description="Chip-hours that all attempts of the job together may use; one chip held for an hour is one"
+        " chip-hour. A worker holds its chips from the moment it gets its node until it has stopped. You can change the"
+        " budget at any time."
     )
     on_exceeded: OnExceeded = Field(
         OnExceeded.SUSPEND,
@@ -125,7 +126,7 @@ class RunPolicy(ApiModel):
         None,
         description="Restart the gang if no new step is reported for this long. Also applies to your own loop, which"
         " must then report its steps. A worker that still runs 45 minutes after its peers succeeded, or this long if"
-        " that is longer, also counts as hung. By default the limit is 15 minutes (20 usual steps if longer) in"
+        " that is longer, also counts as hung. By default the limit is 15 minutes (or 20 typical steps, if longer) in"
         " training and 45 minutes elsewhere, and applies only while worker 0 still reports.",
     )
     budget: ChipBudget | None = Field(None, description="How many chip-hours the job may use. Unlimited by default.")

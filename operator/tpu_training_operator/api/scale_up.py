@@ -18,7 +18,9 @@ _MOST_STEPS = 10_000
 
 
 class Finding(StrEnum):
-    """What the trainer's doctor looks for (`tpu_trainer.doctor.findings.Check`; a contract test compares the two)."""
+    """Something that the trainer's doctor looks for."""
+
+    # As in `tpu_trainer.doctor.findings.Check`; a contract test compares the two.
 
     RECOMPILATION = "RecompilationAfterWarmUp"
     CPU_FALLBACK = "CpuFallback"
@@ -79,7 +81,7 @@ class Gates(ApiModel):
 class Stage(ApiModel):
     slice: Slice = Field(description="The slice, or slices, of the rung; hardware as in spec.slice.")
     steps: Annotated[int, Field(strict=True, ge=FEWEST_STEPS, le=_MOST_STEPS)] = Field(
-        description="How many steps the rung makes: the first steps of the training as it would run on this slice."
+        description="Number of steps in the rung: the first steps of the training as it would run on this slice."
     )
     gates: Gates = Field(default_factory=Gates, description="What the rung must show; if it does not, the job fails.")
 

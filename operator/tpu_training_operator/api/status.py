@@ -286,9 +286,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Stage(StatusModel):
-    """A rung of the ladder in `spec.scaleUp`; the last one is the job itself. Which rung an attempt is on follows from
-    the verdicts before it."""
+    """A rung of the ladder in spec.scaleUp; the last one is the job itself."""
 
+    # Which rung an attempt is on follows from the verdicts before it.
     slice: _Text = Field(description="The rung's slice in words, for example 2 x v5litepod-16.")
     chips: int = Field(description="TPU chips of the rung.")
     replicas: int = Field(description="Copies of the model in the rung.")

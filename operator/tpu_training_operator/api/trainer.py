@@ -20,6 +20,7 @@ from tpu_training_operator.api.model import (
     DnsLabel,
     LongText,
     Passthrough,
+    Quantity,
     Rule,
     Sha256,
     SharedMemory,
@@ -76,7 +77,8 @@ class TorchRuntime(ApiModel):
     compile_cache: StorageUri | None = Field(
         None,
         description="Where TorchTPU keeps compiled programs for later attempts and jobs, gs://bucket/path or an"
-        " absolute path on a shared volume. The processes of a host share them in memory (/dev/shm) without it.",
+        " absolute path on a shared volume. Without it, the processes of a host still share them, in memory"
+        " (/dev/shm).",
     )
 
     @property
@@ -118,8 +120,7 @@ class EnvFromSource(ApiModel):
     secret_ref: Passthrough | None = Field(None, description="Secret whose keys become variables.")
 
 
-_Quantity = Annotated[Annotated[int, Field(strict=True)] | str, Field(union_mode="left_to_right")]
-Quantities = Annotated[dict[str, _Quantity], Field(max_length=16)]
+Quantities = Annotated[dict[str, Quantity], Field(max_length=16)]
 
 
 class Resources(ApiModel):
@@ -143,7 +144,7 @@ class Toleration(ApiModel):
         None, description="NoSchedule, PreferNoSchedule or NoExecute; left out, all effects match."
     )
     toleration_seconds: CountOrZero | None = Field(
-        None, description="How long to stay on a node with a NoExecute taint, in seconds; left out, without end."
+        None, description="How long to stay on a node with a NoExecute taint, in seconds; left out, indefinitely."
     )
 
 
@@ -170,7 +171,7 @@ _VOLUME_SOURCES = (
 
 
 class Volume(ApiModel):
-    """A volume of a kind that needs no trust in the node, so no hostPath."""
+    """A volume that gives no access to the files of the node: every kind listed here, but no hostPath."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -77,7 +77,7 @@ def _schema_problems(error: ValidationError, data: Mapping[str, Any]) -> list[Pr
 def _path(location: tuple[int | str, ...]) -> str:
     text = ""
     # A union appends the name of its branch, as in resources.limits.cpu.int.
-    for part in location[:-1] if location[-1] in ("int", "str") else location:
+    for part in location[:-1] if location[-1] in ("int", "str", "constrained-str") else location:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
@@ -109,7 +109,7 @@ def _message(detail: ErrorDetails) -> str:
         case "less_than_equal":
             return f"{value} is too large; the maximum is {context['le']}"
         case "int_type" if detail["loc"][-1] == "int":
-            return f'{value!r} is not a quantity such as 4 or "16Gi"'
+            return f'{value!r} is not a quantity such as 4, "500m" or "16Gi"'
         case "int_type" | "int_parsing" | "int_from_float":
             return f"{value!r} is not a whole number"
         case "dict_type" | "model_type" | "mapping_type":

@@ -72,6 +72,13 @@ class AskForStacks:
 
 
 @dataclass(frozen=True)
+class TellOfGrowth:
+    """Say in an event why the gang cannot ask for a better slice, and note that it was said."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class LookAtEvents:
     """Note what the events of these pods say. `pods`: names and uids."""
 
@@ -112,6 +119,7 @@ Action = (
     | DeleteEndpointSlice
     | DeleteJob
     | AskForStacks
+    | TellOfGrowth
     | LookAtEvents
     | UpdateWorkload
     | WriteWorkloadStatus

@@ -70,8 +70,10 @@ class PodEvents:
 @dataclass(frozen=True)
 class Notes:
     """What this operator remembers of a job between two passes. `written`: when it last wrote the job's status.
-    `published`: the addresses of its workers that it has published."""
+    `published`: the addresses of its workers that it has published. `told`: why the gang cannot ask for a better slice.
+    """
 
     written: datetime | None = None
     events: PodEvents | None = None
     published: str | None = None
+    told: frozenset[str] = frozenset()

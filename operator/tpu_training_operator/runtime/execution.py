@@ -27,6 +27,7 @@ from tpu_training_operator.domain.actions import (
     LookAtEvents,
     Plan,
     Publish,
+    TellOfGrowth,
     UpdateWorkload,
     WriteWorkloadStatus,
 )
@@ -198,6 +199,9 @@ class Execution:
             case AskForStacks():
                 if self.inboxes is not None:
                     self.inboxes.ask_for_stacks(self.key)
+            case TellOfGrowth(why):
+                await self._tell_missing("Pod", why)
+                self.memory.notes = replace(self.memory.notes, told=self.memory.notes.told | {why})
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
             case DeleteWorkload(version, name, uid):
@@ -257,15 +261,15 @@ class Execution:
             if not refused.obstacle.passes and kind not in self.memory.sent_missing:
                 self.memory.confirm(refused, self.clock())
                 self.memory.sent_missing.add(kind)
-                await self._tell_missing(kind, refused)
+                await self._tell_missing(kind, str(refused))
             return False
         self.memory.sent_missing.discard(kind)
         return True
 
-    async def _tell_missing(self, kind: str, refused: Refused) -> None:
+    async def _tell_missing(self, kind: str, why: str) -> None:
         is_policy = kind == "NetworkPolicy"
         without = f"runs without its {kind}" if is_policy else "cannot ask for a better slice"
-        message = f"the gang {without}: {refused}"
+        message = f"the gang {without}: {why}"
         log.warning("%s", message, extra={"job": str(self.key)})
         reason = EventReason.NETWORK_POLICY_MISSING if is_policy else EventReason.PLACEHOLDER_REFUSED
         event = Event(reason, message, warning=True)
@@ -399,6 +403,8 @@ def _verb(action: Action) -> str:
             return "delete finished job"
         case AskForStacks():
             return "ask for stacks"
+        case TellOfGrowth():
+            return "tell of growth"
         case LookAtEvents():
             return "look at events"
         case UpdateWorkload():

@@ -119,6 +119,10 @@ class Backend(Protocol):
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         """Every process's row, in rank order; a collective. Rows are equally long, values are float32."""
 
+    def quiet(self) -> AbstractContextManager[None]:
+        """While the context lasts, no replica of this process does anything that `counters` counts. All of them enter
+        it at the same places."""
+
     def compilations(self) -> int:
         """`counters().compilations` in less than a microsecond: asked after every step."""
 

@@ -9,7 +9,7 @@ import importlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -89,6 +89,9 @@ class TorchDistributed:
 
     def numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor([values], dtype=torch.float32, device=self.device)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def compilations(self) -> int:
         return 0 if self._compiled is None else self._compiled.count

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Barrier
+from typing import Any, ClassVar
 
 import torch
 import torch_xla
@@ -30,11 +31,15 @@ class XlaDevice:
     _own_reads = 0
     """By all replicas of the process, like the count that it is subtracted from."""
 
+    _meetings: ClassVar[dict[int, Barrier]] = {}
+    """Where the replicas of the process wait for each other, by their number."""
+
     def __init__(self, replicas: int = 1) -> None:
         """`replicas`: threads of this process that run one each (two per chip on v2 and v3). torch_xla counts for all
         of them together, so each gets its share."""
         self.device: torch.device = torch_xla.device()
         self._replicas = replicas
+        self._meeting = self._meetings.setdefault(replicas, Barrier(replicas))
 
     def seed(self, seed: int) -> None:
         torch_xla.manual_seed(seed, self.device)
@@ -75,6 +80,15 @@ class XlaDevice:
             XlaDevice._own_reads += 1
         fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(away) if away else ())
         return [next(fetched) if tensor.device.type == "xla" else tensor for tensor in tensors]
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._replicas == 1 else self._together()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        self._meeting.wait()
+        yield
+        self._meeting.wait()
 
     def compilations(self) -> int:
         # A counter: it costs 0.3 microseconds, a metric, which hands over its last 1024 samples, 50.

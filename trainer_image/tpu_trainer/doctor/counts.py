@@ -47,6 +47,11 @@ class StepCounts:
         self._compiled, self._compile_seconds = 0, 0.0
 
     def after_step(self, step: int, batch: Any) -> None:
+        # A replica that is ahead must not count what it compiles after the step.
+        with self._backend.quiet():
+            self._after_step(step, batch)
+
+    def _after_step(self, step: int, batch: Any) -> None:
         self.steps += 1
         if self.steps == 1:
             self._first = shapes_of(batch)
@@ -59,28 +64,33 @@ class StepCounts:
             self._recompiled(step, batch)
         self._window_steps += 1
         if self._window_steps == WINDOW_STEPS:
-            self.close_window(step)
+            self._judge_window(step)
 
     def close_window(self, step: int) -> None:
         """Judges the rates of the steps since the last window, however few they are."""
-        if not self._window_steps:
-            return
-        now = self._read()
-        self._rates(step, minus(now, self._window), self._window_steps)
-        self._window, self._window_steps, self._set_aside = now, 0, 0
+        with self._backend.quiet():
+            if self._window_steps:
+                self._judge_window(step)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Events while the block runs do not belong to a step."""
-        in_steps = minus(self._read(), self._window)
+        with self._backend.quiet():
+            in_steps = minus(self._read(), self._window)
         yield
-        self._window = minus(self._read(), in_steps)
+        with self._backend.quiet():
+            self._window = minus(self._read(), in_steps)
         self._set_aside += 1
 
     def _read(self) -> Counters:
         now = self._backend.counters()
         self._compiled, self._compile_seconds = now.compilations, now.compile_seconds
         return now
+
+    def _judge_window(self, step: int) -> None:
+        now = self._read()
+        self._rates(step, minus(now, self._window), self._window_steps)
+        self._window, self._window_steps, self._set_aside = now, 0, 0
 
     def _recompiled(self, step: int, batch: Any) -> None:
         compiled, compile_seconds = self._compiled, self._compile_seconds
@@ -97,8 +107,8 @@ class StepCounts:
         self._voice.say(Check.RECOMPILATION, step, message, cause=cause, severity=number)
 
     def _rates(self, step: int, counted: Counters, steps: int) -> None:
-        # A single event in a short window is no rate. Neither is one for each block that was set aside: the runtime
-        # counts a little late, and for all replicas of a process, of which one may still be in the block.
+        # A single event in a short window is no rate. Neither is one for each block that was set aside, since the
+        # runtime counts a little late.
         most = max(MOST_PER_STEP, (1 + self._set_aside) / steps)
         for name, count in counted.fallbacks.items():
             if (rate := count / steps) > most:

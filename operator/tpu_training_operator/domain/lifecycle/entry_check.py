@@ -25,7 +25,7 @@ from tpu_training_operator.domain.lifecycle.completion import fail
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.data_local import too_far, with_data_local
-from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, look_again, stays
+from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, look_again, stays, words_of_kept
 from tpu_training_operator.domain.lifecycle.step_compiled import step_refused, with_step_compiled
 from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.objects.preflight_pod import REPLICA_ZERO, preflight_config_map, preflight_pod
@@ -116,9 +116,7 @@ def _until_it_is_gone(ctx: Context, pod: PreflightPod) -> Plan:
     """Somebody wants its node, or wants it checked again. Once it is gone, it is created again."""
     if not stays(pod, ctx.now):
         return Plan(stages=by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
-    why = (
-        f"Pod {pod.name} is deleted, but a finalizer keeps it and with it the name: remove it from metadata.finalizers"
-    )
+    why = words_of_kept(pod)
     if not ctx.job.spec.preflight.is_required:
         return _decide(ctx, Verdict(Finding.NOTHING, why))
     return blocked(ctx.observed, Obstacle(Reason.NAME_CONFLICT, why), ctx.now)

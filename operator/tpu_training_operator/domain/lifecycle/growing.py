@@ -18,11 +18,11 @@ from datetime import timedelta
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.placement import Grow
 from tpu_training_operator.api.status import PlacementReason, ReportPhase, Status
-from tpu_training_operator.domain.actions import AT_ONCE, Action, Plan
+from tpu_training_operator.domain.actions import AT_ONCE, Action, Plan, TellOfGrowth
 from tpu_training_operator.domain.lifecycle.capacity import may_move_again
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.moving import move
-from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions
+from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions, stays, words_of_kept
 from tpu_training_operator.domain.naming import placeholder_slice
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
@@ -52,7 +52,7 @@ def with_growth(decided: Plan, ctx: Context) -> Plan:
     others = [pod for pod in held if pod.alternative != target.number]
     # One on a dead node would keep its name for good.
     going = (*deletions(others, ctx.now), *by_force(own, ctx.now))
-    return _extended(decided, going or _missing(ctx, target, own)).due_within(_LOOK_AGAIN)
+    return _extended(decided, (*(going or _missing(ctx, target, own)), *_kept(ctx, own))).due_within(_LOOK_AGAIN)
 
 
 def _ends(status: Status) -> bool:
@@ -166,6 +166,14 @@ def _missing(ctx: Context, target: Option, own: Iterable[WorkerPod]) -> tuple[Se
     first = target.layout.slices - _lacking(ctx, target)
     missing = missing_placeholders(target, first, [pod.name for pod in own])
     return (missing,) if missing else ()
+
+
+def _kept(ctx: Context, own: Iterable[WorkerPod]) -> tuple[Sequence[Action], ...]:
+    """Tells once of a placeholder whose name somebody's finalizer keeps: until then the slice is asked for in vain."""
+    notes = ctx.observed.notes
+    reasons = (words_of_kept(pod) for pod in own if stays(pod, ctx.now))
+    new = next((why for why in reasons if notes is not None and why not in notes.told), None)
+    return () if new is None else ((TellOfGrowth(new),),)
 
 
 def _extended(decided: Plan, stages: tuple[Sequence[Action], ...]) -> Plan:

@@ -76,6 +76,13 @@ def stays(pod: WorkerPod, now: datetime) -> bool:
     return _is_forced(pod) and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
 
 
+def words_of_kept(pod: WorkerPod) -> str:
+    """Of a pod that stays."""
+    return (
+        f"Pod {pod.name} is deleted, but a finalizer keeps it and with it the name: remove it from metadata.finalizers"
+    )
+
+
 def _given_up(pod: WorkerPod) -> datetime:
     """When to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
     if not pod.is_terminating or _is_forced(pod):
