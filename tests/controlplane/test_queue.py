@@ -48,6 +48,13 @@ _CLASS = {
 }
 
 
+# As Kueue 0.19 says it.
+_TOO_LARGE = (
+    "couldn't assign flavors to pod set main: insufficient quota for google.com/tpu in flavor simulated, previously"
+    " considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
+)
+
+
 @pytest.fixture(scope="module")
 def granted(control_plane: ControlPlane, served_everywhere: OperatorProcess) -> OperatorProcess:
     """The operator, with the chart's rights for queues."""
@@ -88,7 +95,7 @@ class Kueue:
         return [item["metadata"]["name"] for item in items]
 
     def never_admits(self) -> None:
-        self._write([("QuotaReserved", "False", "ExceedsMaxQuota")], (), {})
+        self._write([("QuotaReserved", "False", "Pending")], (), {}, _TOO_LARGE)
 
     def admit(self) -> None:
         hosts = self.workload()["spec"]["podSets"][0]["count"]
@@ -107,7 +114,9 @@ class Kueue:
     def evict(self) -> None:
         self._write([("Evicted", "True", "Preempted"), ("Preempted", "True", "InClusterQueue")], (), {})
 
-    def _write(self, conditions: list[tuple[str, str, str]], ended: tuple[str, ...], status: Object) -> None:
+    def _write(
+        self, conditions: list[tuple[str, str, str]], ended: tuple[str, ...], status: Object, message: str = ""
+    ) -> None:
         found = self.workload()
         known = {each["type"]: each for each in found.get("status", {}).get("conditions", [])}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -119,7 +128,7 @@ class Kueue:
                 "type": kind,
                 "status": value,
                 "reason": reason,
-                "message": f"said by the test: {reason}",
+                "message": message or f"said by the test: {reason}",
                 "lastTransitionTime": now,
             }
         found["status"] = found.get("status", {}) | status | {"conditions": list(known.values())}

@@ -17,6 +17,19 @@ FLAVOR: Object = {
         "tolerations": [{"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}],
     },
 }
+# The reason for which a Workload has left the queue, and that for which Kueue takes it back. For others it never does.
+_TAKEN_BACK = {
+    "Deactivated": "Reactivated",
+    "PodsReadyTimeout": "BackoffFinished",
+    "AdmissionCheck": "BackoffFinished",
+    "ClusterQueueStopped": "ClusterQueueRestarted",
+    "LocalQueueStopped": "LocalQueueRestarted",
+}
+BUSY = (
+    "Pending",
+    "couldn't assign flavors to pod set main: insufficient unused quota for google.com/tpu in flavor v5e-spot, 16 more"
+    " needed",
+)
 
 
 def put_in_queue(cluster: ModelCluster) -> None:
@@ -59,12 +72,15 @@ def _works(cluster: ModelCluster, number: int | None, has_room: bool) -> None:
         if not Workload(found).is_evicted:
             evict(cluster, "Deactivated", number)
         return
-    if Workload(found).condition("Requeued").get("status") == "False":
-        _set(cluster, found, "Requeued", "True", "Reactivated", "The workload was reactivated")
+    left = Workload(found).condition("Requeued")
+    if left.get("status") == "False" and left["reason"] not in _TAKEN_BACK:
+        return
+    if left.get("status") == "False":
+        _set(cluster, found, "Requeued", "True", _TAKEN_BACK[left["reason"]], "The workload is back in the queue")
     if not Workload(found).holds_quota and has_room:
         admit(cluster, number)
     elif not Workload(found).condition("QuotaReserved"):
-        pend(cluster, "WaitingForQuota", "insufficient unused quota", number)
+        pend(cluster, *BUSY, number)
 
 
 def reserve(cluster: ModelCluster, number: int | None = None, **status: Any) -> None:

@@ -13,6 +13,8 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.observed import format_time
 
+GIVEN_UP = ["DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded"]
+
 
 def given_a_queued_job(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
     cluster = given_a_job(changes, listens=listens)
@@ -254,6 +256,52 @@ def test_a_job_that_kueue_has_deactivated_says_how_to_go_on() -> None:
     assert not kueue.seen(cluster).is_active, "only its owner may activate it again"
     assert (cluster.status.state, reason(cluster.status)[1]) == (State.BLOCKED, "Deactivated")
     assert "suspend and resume the job" in ready_message(cluster)
+
+
+@pytest.mark.parametrize("why", ["Deactivated", *GIVEN_UP])
+def test_a_job_that_was_deactivated_returns_to_the_queue_once_it_is_suspended_and_resumed(why: str) -> None:
+    cluster = given_a_running_job()
+    kueue.workload(cluster)["spec"]["active"] = False
+    kueue.evict(cluster, why)
+    all_passes(cluster, 5)
+    assert cluster.status.state is State.BLOCKED
+    for suspend in (True, False):
+        cluster.edit_run_policy(suspend=suspend)
+        all_passes(cluster, 2)
+    kueue.works(cluster)
+    all_passes(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
+
+
+def test_a_gang_whose_workload_is_deactivated_says_so_before_kueue_does() -> None:
+    cluster = given_a_running_job()
+    kueue.workload(cluster)["spec"]["active"] = False
+    one_pass(cluster)
+    assert ready_message(cluster) == "queue research: its Workload was deactivated; the workers save and stop"
+
+
+def test_a_job_that_was_evicted_says_why_and_then_what_it_lacks_now() -> None:
+    cluster = given_a_running_job()
+    kueue.evict(cluster)
+    all_passes(cluster, 4)
+    evicted = "evicted by Kueue, Preempted: Preempted to accommodate a workload of higher priority"
+    assert ready_message(cluster) == f"queue research: {evicted}"
+    kueue.pend(cluster, *kueue.BUSY)
+    one_pass(cluster)
+    assert ready_message(cluster) == f"queue research: {': '.join(kueue.BUSY)}; before, {evicted}"
+
+
+def test_a_resumed_job_no_longer_says_that_it_was_deactivated() -> None:
+    cluster = given_a_running_job()
+    for suspend in (True, False):
+        cluster.edit_run_policy(suspend=suspend)
+        all_passes(cluster, 3)
+        kueue.works(cluster, has_room=False)
+        all_passes(cluster, 2)
+    assert ready_message(cluster) == "queue research: Kueue has not considered the job yet"
+    kueue.pend(cluster, *kueue.BUSY)
+    one_pass(cluster)
+    assert ready_message(cluster) == f"queue research: {': '.join(kueue.BUSY)}"
 
 
 def test_a_gang_whose_workload_is_deleted_stops_and_queues_again() -> None:

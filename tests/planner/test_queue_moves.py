@@ -98,7 +98,10 @@ def test_the_gang_runs_on_the_slice_that_kueue_admits() -> None:
 
 
 NO_FLAVOR = "flavor v6e doesn't match node affinity"
-NO_QUOTA = "insufficient quota for google.com/tpu in flavor v5e, ... > maximum capacity (8)"
+NO_QUOTA = (
+    "insufficient quota for google.com/tpu in flavor v5e, previously considered podsets requests (0) + current podset"
+    " request (16) > maximum capacity (8)"
+)
 FITS_NEVER = [
     ("ExceedsMaxQuota", NO_QUOTA),
     ("NoMatchingFlavor", NO_FLAVOR),
@@ -107,6 +110,7 @@ FITS_NEVER = [
 ]
 FITS_LATER = [
     BUSY,
+    kueue.BUSY,
     ("Pending", "flavor v6e doesn't match node affinity, insufficient unused quota for google.com/tpu in flavor v5e"),
     ("WaitingForPreemptedWorkloads", "Pending the preemption of 1 workload(s)"),
 ]
@@ -125,19 +129,32 @@ def test_what_kueue_will_never_admit_is_not_waited_for(said: tuple[str, str]) ->
         assert f"queue research never has the quota for v5litepod-16: {said[0]}" in ready_message(cluster)
 
 
-@pytest.mark.parametrize("why", ["Misconfigured", "Inadmissible", "Suspended", "not considered", "deactivated"])
+@pytest.mark.parametrize("why", ["Misconfigured", "Inadmissible", "Suspended", "deactivated"])
 def test_a_job_whose_queue_does_not_work_asks_for_no_other_slice(why: str) -> None:
     cluster = given_a_queued_job(THREE)
     if why == "deactivated":
         kueue.workload(cluster)["spec"]["active"] = False
-    elif why == "not considered":
-        kueue.workload(cluster)["status"] = {}
     else:
         kueue.pend(cluster, why, "LocalQueue research does not exist")
     waits(cluster, 600) if why == "deactivated" else None
     cluster.now += timedelta(hours=10)
     one_pass(cluster)
     assert (where(cluster), asked(cluster)) == (0, [(0, 4)])
+
+
+def test_a_job_about_which_kueue_says_nothing_waits_no_longer_than_any_other() -> None:
+    """Kueue 0.18 and later does not look at a new Workload that is like one for which it has just found no room."""
+    cluster = given_a_job(THREE)
+    kueue.put_in_queue(cluster)
+    one_pass(cluster)
+    cluster.now += timedelta(minutes=10, seconds=-1)
+    one_pass(cluster)
+    assert where(cluster) == 0
+    assert "queue research: Kueue has not considered the job yet; moves to v5litepod-8" in ready_message(cluster)
+    cluster.now += timedelta(seconds=1)
+    for _ in range(3):
+        one_pass(cluster)
+    assert (where(cluster), asked(cluster)) == (1, [(1, 2)])
 
 
 GIVEN_UP = ["DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded"]
@@ -346,6 +363,31 @@ def test_the_second_workload_goes_when_the_gang_stops(what: str) -> None:
     }[what]  # fmt: skip
     if what == "evicted":
         assert where(cluster) == 1
+
+
+URGENT = {"kind": "WorkloadPriorityClass", "value": 1000, "metadata": {"name": "urgent"}}
+
+
+@pytest.mark.parametrize("when", ["before it asks", "while it asks"])
+def test_a_better_slice_is_asked_for_as_the_present_one_was_whatever_the_labels_say_by_now(when: str) -> None:
+    """With a higher priority, Kueue would evict the gang to admit it."""
+    cluster = given_a_gang_on(1, GROWING) if when == "before it asks" else given_a_proof()
+    cluster.others["WorkloadPriorityClass/urgent"] = dict(URGENT)
+    labels = {"kueue.x-k8s.io/priority-class": "urgent", "kueue.x-k8s.io/queue-name": "production"}
+    cluster.job["metadata"]["labels"] |= labels
+    waits(cluster, 11)
+    assert asked(cluster) == [(0, 4), (1, 2)]
+    better = kueue.seen(cluster, 0)
+    assert (better.queue, better.priority_class) == ("research", "")
+
+
+def test_a_better_slice_that_an_earlier_version_has_asked_for_with_another_priority_gets_that_of_the_present_one() -> (
+    None
+):
+    cluster = given_a_proof()
+    kueue.workload(cluster, 0)["spec"] |= {"priority": 1000, "priorityClassRef": {"name": "urgent"}}
+    one_pass(cluster)
+    assert kueue.seen(cluster, 0).priority_class == ""
 
 
 def test_a_gang_that_is_evicted_when_the_better_slice_is_admitted_goes_there() -> None:

@@ -26,9 +26,11 @@ _LONGEST_WORDS = 1000
 _LONGEST_NAME = 63
 _HASH = 5
 _REQUEUED_BY_KUEUE = ("Preempted", "NodeFailures")
-# Reasons of the condition QuotaReserved, and words in the messages of older versions (pkg/scheduler/flavorassigner).
+# Reasons of the condition QuotaReserved, and words in its message where Kueue says only that the Workload is pending
+# (pkg/scheduler/flavorassigner).
 _NOT_ABOUT_QUOTA = ("Misconfigured", "Inadmissible", "Suspended")
 _TOO_LARGE = ("ExceedsMaxQuota", "NoMatchingFlavor")
+_DEACTIVATED = "Deactivated"
 # Reasons of the condition Evicted: a check has rejected it, or its workers were not ready in time too often.
 _GIVEN_UP = ("DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded")
 _WAITS = "insufficient unused quota"
@@ -196,11 +198,13 @@ class Workload:
 
     @property
     def waits_in_line(self) -> bool:
-        """Whether Kueue has looked at it and only lacks room for it: another slice may have room."""
+        """Whether it waits for room, as far as Kueue says: another slice may have room.
+
+        Kueue says nothing about a Workload behind the first one of a StrictFIFO queue, nor about a new one that is like
+        another for which it has just found no room. Such a Workload may wait as long as any other."""
         if not self.is_active or self.is_going or self.is_finished or (self.is_evicted and self.holds_quota):
             return False
-        said = self.condition("QuotaReserved")
-        return bool(said) and not self.is_admitted and said.get("reason") not in _NOT_ABOUT_QUOTA
+        return not self.is_admitted and self.condition("QuotaReserved").get("reason") not in _NOT_ABOUT_QUOTA
 
     @property
     def is_given_up(self) -> bool:
@@ -217,7 +221,8 @@ class Workload:
             return False
         if said.get("reason") != "Pending":
             return said.get("reason") in _TOO_LARGE
-        # Before 0.19 only the message tells, in which every flavor has its words.
+        # Up to 0.19, unless its feature gate UnadmittedWorkloadsObservability is on, only the message tells, in which
+        # every flavor has its words.
         message = str(said.get("message") or "")
         return _WAITS not in message and any(words in message for words in _NEVER)
 
@@ -229,15 +234,27 @@ class Workload:
 
     def waits_for(self) -> str:
         """Why the job is not admitted, with Kueue's own reason and words."""
-        if self.is_evicted:
-            return f"evicted by Kueue, {self._words('Evicted')}"
+        evicted = f"evicted by Kueue, {self._words('Evicted')}" if self.is_evicted else ""
+        if evicted and (self.holds_quota or not self.is_active):
+            return evicted
+        if not self.is_active and self.holds_quota:
+            return "its Workload was deactivated"
         if not self.is_true("QuotaReserved"):
-            said = self._words("QuotaReserved")
-            return said or "Kueue has not considered the job yet"
+            return self._lacks_quota_for(evicted)
         checks = self._status.get("admissionChecks") or ()
         unready = [check for check in checks if check.get("state") != "Ready"]
         lines = [_sentence(f"admission check {check.get('name')}", check.get("state"), check) for check in unready]
         return f"quota is reserved in {self.cluster_queue}; " + ("; ".join(lines) or self._words("Admitted"))
+
+    def _lacks_quota_for(self, evicted: str) -> str:
+        """`evicted`: why it has lost its quota. Until Kueue looks at it again, it has no other reason."""
+        told, before = self.condition("QuotaReserved"), self.condition("Evicted")
+        is_news = bool(told) and told.get("message") != before.get("message")
+        # It is active again, so a deactivation is over.
+        past = "" if str(before.get("reason")).startswith(_DEACTIVATED) else evicted
+        if is_news and past:
+            return f"{self._words('QuotaReserved')}; before, {past}"
+        return (self._words("QuotaReserved") if is_news else past) or "Kueue has not considered the job yet"
 
     def _words(self, kind: str) -> str:
         condition = self.condition(kind)
@@ -260,6 +277,8 @@ class Workload:
         evicted = self.condition("Evicted")
         reason, message = str(evicted.get("reason") or "Evicted"), str(evicted.get("message") or "")
         again = "True" if reason in _REQUEUED_BY_KUEUE else "False"
+        # Without the cause: Kueue takes a Workload that is active again back into the queue by exactly this reason.
+        left_for = _DEACTIVATED if reason.startswith(_DEACTIVATED) else reason
         status = self._all_but("admission")
         if self.is_true("Admitted"):
             used = max(0, _seconds(self.condition("Admitted").get("lastTransitionTime"), now))
@@ -268,7 +287,7 @@ class Workload:
         changes = (
             self._set("QuotaReserved", "False", "Pending", message, now),
             self._set("Admitted", "False", "NoReservation", "The workload has no reservation", now),
-            self._set("Requeued", again, reason, message, now),
+            self._set("Requeued", again, left_for, message, now),
             self._set("PodsReady", "False", "WaitForStart", "no worker runs", now),
         )
         return self._with_status(status, *changes)

@@ -44,8 +44,7 @@ LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
 PRIORITY_CLASSES = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", is_namespaced=False)
-# Kueue's kinds, by the versions of its API, the newer one first: it has had both since 0.15, and since 0.20 only the
-# newer one.
+# Kueue's kinds, by the versions of its API, the newer one first: it has had both since 0.15.
 KUEUE_VERSIONS = tuple(f"{constants.KUEUE_GROUP}/{version}" for version in ("v1beta2", "v1beta1"))
 WORKLOADS = {version: Resource(version, "Workload", "workloads") for version in KUEUE_VERSIONS}
 RESOURCE_FLAVORS = {

@@ -3,7 +3,8 @@
 In a queue, a second Workload proves the capacity. While the gang trains on an alternative, it asks for a better slice,
 and costs nothing as long as it waits. Once Kueue admits it, the gang moves. The quota of the slice that it leaves goes
 back when its last worker there has stopped. So the quota always covers the workers, and counts for both slices only
-from the admission until then.
+from the admission until then. It asks in the queue and with the priority of the first, whatever the job's labels say
+by now: else Kueue might evict the gang to make room for its own better slice, again and again.
 
 Any other Workload is deleted before the job asks for the present slice, so that one at a time holds quota for the gang.
 """
@@ -26,8 +27,9 @@ from tpu_training_operator.domain.lifecycle.blocked import Obstacle
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.growing import turn, turns_taken, until_next_turn
 from tpu_training_operator.domain.lifecycle.moving import move
-from tpu_training_operator.domain.lifecycle.queueing import asked_anew, asking_for, changes_course, placement
+from tpu_training_operator.domain.lifecycle.queueing import asking_for, changes_course, placement
 from tpu_training_operator.domain.naming import config_map_name
+from tpu_training_operator.domain.objects.workload import beside
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.options import Option
 from tpu_training_operator.domain.workload import Queue, Workload
@@ -121,13 +123,15 @@ def _left_behind(ctx: Context) -> tuple[tuple[Action, ...], ...]:
 
 def _asked(ctx: Context, target: Option) -> Action | None:
     """The next step for the Workload of a better slice that is not proven yet."""
-    queue = ctx.queue_on(target)
-    if queue is None or queue.is_unowned:
+    queue, present = ctx.queue_on(target), ctx.queue.workload if ctx.queue else None
+    if queue is None or queue.is_unowned or present is None:
         return None
     found = queue.workload
+    if found is None and (not queue.name or queue.problem):
+        return None
     if found is None:
-        is_possible = queue.name and not queue.problem
-        return replace(asking_for(target, queue), optional=True, for_growth=True) if is_possible else None
+        asked = asking_for(target, queue)
+        return replace(asked, body=beside(asked.body, dict(present.raw)), optional=True, for_growth=True)
     if found.is_going:
         return None
     if found.is_evicted and found.holds_quota:
@@ -135,4 +139,6 @@ def _asked(ctx: Context, target: Option) -> Action | None:
     if found.is_admitted:
         # The workers cannot go where Kueue would place them, so others may have the quota.
         return UpdateWorkload(found.with_active(False), frees_quota=True)
-    return asked_anew(queue) if found.is_active else None
+    wanted = beside(dict(found.raw), dict(present.raw))
+    is_as_wanted = found.holds_quota or not found.is_active or wanted["spec"] == found.raw["spec"]
+    return None if is_as_wanted else UpdateWorkload(wanted)

@@ -16,6 +16,8 @@ from tpu_training_operator.domain.workload import POD_SET, Placement, Priority, 
 Object = dict[str, Any]
 
 _CONTAINER = ("name", "image", "resources")
+# What decides when it is its turn, in either version of the API.
+_TURN = ("queueName", "priority", "priorityClassRef", "priorityClassName", "priorityClassSource")
 _SPEC = ("nodeSelector", "tolerations", "restartPolicy", "priorityClassName", "serviceAccountName")
 
 
@@ -47,6 +49,13 @@ def _template(job: TPUTrainingJob, worker: Object) -> Object:
 def with_priority(body: Object, priority: Priority) -> Object:
     """The Workload `body` with another priority."""
     return {**body, "spec": {**body["spec"], **_priority(priority, str(body["apiVersion"]))}}
+
+
+def beside(body: Object, present: Object) -> Object:
+    """The Workload `body` in the queue and with the priority of the Workload `present`. With a higher one, or from a
+    queue that lends to that of `present`, Kueue would evict the job to admit it."""
+    own = {name: value for name, value in body["spec"].items() if name not in _TURN}
+    return {**body, "spec": own | {name: present["spec"][name] for name in _TURN if name in present["spec"]}}
 
 
 def taken_over(job: TPUTrainingJob, body: Object) -> Object:
