@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from examples import own_loop
@@ -323,6 +324,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_a_warning(job: Path) -> No
     (job / "words").unlink()
     broken()
     assert told(job)[-1]["warnings"] == ["the loss of step 7 is nan"]
+
+
+def test_a_step_may_be_numpys_or_torchs_number(job: Path) -> None:
+    with session(total_steps=2) as run:
+        run.step(np.int64(1), np.float32(0.5))  # type: ignore[arg-type]
+        run.checkpoint(np.int64(1))  # type: ignore[arg-type]
+        run.step(torch.tensor(2), torch.tensor(0.5))  # type: ignore[arg-type]
+        run.evaluated(torch.tensor(2), {"accuracy": np.float32(0.25)})  # type: ignore[arg-type]
+    assert (words(job)["step"], words(job)["metrics"]) == (2, {"loss": 0.5, "accuracy": 0.25})
+    assert told(job)[-1]["checkpointStep"] == 1
 
 
 def test_a_program_that_leaves_by_sys_exit_is_judged_by_its_last_losses_too(job: Path) -> None:
