@@ -323,7 +323,11 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
         progress, open_reporter(spec, None, clock, "", reports=False), open_heartbeat(None, _no_report), False
     )
     environment = WorkerEnvironment(directory, 0, 1, "", 0, None)
-    context = RunContext(_lasting(spec), environment, lambda: False, chip, clock, Pace(), telling)
+    lasting = _lasting(spec)
+    if examples is not None:
+        # The few stand for the whole dataset, and have another size.
+        lasting = replace(lasting, dataset_size=None)
+    context = RunContext(lasting, environment, lambda: False, chip, clock, Pace(), telling)
 
     def loaded(context: RunContext, hp: Hyperparameters) -> Loaded:
         found = load(context, hp)
