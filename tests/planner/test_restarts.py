@@ -236,7 +236,7 @@ def test_the_worker_that_failed_last_is_kept_for_its_log_until_another_fails() -
 
 def test_a_worker_that_is_about_to_end_is_waited_for_and_kept() -> None:
     cluster = given_a_running_gang()
-    kubelet.leave(cluster, cluster.pods[WORKERS[1]], 137)
+    kubelet.leave(cluster, cluster.pods[WORKERS[1]], 70)
     one_pass(cluster)
     assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[1]]
     for name in WORKERS:
@@ -249,7 +249,7 @@ def test_a_worker_that_is_about_to_end_is_waited_for_and_kept() -> None:
 
 def test_a_worker_that_never_comes_to_its_end_is_deleted() -> None:
     cluster = given_a_running_gang()
-    kubelet.leave(cluster, cluster.pods[WORKERS[1]], 137)
+    kubelet.leave(cluster, cluster.pods[WORKERS[1]], 70)
     one_pass(cluster)
     one_pass(cluster)
     passes(cluster, 11)
@@ -259,7 +259,7 @@ def test_a_worker_that_never_comes_to_its_end_is_deleted() -> None:
 def test_a_worker_whose_sidecar_runs_on_is_deleted_at_once() -> None:
     cluster = given_a_running_gang()
     failed = cluster.pods[WORKERS[1]]
-    kubelet.leave(cluster, failed, 137)
+    kubelet.leave(cluster, failed, 70)
     failed["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
     one_pass(cluster)
     assert f"delete Pod {WORKERS[1]}" in described(one_pass(cluster))
