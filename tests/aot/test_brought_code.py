@@ -65,10 +65,11 @@ def test_a_step_counts_every_pass_and_exchanges_once(answer: dict[str, Any]) -> 
 
 
 def test_a_batch_of_any_size_is_traced_with_a_few_examples(tmp_path: Path) -> None:
-    """What the search for the largest batch does: the dataset has a thousand examples, the step needs 65 thousand."""
+    """What the search for the largest batch does: the dataset has a thousand examples, as the recipe says, and the step
+    needs 65 thousand."""
     (tmp_path / "brought.py").write_text(SOURCE)
     size = 1 << 14
-    document = run_spec(batch={"global": CHIPS * size, "perReplica": size}, parameters={})
+    document = run_spec(batch={"global": CHIPS * size, "perReplica": size}, parameters={}, datasetSize=1000)
     document["entrypoint"] = "brought:task"
     (tmp_path / "request.json").write_text(json.dumps({"spec": document, "examples": 4}))
     env = {**os.environ, **Launcher(tmp_path).base(), "PYTHONPATH": f"{ROOT}:{tmp_path}", "PJRT_DEVICE": "CPU"}

@@ -51,14 +51,21 @@ def start(cluster: ModelCluster, pod: Object) -> None:
 
 def make_ready(cluster: ModelCluster, pod: Object) -> None:
     start(cluster, pod)
-    if pod["status"]["phase"] == "Running" and not _is_deleted(pod) and not is_lost(cluster, pod):
+    runs = pod["status"]["phase"] == "Running" and _exit_code(pod) is None
+    if runs and not _is_deleted(pod) and not is_lost(cluster, pod):
         others = [condition for condition in pod["status"]["conditions"] if condition["type"] != "Ready"]
         pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True"}]
 
 
 def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str | None = None) -> None:
-    """The container exits, if it runs. `message`: by default the trainer's."""
-    if pod["status"]["phase"] != "Running" or is_lost(cluster, pod):
+    """The container exits, if it runs, and the pod has ended. `message`: by default the trainer's."""
+    leave(cluster, pod, code, reason=reason, message=message)
+    _tell_end(cluster, pod)
+
+
+def leave(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", message: str | None = None) -> None:
+    """The container exits, if it runs; a real kubelet reports this a moment before the end of the pod."""
+    if pod["status"]["phase"] != "Running" or is_lost(cluster, pod) or _exit_code(pod) is not None:
         return
     terminated = {
         "exitCode": code,
@@ -67,10 +74,21 @@ def end(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = "", 
         "finishedAt": format_time(cluster.now),
     }
     pod["status"] |= {
-        "phase": "Failed" if code else "Succeeded",
         "containerStatuses": [{"name": "trainer", "state": {"terminated": terminated}}],
         "conditions": [condition for condition in pod["status"]["conditions"] if condition["type"] != "Ready"],
     }
+
+
+def _exit_code(pod: Object) -> int | None:
+    """Of the worker's container; None if it has not exited."""
+    containers = pod["status"].get("containerStatuses") or [{"state": {}}]
+    code: int | None = containers[0]["state"].get("terminated", {}).get("exitCode")
+    return code
+
+
+def _tell_end(cluster: ModelCluster, pod: Object) -> None:
+    if pod["status"]["phase"] == "Running" and not is_lost(cluster, pod) and (code := _exit_code(pod)) is not None:
+        pod["status"]["phase"] = "Failed" if code else "Succeeded"
 
 
 def refuse(cluster: ModelCluster, pod: Object) -> None:
@@ -103,7 +121,9 @@ def vanish(cluster: ModelCluster, pod: Object) -> None:
 
 
 def sweep(cluster: ModelCluster) -> None:
-    """Every pod that is being deleted stops and goes, if its node is alive."""
+    """Every pod that is being deleted stops and goes, if its node is alive; of the others, the ends are told."""
+    for pod in cluster.pods.values():
+        _tell_end(cluster, pod)
     gone = [name for name, pod in cluster.pods.items() if _is_deleted(pod) and not is_lost(cluster, pod)]
     for name in gone:
         del cluster.pods[name]

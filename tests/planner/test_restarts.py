@@ -13,6 +13,7 @@ from tests.planner.story import (
     fails,
     given_a_created_gang,
     given_a_running_gang,
+    passes,
     ready_message,
     reason,
     until_running,
@@ -231,6 +232,37 @@ def test_the_worker_that_failed_last_is_kept_for_its_log_until_another_fails() -
     for _ in range(3):
         one_pass(cluster)
     assert "digits-2-0-3" in cluster.pods, "logs are for people to delete"
+
+
+def test_a_worker_that_is_about_to_end_is_waited_for_and_kept() -> None:
+    cluster = given_a_running_gang()
+    kubelet.leave(cluster, cluster.pods[WORKERS[1]], 70)
+    one_pass(cluster)
+    assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[1]]
+    for name in WORKERS:
+        if name != WORKERS[1]:
+            kubelet.vanish(cluster, cluster.pods[name])
+    assert described(one_pass(cluster)) == [], "the next worker cannot have the chips yet"
+    gang = until_running(cluster)
+    assert sorted(cluster.pods) == sorted([WORKERS[1], *gang])
+
+
+def test_a_worker_that_never_comes_to_its_end_is_deleted() -> None:
+    cluster = given_a_running_gang()
+    kubelet.leave(cluster, cluster.pods[WORKERS[1]], 70)
+    one_pass(cluster)
+    one_pass(cluster)
+    passes(cluster, 11)
+    assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
+
+
+def test_a_worker_whose_sidecar_runs_on_is_deleted_at_once() -> None:
+    cluster = given_a_running_gang()
+    failed = cluster.pods[WORKERS[1]]
+    kubelet.leave(cluster, failed, 70)
+    failed["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
+    one_pass(cluster)
+    assert f"delete Pod {WORKERS[1]}" in described(one_pass(cluster))
 
 
 def test_a_worker_that_was_deleted_or_still_runs_is_not_kept() -> None:

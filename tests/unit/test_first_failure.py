@@ -64,6 +64,16 @@ def test_the_worker_that_failed_first_is_the_cause(bodies: list[dict[str, Any]],
     assert failure_of(*bodies).host == culprit
 
 
+def test_whether_a_killed_worker_lacked_memory_is_known_once_its_pod_has_ended() -> None:
+    killed = ended(pod(0), 137)
+    early = with_status(killed, phase="Running")
+    assert first_failure(seen(early, ready(pod(1))), 1, at(1), settle_user_errors=False) is None
+    assert next_look(seen(early, ready(pod(1))), at(1)) == SETTLE - (at(1) - NOON)
+    found = [first_failure(seen(early), 1, NOON + SETTLE, settle_user_errors=False)]
+    found.append(first_failure(seen(killed), 1, at(1), settle_user_errors=False))
+    assert [failure.reason for failure in found if failure] == ["Killed", "Killed"]
+
+
 def test_a_healthy_gang_has_no_failure() -> None:
     assert first_failure(seen(pod(0), ready(pod(1)), ended(pod(2))), 1, NOON, settle_user_errors=False) is None
 

@@ -87,6 +87,12 @@ class WorkerPod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def is_about_to_end(self) -> bool:
+        """All its containers have ended, so the kubelet is about to say it of the pod, usually a second later."""
+        states = [container.get("state") or {} for container in self.containers]
+        return not self.has_ended and bool(states) and all("terminated" in state for state in states)
+
+    @property
     def may_use_chips(self) -> bool:
         """Not once it has ended, nor if it is deleted before it has a node: then it never gets one, even if somebody's
         finalizer keeps it."""

@@ -2,7 +2,8 @@
 
 Memory grows about linearly with the batch, so a line through the known sizes says where the border is. A batch a little
 below it is likely to fit, and one a little above it likely not to: if both come out so, the border is known as exactly
-as is asked for. If not, another line is drawn through what is known by then, and in the end the rest is halved.
+as is asked for. If not, since near the limit the compiler may save memory, another line is drawn through what is known
+by then, and in the end the rest is halved.
 """
 
 from __future__ import annotations

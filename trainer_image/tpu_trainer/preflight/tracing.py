@@ -19,7 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -158,6 +158,10 @@ class UncompiledChip(XlaChip):
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         self._reduced = True
         return super().reduce(gradients, signals)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """The other replicas, which it would wait for, are not there."""
+        return nullcontext()
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
         """Asking torch_xla for it would run what is pending."""
@@ -319,7 +323,11 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
         progress, open_reporter(spec, None, clock, "", reports=False), open_heartbeat(None, _no_report), False
     )
     environment = WorkerEnvironment(directory, 0, 1, "", 0, None)
-    context = RunContext(_lasting(spec), environment, lambda: False, chip, clock, Pace(), telling)
+    lasting = _lasting(spec)
+    if examples is not None:
+        # The few stand for the whole dataset, and have another size.
+        lasting = replace(lasting, dataset_size=None)
+    context = RunContext(lasting, environment, lambda: False, chip, clock, Pace(), telling)
 
     def loaded(context: RunContext, hp: Hyperparameters) -> Loaded:
         found = load(context, hp)

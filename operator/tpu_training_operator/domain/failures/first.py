@@ -50,7 +50,8 @@ def first_failure(
     first = _cause(ends, doubts)
     ended = {end.pod.worker for end in ends}
     others_may_tell = any(pod.worker not in ended and not pod.has_ended for pod in pods)
-    if first.row.doubt in doubts and others_may_tell and first.began <= now < first.began + SETTLE:
+    is_open = (first.row.doubt in doubts and others_may_tell) or (first.row.is_early and first.pod.is_about_to_end)
+    if is_open and first.began <= now < first.began + SETTLE:
         return None
     return _record(first, attempt, now)
 

@@ -147,6 +147,9 @@ class Row:
 
     `patience` is for pods that do not start: how long after a pod got its node the sign counts as a failure. It is None
     in rows for pods that have begun to end.
+
+    `is_early`: the container runtime may give another reason until the pod has ended. It hears of a lack of memory on
+    its own way, under load only after the end of the container.
     """
 
     reason: str | Callable[[WorkerPod], str]
@@ -155,6 +158,7 @@ class Row:
     words: Callable[[WorkerPod], str]
     patience: timedelta | None = None
     doubt: Doubt = Doubt.NONE
+    is_early: bool = False
 
     def reason_for(self, pod: WorkerPod) -> str:
         return self.reason if isinstance(self.reason, str) else self.reason(pod)
@@ -419,7 +423,7 @@ _EXIT_CODES = (
     Row("UserError", _USER, _exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
     Row("CannotStart", _USER, _exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
     # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
-    Row("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _killed),
+    Row("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _killed, is_early=True),
     Row("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
     Row("ExitCode", _UNKNOWN, _always, _said_or_code, doubt=Doubt.IN_OWN_LOOP),
 )

@@ -1,7 +1,7 @@
 """One look at a job that is valid and has not finished: everything its planner decides by."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import count
 
@@ -12,12 +12,15 @@ from tpu_training_operator.domain.lifecycle.chips import Holding, holding
 from tpu_training_operator.domain.lifecycle.conditions import Snapshot
 from tpu_training_operator.domain.lifecycle.goodput import lost, new_goodput, saved, settle
 from tpu_training_operator.domain.naming import WorkerId, workers
-from tpu_training_operator.domain.observed import WorkerPod, format_time
+from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.options import Option
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.rungs import Rung
 from tpu_training_operator.domain.workload import Queue, workload_name
+
+# How long a failed worker is waited for that has yet to be reported as ended, so that its log can be kept.
+_LAST_MOMENT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,15 @@ class Context(Snapshot):
         """Whether it is the worker that failed last: its log says why, and a pod that has ended holds no chips. But a
         quota may count it, so it is deleted if a quota refuses a worker."""
         failure = self.status.last_failure
-        if failure is None or pod.name != failure.pod or not pod.has_ended or pod.is_terminating:
+        if failure is None or pod.name != failure.pod or pod.is_terminating or self._is_out_of_quota:
             return False
-        return not self._is_out_of_quota
+        return pod.has_ended or (pod.is_about_to_end and self.now < parse_time(failure.time) + _LAST_MOMENT)
+
+    @property
+    def awaits_last_failure(self) -> bool:
+        """Whether the worker that is kept for its log still holds its chips."""
+        earlier = self.observed.before_attempt(self.attempt)
+        return any(self._is_kept(pod) and not pod.has_ended for pod in earlier)
 
     @property
     def _is_out_of_quota(self) -> bool:

@@ -208,8 +208,8 @@ def _keep_alive(ctx: Context) -> Plan:
     if ctx.missing and _is_stale(ctx):
         return Plan(again=_READ_AGAIN)
     unwanted = deletions(ctx.leftovers, ctx.now)
-    if unwanted or in_the_way(ctx.leftovers):
-        return Plan(stages=unwanted)
+    if unwanted or in_the_way(ctx.leftovers) or ctx.awaits_last_failure:
+        return Plan(stages=unwanted, again=_READ_AGAIN if ctx.awaits_last_failure else None)
     if strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
         why = "its workers are on another slice than its status says"
         return move(ctx, ctx.option, PlacementReason.STATUS_LOST, why)
