@@ -247,6 +247,16 @@ def test_a_directory_that_holds_another_run_is_refused(runs: Runs) -> None:
     assert second.result() == before
 
 
+def test_a_directory_in_which_another_run_is_under_way_is_refused_even_to_replace_it(runs: Runs) -> None:
+    first = runs.start("tell('ready'); wait_forever()")
+    first.told("ready", 0)
+    second = runs.start("pass", arguments=["--output-dir", "out", "--overwrite"])
+    assert second.wait() == 2
+    assert "--output-dir out: another `tpujob run` is using it" in second.stderr
+    first.interrupt()
+    assert first.wait() == 130
+
+
 def test_a_directory_of_a_run_without_a_result_is_refused(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "out" / "pods").mkdir(parents=True)
     run = runs.start_job(tmp_path, job_body({"trainer.entrypoint": "json:loads"}))

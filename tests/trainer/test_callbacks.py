@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from examples import own_loop
@@ -260,7 +261,8 @@ def test_a_session_without_a_step_succeeds_with_a_warning_unless_all_was_done_be
     )
 
 
-def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: Path) -> None:
+@pytest.mark.parametrize("leaves", ["the loop", "the program"])
+def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: Path, leaves: str) -> None:
     def interrupted() -> None:
         with session() as run:
             for step in range(1, 21):
@@ -270,6 +272,8 @@ def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: P
                     os.kill(os.getpid(), signal.SIGTERM)
                 if run.should_stop:
                     run.checkpoint(step)
+                    if leaves == "the program":
+                        sys.exit(0)
                     break
 
     with pytest.raises(SystemExit) as end:
@@ -320,6 +324,28 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_a_warning(job: Path) -> No
     (job / "words").unlink()
     broken()
     assert told(job)[-1]["warnings"] == ["the loss of step 7 is nan"]
+
+
+def test_a_step_may_be_numpys_or_torchs_number(job: Path) -> None:
+    with session(total_steps=2) as run:
+        run.step(np.int64(1), np.float32(0.5))  # type: ignore[arg-type]
+        run.checkpoint(np.int64(1))  # type: ignore[arg-type]
+        run.step(torch.tensor(2), torch.tensor(0.5))  # type: ignore[arg-type]
+        run.evaluated(torch.tensor(2), {"accuracy": np.float32(0.25)})  # type: ignore[arg-type]
+    assert (words(job)["step"], words(job)["metrics"]) == (2, {"loss": 0.5, "accuracy": 0.25})
+    assert told(job)[-1]["checkpointStep"] == 1
+
+
+def test_a_program_that_leaves_by_sys_exit_is_judged_by_its_last_losses_too(job: Path) -> None:
+    def broken() -> None:
+        with session(total_steps=3) as run:
+            for step in range(1, 4):
+                run.step(step, math.nan if step == 3 else 0.5)
+            sys.exit(0)
+
+    with pytest.raises(SystemExit) as end:
+        broken()
+    assert (end.value.code, words(job)["outcome"], words(job)["step"]) == (65, "NotFinite", 3)
 
 
 def test_the_users_error_goes_its_own_way_and_leaves_its_traceback(job: Path) -> None:

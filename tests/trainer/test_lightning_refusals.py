@@ -261,6 +261,7 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
         (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
         (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
         (lambda o: {"optimiser": o}, 'a dict without "optimizer", it has optimiser'),
+        (lambda o: {"optimizer": o, "lr_schedulers": constant(o)}, "its dict has lr_schedulers; it must return"),
         (lambda o: ["adam"], "a str is not a torch optimizer"),
         (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, 'ReduceLROnPlateau needs "monitor"'),
         (

@@ -361,3 +361,15 @@ def test_float16_parameters_that_adam_divides_by_zero_end_the_run() -> None:
 
     outcome = run(task, trainSteps=1, recipe={"name": "adam", "learningRate": "0.05"}).outcome
     assert outcome.code is ExitCode.NotFinite
+
+
+def test_metrics_for_which_the_result_has_no_room_are_a_warning() -> None:
+    def task(hp: Any, rank: int) -> Task:
+        found = bad_at([])(hp, rank)
+        metrics = lambda model, batch: {f"m{number}": torch.ones(len(batch[1])) for number in range(65)}  # noqa: E731
+        return replace(found, evaluation=examples(), metrics=metrics)
+
+    assert run(task, 1).warnings == (
+        "the result has room for 64 metrics, the loss among them: it does not have m63 and the 1 after it, which the "
+        "report has",
+    )

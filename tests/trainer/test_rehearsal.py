@@ -47,6 +47,10 @@ def number(hp: Hyperparameters) -> Task:
     return _small(lambda model, batch: {"accuracy": float(model(batch[0]).mean())})
 
 
+def imaginary(hp: Hyperparameters) -> Task:
+    return _small(lambda model, batch: {"accuracy": model(batch[0]).mean(dim=1) * 1j})
+
+
 def nameless(hp: Hyperparameters) -> Task:
     return _small(lambda model, batch: model(batch[0]).mean(dim=1))
 
@@ -115,6 +119,7 @@ def started(entrypoint: str, directory: Path, **changes: Any) -> Run:
     ("entrypoint", "complaint"),
     [
         ("typo", "'Tensor' object has no attribute 'argmx'"),
+        ("imaginary", "the task's metric accuracy must be of real numbers, got torch.complex64"),
         ("mean", "the task's metric accuracy must have one value per example, shape [16], got shape []"),
         ("number", "the task's metric accuracy must be a tensor with one value per example, shape [16], got a float"),
         ("nameless", "the task's metrics must be tensors by name, in a dict; got tensor("),

@@ -175,9 +175,29 @@ class Own(Hooks):
     def update(self, optimizer: torch.optim.Optimizer) -> None: ...
 
 
+class Misspelt(Hooks):
+    def epoch_end(self, epoch: int) -> None: ...
+
+
+class WithHelpers(Hooks):
+    """`epoch_end` is a method of its own: `epoch_ends` is there, too, and calls it."""
+
+    def epoch_ends(self, epoch: int) -> None:
+        self.epoch_end(epoch)
+
+    def epoch_end(self, epoch: int) -> None: ...
+
+    def states(self) -> None: ...
+
+
+def test_hooks_may_have_methods_of_their_own() -> None:
+    assert Task(Network(), examples(), loss, hooks=WithHelpers()).hooks is not None
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
+        ({"hooks": Misspelt()}, "have epoch_end(), which the trainer does not call; the hook is epoch_ends()"),
         ({"hooks": Own()}, f"must not override update; they may override {', '.join(OFFERED)}"),
         ({"hooks": Own}, "must be an object of a class derived from tpu_trainer.Hooks"),
         ({"scheduler": (inverse, "batch")}, '"step" or "epoch"'),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.contract.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.cli.changes import move, set_values, shorten
+from tpu_training_operator.cli.changes import move, rehearse, set_values, shorten
 from tpu_training_operator.cli.errors import CommandError
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
@@ -72,6 +72,22 @@ def test_another_slice_leaves_the_slice_that_the_recipe_names() -> None:
     move(body, "v5litepod-8")
     assert body["spec"]["recipe"]["tunedOn"] == {"acceleratorType": "v5litepod-4"}
     assert body["spec"]["slice"] == {"acceleratorType": "v5litepod-8", "hardware": "CPU"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: set_values(body, ["slice.acceleratorType=v5litepod-16"]),
+        lambda body: move(body, "v5litepod-16"),
+        rehearse,
+    ],
+)
+def test_a_change_of_the_slice_stays_out_of_a_recipe_that_names_it_by_a_yaml_anchor(change: Any) -> None:
+    body = body_with()
+    body["spec"]["slice"] = body["spec"]["recipe"]["tunedOn"] = {"acceleratorType": "v5litepod-4"}
+    change(body)
+    assert body["spec"]["slice"] != {"acceleratorType": "v5litepod-4"}
+    assert body["spec"]["recipe"]["tunedOn"] == {"acceleratorType": "v5litepod-4"}
 
 
 @settings(max_examples=60)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract import MOST_METRICS, ExitCode
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import StorageError
@@ -33,8 +33,15 @@ def keep_last(step: int, position: Position, instruments: Instruments) -> None:
     )
 
 
-def tell_not_finite(step: int, metrics: Mapping[str, float], telling: Telling) -> None:
+def tell_left_out(step: int, metrics: Mapping[str, float], telling: Telling) -> None:
     """Names the metrics that the result leaves out."""
+    # The loss comes before them.
+    if left_out := list(metrics)[MOST_METRICS - 1 :]:
+        text = (
+            f"the result has room for {MOST_METRICS} metrics, the loss among them: it does not have {left_out[0]} and "
+            f"the {len(left_out) - 1} after it, which the report has"
+        )
+        telling.finding(Finding("Evaluation", step, text))
     for name, value in metrics.items():
         if not math.isfinite(value):
             text = f"the metric {name} is {value} after the last step, so the result does not have it"

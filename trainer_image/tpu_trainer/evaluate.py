@@ -229,6 +229,8 @@ def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: 
                 f"the task's metric {name} must have one value per example, shape {list(weights.shape)}, got shape "
                 f"{list(values[name].shape)}"
             )
+        if values[name].is_complex():
+            raise UserCodeError(f"the task's metric {name} must be of real numbers, got {values[name].dtype}")
     each = [values[name].float() for name in names]
     here = [value if value.device == weights.device else backend.to_device(value) for value in each]
     # Chosen, not multiplied: a filling row's value may be NaN, and 0 x NaN is NaN.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ Scheduler = Callable[["Optimizer", "Hyperparameters"], Any]
 """(optimizer, hyperparameters) -> an object with `step()`, as in torch.optim.lr_scheduler."""
 
 _INTERVALS = ("step", "epoch")
+_ALMOST = 0.92
+"""How alike two names are that differ in a letter or two (epoch_end, epoch_ends), as difflib measures it."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +241,17 @@ class Task:
 
 
 def _check_hooks(hooks: Hooks) -> None:
-    """Raises ValueError if they are not hooks, or override what the trainer itself needs."""
+    """Raises ValueError if they are not hooks, override what the trainer itself needs, or have a method that is almost
+    named like a hook, which nobody would ever call."""
     if not isinstance(hooks, Hooks):
         raise ValueError(f"a Task's `hooks` must be an object of a class derived from tpu_trainer.Hooks, got {hooks!r}")
     mine = {name for kind in type(hooks).__mro__ if kind not in (Hooks, object) for name in vars(kind)}
     if taken := sorted(name for name in mine & set(vars(Hooks)) if not name.startswith("__") and name not in OFFERED):
         raise ValueError(f"a Task's hooks must not override {', '.join(taken)}; they may override {', '.join(OFFERED)}")
+    for name in sorted(name for name in mine - set(vars(Hooks)) if callable(getattr(type(hooks), name))):
+        meant = get_close_matches(name, OFFERED, n=1, cutoff=_ALMOST)
+        if meant and meant[0] not in mine:
+            raise ValueError(
+                f"a Task's hooks have {name}(), which the trainer does not call; the hook is {meant[0]}(), and a "
+                "method of your own needs another name"
+            )

@@ -16,7 +16,7 @@ from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_not_finite
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
@@ -133,7 +133,7 @@ class _Training:
         if trained.stopped:
             return stopped(trained.step, trained.loss, self.instruments)
         evaluated = self._last_evaluation(trained)
-        tell_not_finite(trained.step, evaluated, self.context.telling)
+        tell_left_out(trained.step, evaluated, self.context.telling)
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, self.instruments)
             # A rung of a ladder is not the result.

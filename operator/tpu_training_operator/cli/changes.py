@@ -1,9 +1,9 @@
-"""What the command line changes in a job before it is checked: `--slice`, `--steps`, `--set PATH=VALUE`.
+"""What the command line changes in a job before it is checked: `--slice`, `--steps`, `--set PATH=VALUE`, `tpujob run`.
 
 A job file stays the one that the cluster gets; a try on another slice, or of ten steps, needs no copy of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 import yaml
 
 from tpu_training_operator.api.crd import custom_resource_definition
-from tpu_training_operator.api.slice import SliceRef
+from tpu_training_operator.api.slice import Hardware, SliceRef
 from tpu_training_operator.cli.errors import CommandError
 from tpu_training_operator.cli.job_file import Loader
 from tpu_training_operator.domain.recipe.resolve import Resolution
@@ -55,6 +55,17 @@ def move(body: Body, accelerator_type: str) -> None:
     spec.pop("scaleUp", None)
 
 
+def rehearse(body: Body) -> None:
+    """Puts the job, its alternatives and its ladder on the CPUs of this machine."""
+    spec = body.get("spec")
+    for holder in _holders_of_slices(spec):
+        # A copy: with an anchor in the YAML, recipe.tunedOn may be the same mapping.
+        holder["slice"] = {**holder["slice"], "hardware": Hardware.CPU.value}
+    if isinstance(spec, dict) and isinstance(spec.get("trainer"), dict):
+        # The first job of most people has none yet, and here nothing would pull it.
+        spec["trainer"].setdefault("image", "none")
+
+
 def set_values(body: Body, assignments: Sequence[str]) -> None:
     """Sets fields of the spec. Raises CommandError for anything but an assignment to a field."""
     for assignment in assignments:
@@ -91,15 +102,27 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
         schedule["milestones"] = sorted({max(1, int(step * share)) for step in schedule["milestones"]})
 
 
+def _holders_of_slices(spec: Any) -> Iterator[dict[str, Any]]:
+    """What has a `slice`: the job, its alternatives and the stages of its ladder, where the body has the right form."""
+    if not isinstance(spec, dict):
+        return
+    scale_up, placement = spec.get("scaleUp"), spec.get("placement")
+    stages = scale_up.get("stages") if isinstance(scale_up, dict) else None
+    others = placement.get("alternatives") if isinstance(placement, dict) else None
+    for holder in (spec, *(found for each in (stages, others) if isinstance(each, list) for found in each)):
+        if isinstance(holder, dict) and isinstance(holder.get("slice"), dict):
+            yield holder
+
+
 def _put(at: Any, names: Sequence[str], value: Any, assignment: str) -> None:
     *above, last = names
     for walked, name in enumerate(above):
-        if at.get(name) is None:
-            at[name] = {}
-        at = at[name]
-        if not isinstance(at, dict):
+        found = {} if at.get(name) is None else at[name]
+        if not isinstance(found, dict):
             place = ".".join(names[: walked + 1])
             raise CommandError(f"--set {assignment}: {place} is not a mapping, so a part of it cannot be set")
+        # A copy: with an anchor in the YAML, the same mapping may stand in another place, too.
+        at[name] = at = dict(found)
     at[last] = value
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -18,11 +19,10 @@ import click
 from rich.console import Console
 
 from tpu_training_operator.api.conditions import ConditionType, find
-from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.cli.changes import move, set_option, set_values, shorten, slice_option
+from tpu_training_operator.cli.changes import move, rehearse, set_option, set_values, shorten, slice_option
 from tpu_training_operator.cli.code_option import code_option, code_problem, left_out, searched_places, with_code
 from tpu_training_operator.cli.code_place import put
 from tpu_training_operator.cli.display import display
@@ -99,6 +99,7 @@ def run(
             f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
         )
     _make(directory)
+    click.get_current_context().with_resource(_held(directory))
     if output_dir is None:
         # The results of a run are not part of the code that the next run packs.
         (directory / ".gitignore").write_text("*\n", encoding="utf-8")
@@ -123,11 +124,7 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
         set_values(body, values)
         if on_slice is not None:
             move(body, on_slice)
-        for each in _slices(body.get("spec")):
-            each["hardware"] = Hardware.CPU.value
-        if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("trainer"), dict):
-            # The first job of most people has none yet, and here nothing would pull it.
-            body["spec"]["trainer"].setdefault("image", "none")
+        rehearse(body)
 
     file = load(filename, change=change)
     if steps is None:
@@ -141,18 +138,6 @@ def _with_code(file: JobFile, packed: Packed, directory: Path) -> JobFile:
     uri = str(directory / f"code-{packed.sha256}.tar.gz")
     put(packed.archive, uri)
     return with_code(file, packed, uri)
-
-
-def _slices(spec: Any) -> Iterator[dict[str, Any]]:
-    """The slices of the job, of its alternatives and of its ladder, where the body has the right form."""
-    if not isinstance(spec, dict):
-        return
-    scale_up, placement = spec.get("scaleUp"), spec.get("placement")
-    stages = scale_up.get("stages") if isinstance(scale_up, dict) else None
-    others = placement.get("alternatives") if isinstance(placement, dict) else None
-    for holder in (spec, *(found for each in (stages, others) if isinstance(each, list) for found in each)):
-        if isinstance(holder, dict) and isinstance(holder.get("slice"), dict):
-            yield holder["slice"]
 
 
 def _outages(losses: tuple[str, ...], file: JobFile) -> list[Outage]:
@@ -183,6 +168,27 @@ def _make(directory: Path) -> None:
             file.write(b"x")
     except OSError as error:
         raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Two runs at once in one directory would report each other's numbers. The lock ends with the process, however that
+    ends."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise click.UsageError(
+            f"--output-dir {directory}: another `tpujob run` is using it; name another directory, or wait for its end"
+        ) from None
+    except OSError:
+        # Some file systems have no locks.
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 async def _run(

@@ -134,6 +134,9 @@ class Run:
 
     def end(self, error: BaseException | None) -> None:
         """As `Session.end`."""
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            # As the end of the block: the process may have been told to stop, and its last losses are yet to be read.
+            error = None
         outcome = self._close(error)
         if outcome.code is ExitCode.Succeeded:
             sys.excepthook = self._uncaught_after

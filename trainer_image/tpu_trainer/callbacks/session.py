@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -81,26 +82,26 @@ class Session:
             NotFiniteError: the loss is NaN or infinite, and the recipe's onNotFinite is Stop.
         """
         if self._run is not None:
-            self._run.step(step, loss, metrics or {}, learning_rate)
+            self._run.step(index(step), loss, metrics or {}, learning_rate)
 
     def record(self, step: int, loss: Any, *, learning_rate: float | None = None) -> None:
         """The loss of a step that has been told, for those who learn it later. Raises as `step`."""
         if self._run is not None:
-            self._run.record(step, loss, learning_rate)
+            self._run.record(index(step), loss, learning_rate)
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The metrics of an evaluation after `step` steps, for those who have them between two steps, or after the
         session: the result has the last ones."""
         if self._run is not None:
-            self._run.evaluated(step, metrics)
+            self._run.evaluated(index(step), metrics)
         elif self._ended is not None:
-            self._ended.evaluated_after(step, metrics)
+            self._ended.evaluated_after(index(step), metrics)
 
     def checkpoint(self, step: int) -> None:
         """A checkpoint of `step` is written, and a restarted job would continue from it. Before the first step: the
         one that this process has begun from."""
         if self._run is not None:
-            self._run.checkpoint(step)
+            self._run.checkpoint(index(step))
 
     def evaluating(self) -> AbstractContextManager[object]:
         """Around an evaluation, which may take longer than a step before the job counts as hung."""

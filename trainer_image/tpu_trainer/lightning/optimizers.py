@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _SCHEDULER_KEYS = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+_OPTIMIZER_KEYS = {"optimizer", "lr_scheduler", "monitor"}
 _COUNTED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 """The state of a ReduceLROnPlateau; what else it keeps are its settings, which are the task's."""
 
@@ -81,6 +82,9 @@ def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
             f'configure_optimizers: a dict without "optimizer", it has {", ".join(map(str, given)) or "nothing"}; it '
             f"must return {_FORMS}"
         )
+    # Lightning warns and leaves it out: a schedule under a misspelt key would train with another rate.
+    if unknown := sorted(str(key) for key in set(given) - _OPTIMIZER_KEYS):
+        raise UserCodeError(f"configure_optimizers: its dict has {', '.join(unknown)}; it must return {_FORMS}")
     scheduler = given.get("lr_scheduler")
     if scheduler is not None and "monitor" in given and not isinstance(scheduler, Mapping):
         scheduler = {"scheduler": scheduler, "monitor": given["monitor"]}

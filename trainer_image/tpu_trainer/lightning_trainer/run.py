@@ -23,7 +23,7 @@ from tpu_trainer.data import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_not_finite
+from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import load_lightning
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.instruments import Instruments
@@ -297,7 +297,7 @@ class OwnTrainer:
     ) -> Outcome:
         if was_stopped:
             return stopped(watch.step, watch.loss, instruments)
-        tell_not_finite(watch.step, watch.metrics, self.context.telling)
+        tell_left_out(watch.step, watch.metrics, self.context.telling)
         if done is None:
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(watch.step, Position(watch.place.epoch), instruments)
