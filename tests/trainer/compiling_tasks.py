@@ -1,4 +1,4 @@
-"""Tasks for torch.compile: what makes it compile anew, and what it does not take."""
+"""Tasks for torch.compile: what makes it compile again, and what it does not take."""
 
 from __future__ import annotations
 
