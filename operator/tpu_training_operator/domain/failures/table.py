@@ -148,8 +148,8 @@ class Row:
     `patience` is for pods that do not start: how long after a pod got its node the sign counts as a failure. It is None
     in rows for pods that have begun to end.
 
-    `is_early`: the container runtime may give another reason until the pod has ended. It hears of a lack of memory on
-    its own way, under load only after the end of the container.
+    `is_early`: until the pod has ended, the container runtime may still give another reason. It learns of a lack of
+    memory separately, and under load only after the container's end.
     """
 
     reason: str | Callable[[WorkerPod], str]
