@@ -394,8 +394,12 @@ def _undo_casts(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
                 loaded[key] = value.to(held.device)
 
 
+def is_storable(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.dtype in STORABLE
+
+
 def _check_storable(name: str, tensor: Tensor) -> None:
-    if tensor.layout is not torch.strided or tensor.dtype not in STORABLE:
+    if not is_storable(tensor):
         raise UserCodeError(f"a checkpoint cannot keep {name}: a dense tensor is needed, got {_described(tensor)}")
 
 

@@ -56,6 +56,12 @@ class Rates:
         for rates, state in zip(self._rates, kept, strict=False):
             rates.load(state)
 
+    def rewind(self, kept: Sequence[Any]) -> None:
+        """After the optimizers' state of a file that this run has written was loaded, `kept` with it."""
+        if not self._own:
+            for rates, state in zip(self._rates, kept, strict=False):
+                rates.rewind(state)
+
     def _unused(self, optimizers: Sequence[Optimizer]) -> Iterator[str]:
         if self._own:
             yield from unused_schedule(self._hp)

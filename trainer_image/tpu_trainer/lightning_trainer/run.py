@@ -130,7 +130,14 @@ class OwnTrainer:
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.present, hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
-            return snapshot_of_state(strategy.state, module, step, int(own["examples"]), own)
+            return snapshot_of_state(
+                strategy.state,
+                module,
+                step,
+                int(own["examples"]),
+                own,
+                lambda text: telling.finding(Finding("Checkpoint", step, text)),
+            )
 
         checkpoints = storage.checkpoints_of(self.context.spec, take, telling, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
@@ -373,6 +380,12 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
         )
     if decided := [name for name in run.options if name in _DECIDED]:
         raise UserCodeError(f"LightningRun: {decided[0]} follows from {_DECIDED[decided[0]]}; leave it out")
+    # 1 is one batch, 1.0 all of them.
+    if (limit := run.options.get("limit_val_batches")) not in (None, 0) and (limit != 1 or isinstance(limit, int)):
+        raise UserCodeError(
+            "LightningRun: limit_val_batches counts the batches of each process, so the metrics would depend on the "
+            "slice; let val_dataloader() return fewer examples"
+        )
     if hp.evaluate_every_steps is not None:
         for name in ("val_check_interval", "check_val_every_n_epoch"):
             if name in run.options:

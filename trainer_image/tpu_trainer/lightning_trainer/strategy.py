@@ -21,6 +21,7 @@ from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.lightning.validation import metrics_of
+from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
 from tpu_trainer.lightning_trainer.gather import Gathered, pieces, table, total
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 HERE = "the state of this run"
 """The path under which Lightning saves and finds the state that goes into this job's own checkpoints."""
+
+_RATES = "tpu_trainer_rates"
+"""What the rates' state is called in a file that the module or a callback saves, and may load in the same run."""
 
 
 class GangStrategy:
@@ -91,6 +95,8 @@ class GangStrategy:
         rank_zero.rank_zero_only.rank = self.global_rank
         # What has been agreed on after a step must not be changed by a callback that runs later.
         trainer = self.lightning_module.trainer
+        # Here those of configure_callbacks are among them.
+        refuse_callbacks(trainer.callbacks)
         trainer.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
         for callback in trainer.checkpoint_callbacks:
             # Otherwise they would lie beside the logger's files, which belong to an attempt.
@@ -118,7 +124,11 @@ class GangStrategy:
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         load = super().load_optimizer_state_dict  # type: ignore[misc]
-        self._rates.keep_over(lambda: load(checkpoint), self.optimizers, self.kept_rates)
+        if _RATES in checkpoint:
+            load(checkpoint)
+            self._rates.rewind(checkpoint[_RATES])
+        else:
+            self._rates.keep_over(lambda: load(checkpoint), self.optimizers, self.kept_rates)
 
     def teardown(self) -> None:
         """The model stays where it is, and what the job still needs of it."""
@@ -224,6 +234,7 @@ class GangStrategy:
         if filepath == HERE:
             self.state = checkpoint
         else:
+            checkpoint[_RATES] = self._rates.state()
             super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:

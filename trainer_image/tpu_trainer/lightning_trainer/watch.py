@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,10 +17,12 @@ import torch
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Phase
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.errors import UserCodeError
 from tpu_trainer.exchange import Signals
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
+from tpu_trainer.lightning_trainer.state import check_state
 from tpu_trainer.lightning_trainer.strategy import HERE
 from tpu_trainer.task import Hyperparameters
 
@@ -28,11 +30,26 @@ from tpu_trainer.task import Hyperparameters
 class GangTrainer:
     """Lightning's Trainer, whose `should_stop` cannot send one replica out of the loop alone: set within a batch, it is
     a wish, which all replicas learn of at the end of their next step. Elsewhere callbacks have agreed on it already.
+    Nor does a callback change how many passes make a step.
     """
 
     in_batch = False
     wished = False
     _ends = False
+    _passes: int | None = None
+
+    @property
+    def accumulate_grad_batches(self) -> int | None:
+        return self._passes
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, passes: int) -> None:
+        if self._passes not in (None, passes):
+            raise UserCodeError(
+                f"trainer.accumulate_grad_batches was set to {passes}: by recipe.globalBatchSize and the slice a step "
+                f"has {self._passes} passes"
+            )
+        self._passes = passes
 
     @property
     def should_stop(self) -> bool:
@@ -97,10 +114,19 @@ class Watch:
         self._seen = trainer.global_step
         if self._before:
             self._restore(trainer, module)
+        if self._keeps:
+            self._check_state(trainer, module)
         # Lightning would ask in every step whether rank 0 was told to stop, with a collective of its own.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._instruments.settle(self.step)
         self._instruments.clock.enter(Phase.HOST)
+
+    def _check_state(self, trainer: Any, module: Any) -> None:
+        state: dict[str, Any] = {}
+        # A hook may keep what only a step makes. The first checkpoint says so then.
+        with suppress(Exception):
+            state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        check_state(state, module)
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         if self._postponed:
