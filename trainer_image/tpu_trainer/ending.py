@@ -26,6 +26,7 @@ def keep_last(step: int, position: Position, instruments: Instruments) -> None:
     checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
     position = instruments.position or position
     if checkpoints.finish() or checkpoints.save_now(step, position, health) is not None:
+        checkpoints.close()
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

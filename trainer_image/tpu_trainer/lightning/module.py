@@ -78,7 +78,7 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         view.num_training_batches = steps * hp.accumulation_steps
         # At least 1: a dataset shorter than one batch is refused later, where its batches are made.
         view.max_epochs = -(-hp.train_steps // max(steps, 1))
-    hooks = LightningHooks(session, hp, evaluated=held_out is not None)
+    hooks = LightningHooks(session, hp)
     task = Task(
         model=module,
         train=training.dataset,
