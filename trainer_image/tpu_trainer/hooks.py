@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,11 @@ class Hooks:
 
     scheduled: tuple[Scheduled, ...] = ()
     """The schedulers of the task; known once the optimizer is built."""
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What users should know of the evaluations so far."""
+        return ()
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""

@@ -246,6 +246,8 @@ class _Training:
         with closed(), nullcontext() if work.average is None else work.average.in_model():
             metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
         self.context.telling.evaluated(step, metrics)
+        for text in work.hooks.remarks:
+            self.context.telling.finding(Finding("Evaluation", step, text))
         values = work.steering.agreed(metrics, backend)
         if metrics:
             with user_code("the end of an evaluation"):

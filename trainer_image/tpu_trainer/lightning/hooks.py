@@ -115,6 +115,10 @@ class LightningHooks(Hooks):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
         return wide(loss) * wide(weight), weight
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        return self._session.remarks
+
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step
         epoch, _ = self._begun

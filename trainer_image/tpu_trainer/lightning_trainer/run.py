@@ -173,7 +173,7 @@ class OwnTrainer:
             strategy.kept_rates = kept["lightningRates"]
             if kept["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
-        log_everywhere(module, watch.logged)
+        log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
         done = nothing_left(start, found, hp)
         try:
