@@ -25,7 +25,7 @@ from pytorch_lightning.callbacks import (
 )
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -311,6 +311,30 @@ class Stepped(Plain):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
         return [optimizer], [StepLR(optimizer, 1, 0.5)]
+
+
+class Cycles(Plain):
+    """Three steps of OneCycleLR, as a script computes them from a batch size of its own."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [{"scheduler": OneCycleLR(optimizer, self.lr, total_steps=3), "interval": "step"}]
+
+
+class Anneals(Plain):
+    """In epochs, of which the run has 2.5."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [CosineAnnealingLR(optimizer, 100)]
+
+
+def cycles(lr: float) -> LightningRun:
+    return LightningRun(Cycles(lr))
+
+
+def anneals(lr: float) -> LightningRun:
+    return LightningRun(Anneals(lr))
 
 
 def stepped(lr: float) -> LightningRun:

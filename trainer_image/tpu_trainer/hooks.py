@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from tpu_trainer.horizon import Scheduled
+
 
 OFFERED = (
     *("train_begins", "epoch_begins", "step_begins", "before_update", "after_step"),
@@ -36,6 +38,9 @@ class Hooks:
 
     monitors: tuple[str, ...] = ()
     """Metrics that `evaluated` needs; known once the optimizer is built."""
+
+    scheduled: tuple[Scheduled, ...] = ()
+    """The schedulers of the task; known once the optimizer is built."""
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""

@@ -10,11 +10,12 @@ from tpu_trainer.checkpoint.handover import give_average, give_model, give_optim
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.compiled import compile_loss, compile_update
 from tpu_trainer.context import RunContext
-from tpu_trainer.data import evaluation_size, size_difference
+from tpu_trainer.data import epochs_of, evaluation_size, size_difference
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.horizon import differences
 from tpu_trainer.last_weights import Closing
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
@@ -71,7 +72,8 @@ def prepare(
     steering, closing = Steering(spec, start, rates, hooks.monitors), Closing(start.ended)
     if evaluation_size(task) == 0:
         steering.check({})
-    for text in unused(task, hooks, optimizer, hp):
+    epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
+    for text in (*unused(task, hooks, optimizer, hp), *differences(hooks.scheduled, hp.train_steps, epochs)):
         tell(Finding("Recipe", start.step, text))
     if found is not None and storage.target is not None:
         growth.load(found.snapshot.document.get("growth"))

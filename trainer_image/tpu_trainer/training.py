@@ -11,7 +11,7 @@ import torch
 
 from tpu_trainer.backends.base import move_model
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
-from tpu_trainer.checkpoint.snapshot import is_lightnings
+from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings
 from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
@@ -157,6 +157,8 @@ class _Training:
         work, instruments, backend = self.work, self.instruments, self.context.backend
         with user_code("the start of the training"), work.growth.restored():
             work.hooks.fit_begins(work.optimizer, work.start.step)
+        if self.context.spec.checkpoint is not None:
+            check_state(work.optimizer, work.hooks.state)
         # A resumed run has done it before.
         if work.start.step == 0:
             with work.hooks.rehearsal():

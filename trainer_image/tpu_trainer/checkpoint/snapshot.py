@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,27 @@ def take_part(
     _, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
     live = _live(model, optimizer_tensors(optimizer), of_hooks, average)
     return _taken(live, lambda item: item in mine, sharding, together)
+
+
+def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any]]) -> None:
+    """Before the first step of a run that is to write checkpoints.
+
+    Raises:
+        UserCodeError: no checkpoint could keep the optimizer's state, or what the hooks keep by now.
+    """
+    with user_code("the optimizer's state_dict()"):
+        known = optimizer.state_dict()
+    if not (isinstance(known, Mapping) and {"state", "param_groups"} <= set(known)):
+        raise UserCodeError(
+            f"the optimizer {type(optimizer).__name__} cannot be kept in a checkpoint: its state_dict() must have "
+            '"state" and "param_groups". One that is made of several others derives from torch.optim.Optimizer and has '
+            "their groups and their state (docs/tasks.md)"
+        )
+    state: Mapping[str, Any] = {}
+    # Hooks may keep what only a step makes. The first checkpoint says so then.
+    with suppress(Exception):
+        state = hooks_state()
+    take_apart(state, "the state of the task's hooks")
 
 
 def replicated(

@@ -79,6 +79,7 @@ class LightningHooks(Hooks):
         found = configured(given)
         if isinstance(found.optimizer, LBFGS) and found.optimizer.param_groups[0]["max_iter"] > 1:
             raise NeedsTrainerError("LBFGS evaluates its closure several times a step")
+        self.scheduled = found.schedulers
         self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:

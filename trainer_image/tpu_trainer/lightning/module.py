@@ -180,6 +180,9 @@ class SamplerOrder:
 
     sampler: Sampler[Any]
 
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
     def __call__(self, epoch: int, seed: int, size: int) -> list[int]:
         # One that was given to it has a state, which no checkpoint keeps.
         own = getattr(self.sampler, "generator", None)

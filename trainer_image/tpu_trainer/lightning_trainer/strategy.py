@@ -120,12 +120,14 @@ class GangStrategy:
     def setup_optimizers(self, trainer: Any) -> None:
         # Optimizers and schedulers ask how many epochs there are, which follows from the steps and the data.
         trainer.fit_loop.setup_data()
+        epochs, batches = None, self._hp.train_steps * self._hp.accumulation_steps
         if 0 < trainer.num_training_batches < math.inf:
-            batches = self._hp.train_steps * self._hp.accumulation_steps
+            # Lightning steps no scheduler after an epoch that the run ends inside of.
+            epochs = batches // trainer.num_training_batches
             trainer.fit_loop.max_epochs = math.ceil(batches / trainer.num_training_batches)
         super().setup_optimizers(trainer)  # type: ignore[misc]
         _check_held(self.lightning_module, self.optimizers)
-        self._rates.build(self.lightning_module, self.optimizers, self.lr_scheduler_configs)
+        self._rates.build(self.lightning_module, self.optimizers, self.lr_scheduler_configs, epochs)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         load = super().load_optimizer_state_dict  # type: ignore[misc]
