@@ -16,9 +16,9 @@ from torch import Tensor
 from tpu_trainer.board import ReportLogger
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.horizon import Scheduled
 from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
 from tpu_trainer.logbook import Style, note
-from tpu_trainer.schedulers import Scheduled
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:

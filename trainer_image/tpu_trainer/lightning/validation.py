@@ -102,8 +102,6 @@ class Validation:
         session.log.collector = None
         session.view.validating, session.view.training = False, not session.trained
         session.call("on_validation_model_train")
-        if session.trained:
-            session.finish()
         return result
 
     def _put_together(self, updated: Sequence[Snapshot], backend: Backend) -> list[tuple[Metric, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,10 +17,12 @@ import torch
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Phase
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.errors import UserCodeError
 from tpu_trainer.exchange import Signals
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
+from tpu_trainer.lightning_trainer.state import check_state
 from tpu_trainer.lightning_trainer.strategy import HERE
 from tpu_trainer.task import Hyperparameters
 
@@ -28,11 +30,26 @@ from tpu_trainer.task import Hyperparameters
 class GangTrainer:
     """Lightning's Trainer, whose `should_stop` cannot send one replica out of the loop alone: set within a batch, it is
     a wish, which all replicas learn of at the end of their next step. Elsewhere callbacks have agreed on it already.
+    Nor does a callback change how many passes make a step.
     """
 
     in_batch = False
     wished = False
     _ends = False
+    _passes: int | None = None
+
+    @property
+    def accumulate_grad_batches(self) -> int | None:
+        return self._passes
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, passes: int) -> None:
+        if self._passes not in (None, passes):
+            raise UserCodeError(
+                f"trainer.accumulate_grad_batches was set to {passes}: by recipe.globalBatchSize and the slice a step "
+                f"has {self._passes} passes"
+            )
+        self._passes = passes
 
     @property
     def should_stop(self) -> bool:
@@ -97,10 +114,19 @@ class Watch:
         self._seen = trainer.global_step
         if self._before:
             self._restore(trainer, module)
+        if self._keeps:
+            self._check_state(trainer, module)
         # Lightning would ask in every step whether rank 0 was told to stop, with a collective of its own.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._instruments.settle(self.step)
         self._instruments.clock.enter(Phase.HOST)
+
+    def _check_state(self, trainer: Any, module: Any) -> None:
+        state: dict[str, Any] = {}
+        # A hook may keep what only a step makes. The first checkpoint says so then.
+        with suppress(Exception):
+            state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        check_state(state, module)
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         if self._postponed:
@@ -134,6 +160,17 @@ class Watch:
             self._note_parts(module)
             self._save(trainer)
             self._instruments.after_step(self._signals, self.step, ends=True)
+
+    def ended(self, trainer: Any) -> None:
+        """After all hooks of the training's end: takes the state once more, which they may have changed."""
+        if self._keeps:
+            self._note_parts(trainer.lightning_module)
+            self._take(trainer)
+
+    @property
+    def position(self) -> Position:
+        batches = self.place.batches // self._hp.accumulation_steps
+        return Position(self.place.epoch, batches * self._hp.global_batch_size)
 
     def _note_parts(self, module: Any) -> None:
         """Not at the end of a validation, where all of the module is in evaluation mode."""
@@ -195,18 +232,19 @@ class Watch:
     def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
         self._saved, self._postponed = self.step, False
         if self._keeps:
-            self.kept = {
-                "place": asdict(self.place),
-                "epochBegins": epoch_begins,
-                "loss": self.loss,
-                "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-                **self._state_of_parts,
-            }
-            trainer.save_checkpoint(HERE)
-        position = Position(
-            self.place.epoch, self.place.batches // self._hp.accumulation_steps * self._hp.global_batch_size
-        )
-        self._instruments.save(self.step, position, now=now)
+            self._take(trainer, epoch_begins=epoch_begins)
+        closes = self.step == self._hp.last_step or trainer.should_stop
+        self._instruments.save(self.step, self.position, now=now, closes=closes)
+
+    def _take(self, trainer: Any, *, epoch_begins: bool = False) -> None:
+        self.kept = {
+            "place": asdict(self.place),
+            "epochBegins": epoch_begins,
+            "loss": self.loss,
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            **self._state_of_parts,
+        }
+        trainer.save_checkpoint(HERE)
 
     # Validation.
 
@@ -215,6 +253,8 @@ class Watch:
         self._evaluation.enter_context(self._instruments.clock.during(Phase.EVALUATE))
         self._evaluation.enter_context(self._instruments.doctor.set_aside())
         self._backend.sync()
+        if not trainer.sanity_checking:
+            self._instruments.evaluated = self.step, self._instruments.weights()
 
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()
