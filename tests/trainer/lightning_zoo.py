@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import (
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
 )
 from torch import Tensor, nn
@@ -486,3 +487,37 @@ class ChangesPasses(Plain):
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:
             self.trainer.accumulate_grad_batches = 2
+
+
+class Halved(Plain):
+    """Changes its weights at the end of the training; `HalvedByEpoch`, of each epoch."""
+
+    where = "on_train_end"
+
+    def _halve(self, name: str) -> None:
+        if name == self.where:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.mul_(0.5)
+
+    def on_train_epoch_end(self) -> None:
+        self._halve("on_train_epoch_end")
+
+    def on_train_end(self) -> None:
+        self._halve("on_train_end")
+
+
+class HalvedByEpoch(Halved):
+    where = "on_train_epoch_end"
+
+
+def halved(lr: float) -> LightningRun:
+    return LightningRun(Halved(lr))
+
+
+def halved_by_epoch(lr: float) -> LightningRun:
+    return LightningRun(HalvedByEpoch(lr))
+
+
+def pruned(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[ModelPruning("l1_unstructured", amount=0.5)])

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.trainer import in_process, lightning_zoo
 from tests.trainer.tasks import weighed
+from tests.trainer.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hooks, Task
 from tpu_trainer.contract import ExitCode
@@ -187,3 +189,44 @@ def test_weights_that_change_after_the_last_evaluation_are_a_finding(tmp_path: P
     ran = ending.run()
     assert any("after the last evaluation" in text for text in ran.warnings)
     assert ending.finished == [pytest.approx(ending.saved, rel=1e-6)]
+
+
+def modules(directory: Path, name: str, attempt: int = 1, **spec: Any) -> tuple[in_process.Run, dict[str, Tensor]]:
+    """A run of one of the zoo's modules, and what its newest checkpoint has."""
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": attempt}
+    checkpoint = {"uri": str(directory / "kept"), "keep": 1}
+    done = in_process.run(lightning_spec(name, job=job, checkpoint=checkpoint, **spec), directory)
+    assert done.outcome.code is ExitCode.Succeeded, done.outcome.message
+    newest = max(path.parent for path in (directory / "kept").glob("step-*/COMMIT"))
+    return done, load_file(newest / "model.safetensors")
+
+
+def held_out_loss(weights: Mapping[str, Tensor]) -> float:
+    features, target = zip(*lightning_zoo.HELD_OUT, strict=True)
+    found = nn.functional.linear(torch.stack(features), weights["layer.weight"], weights["layer.bias"])
+    return float(nn.functional.mse_loss(found, torch.stack(target)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Halved", "HalvedByEpoch", "halved", "halved_by_epoch", "pruned"])
+def test_what_a_module_or_callback_does_at_the_end_is_evaluated_and_saved_under_both_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made: list[nn.Module] = []
+    setup = lightning_zoo.Plain.setup
+    monkeypatch.setattr(lightning_zoo.Plain, "setup", lambda self, stage: (made.append(self), setup(self, stage)))
+    done, weights = modules(tmp_path, name)
+    left = made[-1].state_dict()
+    assert all(torch.equal(weights[key], left[key]) for key in weights)
+    assert held_out_loss(weights) == pytest.approx(done.outcome.metrics["val_loss"], rel=1e-5)
+    again, same = modules(tmp_path, name, attempt=2)
+    assert again.outcome.metrics["val_loss"] == pytest.approx(done.outcome.metrics["val_loss"], rel=1e-6)
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Halved", "halved", "Gan"])
+def test_a_run_without_checkpoints_leaves_its_weights_at_the_desk_under_both_loops(tmp_path: Path, name: str) -> None:
+    done = in_process.run(lightning_spec(name), tmp_path, report=tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert held_out_loss(weights) == pytest.approx(done.outcome.metrics["val_loss"], rel=1e-5)

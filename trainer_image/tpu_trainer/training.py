@@ -11,13 +11,12 @@ import torch
 
 from tpu_trainer.backends.base import move_model
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
-from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings, weights_of
+from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings
 from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
+from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
@@ -144,11 +143,12 @@ class _Training:
         tell_left_out(trained.step, evaluated, self.context.telling)
         # A rung of a ladder is not the result.
         if not self.work.trial:
-            self._save_result(trained, again=is_best and trained.loss is None)
+            save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
             if not self.work.trial:
-                self._leave_weights()
+                average = self.work.average
+                leave_weights(self.context, self.work.task.model, None if average is None else average.tensors)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded(ending, trained.step, trained.loss, evaluated, self.instruments)
@@ -211,22 +211,6 @@ class _Training:
                 return metrics, False
             return metrics, self._judge(step, values, metrics)
 
-    def _save_result(self, trained: Trained, *, again: bool) -> None:
-        """Saves the weights as the hooks have left them, if that is not what the newest checkpoint has. `again`: in any
-        case."""
-        instruments, step = self.instruments, trained.step
-        last = step, instruments.weights()
-        if instruments.evaluated not in (None, last):
-            text = (
-                "the weights were changed after the last evaluation (by evaluation_ends, or at the end of the fit): "
-                "its metrics are not those of the weights that are saved. Change them in train_ends"
-            )
-            self.context.telling.finding(Finding("Evaluation", step, text))
-        if again or instruments.saved != last:
-            self.work.closing.ended = True
-            instruments.save(step, trained.position, now=False, closes=True)
-        self.context.telling.progress.say(f"the last weights have the checksum {last[1]}")
-
     def _fit_ends(self) -> None:
         with user_code("the end of the fit"):
             self.work.hooks.fit_ends()
@@ -269,21 +253,6 @@ class _Training:
     def _note(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         known = {name: finite(value) for name, value in {**metrics, **values}.items()}
         self.instruments.checkpoints.evaluated(step, known)
-
-    def _leave_weights(self) -> None:
-        """On the user's machine, a run without checkpoints leaves its weights beside its report."""
-        context, work = self.context, self.work
-        directory = context.environment.report_directory
-        writes = context.telling.aloud
-        if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
-            return
-        try:
-            average = work.average.tensors if work.average else None
-            for name, content in weights_of(work.task.model, average):
-                if writes:
-                    (directory / name).write_bytes(content)
-        except (OSError, UserCodeError) as error:
-            context.telling.progress.say(f"the weights were not kept: {error}")
 
     def _finish(self) -> None:
         """Calls the task's `finish` in the reporting replica; the others wait.

@@ -23,10 +23,11 @@ from tpu_trainer.data import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
+from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import load_lightning
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.last_weights import checksum_of
 from tpu_trainer.lightning.needs import LightningRun
 from tpu_trainer.lightning.session import overridden
 from tpu_trainer.lightning_trainer.gradients import Gradients
@@ -92,7 +93,7 @@ class OwnTrainer:
         hp = self._in_one_pass(run.module, hp)
         storage = Storage.of(self.context.spec, run.module, backend)
         found = storage.choose(backend, self.context.telling)
-        start = start_of(found, hp, self.context.spec, None)
+        start = replace(start_of(found, hp, self.context.spec, None), ended=storage.ended(found))
         if found is not None and storage.target is not None:
             _check_kind(found)
             found = fetched(found, backend)
@@ -130,6 +131,7 @@ class OwnTrainer:
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.present, hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
+            own |= instruments.closing.state()
             return snapshot_of_state(
                 strategy.state,
                 module,
@@ -166,7 +168,14 @@ class OwnTrainer:
             note=telling.progress.say,
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
-            backend, order.share, gradients, division, hp, rates, lambda: watch.step
+            backend,
+            order.share,
+            gradients,
+            division,
+            hp,
+            rates,
+            lambda: watch.step,
+            watch.ended,
         )
         if found is not None:
             strategy.state = state_of_snapshot(found.snapshot)
@@ -178,8 +187,8 @@ class OwnTrainer:
         done = nothing_left(start, found, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
-            was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
-            return self._end(watch, instruments, hp, done, was_stopped)
+            was_stopped = self._fit(trainer, run, HERE if found is not None else None, instruments, watch, done)
+            return self._end(module, watch, instruments, hp, done, was_stopped)
         except BaseException:
             instruments.leave()
             raise
@@ -190,17 +199,27 @@ class OwnTrainer:
             telling.progress.committed(checkpoints.last_step)
 
     def _fit(
-        self, make: Callable[[Logs], Any], run: LightningRun, checkpoint: str | None, *, only_validate: bool
+        self,
+        make: Callable[[Logs], Any],
+        run: LightningRun,
+        checkpoint: str | None,
+        instruments: Instruments,
+        watch: Any,
+        done: str | None,
     ) -> bool:
-        """`make` makes the Trainer. Returns whether the run was stopped on request."""
+        """`make` makes the Trainer; `done`: what is left of the run is to validate. Returns whether it was stopped."""
         place = self.context.spec.report.uri or _absolute(self.context.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
             logs = Logs(place, Path(scratch), self.context.spec.job.attempt)
             trainer = make(logs)
             try:
                 with user_code("Lightning's Trainer"), suppress(StoppedError):
-                    if not only_validate:
+                    if done is None:
                         trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
+                        # Lightning validates before the hooks of the end, which may have changed the weights.
+                        last = watch.step, instruments.weights()
+                        if not self._is_trial and _validates(run) and instruments.evaluated != last:
+                            trainer.validate(run.module, datamodule=run.data, verbose=False)
                     elif _validates(run):
                         trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
                     return False
@@ -297,17 +316,31 @@ class OwnTrainer:
             telling=self.context.telling,
             logbook=logbook,
             first=start.step,
+            checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
         )
 
+    @property
+    def _is_trial(self) -> bool:
+        return self.context.spec.end_after_steps is not None
+
     def _end(
-        self, watch: Any, instruments: Instruments, hp: Hyperparameters, done: str | None, was_stopped: bool
+        self,
+        module: Any,
+        watch: Any,
+        instruments: Instruments,
+        hp: Hyperparameters,
+        done: str | None,
+        was_stopped: bool,
     ) -> Outcome:
         if was_stopped:
             return stopped(watch.step, watch.loss, instruments)
         tell_left_out(watch.step, watch.metrics, self.context.telling)
         if done is None:
+            if not self._is_trial:
+                save_result(watch.step, watch.position, instruments)
+                leave_weights(self.context, module)
             with self.context.clock.during(Phase.CHECKPOINT):
-                keep_last(watch.step, Position(watch.place.epoch), instruments)
+                keep_last(watch.step, watch.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if watch.step < hp.last_step else ""
         said = done or f"trained {watch.step} steps{early}"
         return succeeded(said, watch.step, watch.loss, watch.metrics, instruments)

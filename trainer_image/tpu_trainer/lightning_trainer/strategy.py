@@ -39,7 +39,8 @@ _RATES = "tpu_trainer_rates"
 
 
 class GangStrategy:
-    """A replica's part. `share`: this process among all; `step`: steps done.
+    """A replica's part. `share`: this process among all; `step`: steps done; `at_end`: is called with the Trainer after
+    all hooks of the training's end.
 
     `state`: what Lightning saved last under `HERE`, or will load from there; `kept_rates`: the rates' state with it.
     """
@@ -55,10 +56,12 @@ class GangStrategy:
         hp: Hyperparameters,
         rates: Rates,
         step: Callable[[], int],
+        at_end: Callable[[Any], None],
     ) -> None:
         super().__init__()
         self._backend, self._gradients, self._division = backend, gradients, division
-        self._hp, self._rates, self._step = hp, rates, step
+        self._hp, self._rates, self._step, self._at_end = hp, rates, step, at_end
+        self._placed = False
         self.world_size, self.global_rank, self.local_rank = share.world, share.rank, share.local_rank
         # As if every process were a node of one device: only their product is known to be right everywhere.
         self.num_nodes = share.world
@@ -85,8 +88,10 @@ class GangStrategy:
         return self.global_rank == 0
 
     def model_to_device(self) -> None:
-        """With rank 0's weights in every replica."""
-        self._backend.place(self.lightning_module)
+        """With rank 0's weights in every replica. A validation after the training finds the model there."""
+        if not self._placed:
+            self._backend.place(self.lightning_module)
+        self._placed = True
 
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
@@ -183,6 +188,10 @@ class GangStrategy:
 
     def process_dataloader(self, dataloader: object) -> object:
         return self._division.of(dataloader, training=self.lightning_module.trainer.training)
+
+    def on_train_end(self) -> None:
+        """Lightning calls the strategy last, after callbacks and module."""
+        self._at_end(self.lightning_module.trainer)
 
     # What replicas tell each other.
 

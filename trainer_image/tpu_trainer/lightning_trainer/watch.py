@@ -166,6 +166,17 @@ class Watch:
             self._save(trainer)
             self._instruments.after_step(self._signals, self.step, ends=True)
 
+    def ended(self, trainer: Any) -> None:
+        """After all hooks of the training's end: takes the state once more, which they may have changed."""
+        if self._keeps:
+            self._note_parts(trainer.lightning_module)
+            self._take(trainer)
+
+    @property
+    def position(self) -> Position:
+        batches = self.place.batches // self._hp.accumulation_steps
+        return Position(self.place.epoch, batches * self._hp.global_batch_size)
+
     def _note_parts(self, module: Any) -> None:
         """Not at the end of a validation, where all of the module is in evaluation mode."""
         self._state_of_parts = {
@@ -226,18 +237,19 @@ class Watch:
     def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
         self._saved, self._postponed = self.step, False
         if self._keeps:
-            self.kept = {
-                "place": asdict(self.place),
-                "epochBegins": epoch_begins,
-                "loss": self.loss,
-                "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-                **self._state_of_parts,
-            }
-            trainer.save_checkpoint(HERE)
-        position = Position(
-            self.place.epoch, self.place.batches // self._hp.accumulation_steps * self._hp.global_batch_size
-        )
-        self._instruments.save(self.step, position, now=now)
+            self._take(trainer, epoch_begins=epoch_begins)
+        closes = self.step == self._hp.last_step or trainer.should_stop
+        self._instruments.save(self.step, self.position, now=now, closes=closes)
+
+    def _take(self, trainer: Any, *, epoch_begins: bool = False) -> None:
+        self.kept = {
+            "place": asdict(self.place),
+            "epochBegins": epoch_begins,
+            "loss": self.loss,
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            **self._state_of_parts,
+        }
+        trainer.save_checkpoint(HERE)
 
     # Validation.
 
@@ -246,6 +258,8 @@ class Watch:
         self._evaluation.enter_context(self._instruments.clock.during(Phase.EVALUATE))
         self._evaluation.enter_context(self._instruments.doctor.set_aside())
         self._backend.sync()
+        if not trainer.sanity_checking:
+            self._instruments.evaluated = self.step, self._instruments.weights()
 
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()
