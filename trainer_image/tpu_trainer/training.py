@@ -16,6 +16,7 @@ from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
