@@ -195,7 +195,8 @@ def write(
     finally:
         others.close()
     clean = bool(snapshot.document.get("clean", True))
-    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation).to_json()
+    weights = str(snapshot.document.get("weights", ""))
+    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation, weights).to_json()
     # A request that was sent again after a lost answer finds its own COMMIT there.
     if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
