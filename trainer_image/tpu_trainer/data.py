@@ -360,6 +360,15 @@ def length_of(dataset: Any, name: str) -> int:
         return len(dataset)
 
 
+def epochs_of(task: Task, steps: int, global_batch: int) -> int | None:
+    """Epochs that are begun in so many steps; None if it is unknown how many examples an epoch has."""
+    sized = task.train if task.order is None else task.order
+    if not has_length(task.train) or not hasattr(sized, "__len__"):
+        return None
+    size = len(sized)  # type: ignore[arg-type]
+    return -(-steps // max(1, size // global_batch))
+
+
 def evaluation_size(task: Task) -> int:
     """Examples to evaluate on, over all of the task's held-out datasets; 0 for a task without evaluation."""
     return sum(length_of(dataset, called(name)) for name, dataset in held_out(task).items())

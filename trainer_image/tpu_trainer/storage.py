@@ -95,10 +95,17 @@ class Storage:
 
     def steering_of(self, found: Found | None) -> Mapping[str, Any] | None:
         """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
-        if found is None or self.target is None or not self.target.author.may_continue(found.commit.author):
+        if found is None or not self._is_own(found):
             return None
         kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
         return kept
+
+    def ended(self, found: Found | None) -> bool:
+        """Whether the checkpoint is this job's own, and its training had ended."""
+        return found is not None and self._is_own(found) and bool(found.snapshot.document.get("ended"))
+
+    def _is_own(self, found: Found) -> bool:
+        return self.target is not None and self.target.author.may_continue(found.commit.author)
 
     def checkpoints(
         self,
@@ -122,7 +129,7 @@ class Storage:
             kept = document(work.start, step, position, work.rates.present, work.hp, health)
             kept["trainExamples"] = size
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
-            kept["logged"] = work.logbook.state()
+            kept |= {"logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
                 kept["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
@@ -280,8 +287,8 @@ def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec, steering: 
 
 
 def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
-    """What to say of a run that has no steps left; None if it has some."""
-    if found is None or start.step < hp.last_step:
+    """What to say of a run that has no steps left, or whose training had ended; None if it trains."""
+    if found is None or (start.step < hp.last_step and not start.ended):
         return None
     return (
         f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "

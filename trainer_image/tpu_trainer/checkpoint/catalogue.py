@@ -286,7 +286,8 @@ def write(
     finally:
         others.close()
     clean = bool(snapshot.document.get("clean", True))
-    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation).to_json()
+    weights = str(snapshot.document.get("weights", ""))
+    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation, weights).to_json()
     try:
         created = store.put_if_absent(f"{folder}/{COMMIT}", commit)
     except StorageError:
