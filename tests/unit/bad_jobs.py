@@ -366,6 +366,14 @@ _TRAINER: list[Row] = [
         "has its own size",
     ),
     ({"hostNetwork": "yes"}, "hostNetwork", "boolean"),
+    *(
+        (
+            {field: {"team": "vision", "tpu-operator.dev/slice-id": "mine"}},
+            field,
+            "leave out: tpu-operator.dev/slice-id",
+        )
+        for field in ("podLabels", "podAnnotations")
+    ),
     ({"securityContext": {"privileged": True}}, "securityContext.privileged", "unknown field"),
     ({"securityContext": {"runAsUser": -1}}, "securityContext.runAsUser", "-1 is too small; the minimum is 0"),
     ({"securityContext": {"runAsUser": 2**31}}, "securityContext.runAsUser", "is too large"),

@@ -13,6 +13,8 @@ MANAGER = "tpu-training-operator"
 # In spec.managedBy: this operator, as if the field were left out.
 MANAGED_BY_US = f"{GROUP}/{MANAGER}"
 
+# Of labels and annotations that only the operator sets.
+OWN_PREFIX = f"{GROUP}/"
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_SLICE_INDEX = f"{GROUP}/slice-index"

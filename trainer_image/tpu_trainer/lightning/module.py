@@ -78,7 +78,7 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         view.num_training_batches = steps * hp.accumulation_steps
         # At least 1: a dataset shorter than one batch is refused later, where its batches are made.
         view.max_epochs = -(-hp.train_steps // max(steps, 1))
-    hooks = LightningHooks(session, hp, evaluated=held_out is not None)
+    hooks = LightningHooks(session, hp)
     task = Task(
         model=module,
         train=training.dataset,
@@ -179,6 +179,9 @@ class SamplerOrder:
     and epoch only. So a resumed run draws them again."""
 
     sampler: Sampler[Any]
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
 
     def __call__(self, epoch: int, seed: int, size: int) -> list[int]:
         # One that was given to it has a state, which no checkpoint keeps.

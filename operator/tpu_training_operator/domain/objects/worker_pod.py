@@ -13,7 +13,7 @@ from tpu_training_operator.domain.actions import Action, Create
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
-from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, tolerations
+from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, pool_labels, tolerations
 from tpu_training_operator.domain.objects.workload import placed
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
@@ -71,8 +71,8 @@ def worker_pod(
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
-    labels = (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker, resolution.alternative)
-    meta = metadata(job, worker.pod_name(job.name), labels)
+    labels = worker_labels(job.name, worker, resolution.alternative) | pool_labels(job, resolution, worker)
+    meta = metadata(job, worker.pod_name(job.name), (trainer.pod_labels or {}) | labels)
     meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
     spec: Object = {
         "hostname": hostname(resolution.layout, worker),
