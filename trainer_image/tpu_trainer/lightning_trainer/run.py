@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import fetched
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
@@ -315,6 +316,7 @@ class OwnTrainer:
             noise=None,
             telling=self.context.telling,
             logbook=logbook,
+            buffers=Buffers(module, self.context.backend),
             first=start.step,
             checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
         )
