@@ -15,9 +15,13 @@ from torch_xla.debug import metrics
 
 from tpu_trainer.backends.base import Counters, in_rows, map_tensors
 from tpu_trainer.backends.feed import feed_ahead
+from tpu_trainer.backends.frozen_norm import install
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 """torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
+
+# Here, because whatever computes on an XLA device imports this module first.
+install()
 
 
 class XlaDevice:
