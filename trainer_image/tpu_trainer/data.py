@@ -236,21 +236,20 @@ def stream_batches(
     task: Task,
     order: Order,
     first_batch: int,
-    say: Callable[[str], None],
     seen: Callable[[Sequence[Any]], None] | None = None,
 ) -> Iterator[tuple[Batch, Position]]:
     """`train_batches` for an iterable dataset, in the order in which its examples come.
 
     Every process reads the whole stream and collates only its own rows, so a stream should yield cheap records and
     decode them in `collate`. It is iterated again for every epoch, after `set_epoch(epoch)` if it has that. With
-    `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again, and `say` is
-    told. `seen` is given the examples of the first global batch, also if they do not fill it.
+    `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again (`repeated`).
+    `seen` is given the examples of the first global batch, also if they do not fill it.
 
     Raises:
         UserCodeError: an epoch does not fill a batch, or the dataset raised.
     """
     collate = task.collate or default_collate
-    start = _continued(task.train, order.start, say)
+    start = _continued(task.train, order.start)
     epoch, offset, batch = start.epoch, start.offset, first_batch
     while True:
         # All processes must read the same stream: what shuffles it draws the same in each.
@@ -278,19 +277,42 @@ def stream_batches(
         epoch, offset = epoch + 1, 0
 
 
-def _continued(dataset: Any, start: Position, say: Callable[[str], None]) -> Position:
-    """Puts the dataset where `start` is, or says that its epoch begins again."""
-    if start.offset == 0:
-        return start
-    if start.dataset is not None and hasattr(dataset, "load_state_dict"):
+def _continued(dataset: Any, start: Position) -> Position:
+    """Puts the dataset where `start` is, or returns the beginning of its epoch if that cannot be done."""
+    if repeated(dataset, start) is not None:
+        return Position(start.epoch, 0)
+    if start.offset:
         with user_code("load_state_dict() of the task's dataset"):
             dataset.load_state_dict(start.dataset)
-        return start
-    say(
-        f"the train dataset has no state_dict(): epoch {start.epoch} begins again, and the {start.offset} examples "
-        "that the run had taken of it are trained on once more"
+    return start
+
+
+def repeated(dataset: Any, start: Position) -> str | None:
+    """What to say of a stream that cannot continue inside the epoch; None if it can."""
+    lacking = [f"no {name}()" for name in ("state_dict", "load_state_dict") if not hasattr(dataset, name)]
+    if start.offset == 0 or not (lacking or start.dataset is None):
+        return None
+    why = "the checkpoint has no state of the train data"
+    if lacking:
+        why = f"the train dataset has {' and '.join(lacking)}"
+    return (
+        f"{why}: epoch {start.epoch} begins again, and the {start.offset} examples that the run had taken of it are "
+        "trained on once more (docs/data.md)"
     )
-    return Position(start.epoch, 0)
+
+
+def resized(dataset: object, before: int | None, start: Position) -> str | None:
+    """What to say of map-style data that had `before` examples when the checkpoint was written; None if it still has,
+    or if that is not known."""
+    if before is None or not has_length(dataset) or (now := length_of(dataset, "train")) == before:
+        return None
+    rest = (
+        f"the rest of epoch {start.epoch} follows another order, so that some of its examples are trained on twice and "
+        "others not at all; from the next epoch on all are"
+        if start.offset
+        else f"from epoch {start.epoch} on, all of them are trained on"
+    )
+    return f"the task's train dataset has {now} examples, and had {before} when the checkpoint was written: {rest}"
 
 
 def state_of(dataset: Any) -> Mapping[str, Any] | None:

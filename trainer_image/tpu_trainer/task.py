@@ -174,8 +174,9 @@ class Task:
 
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
-        dropped. Or an IterableDataset, read in the order in which it comes; every process reads all of it. Or a
-        `ShardedStream`, of which each process reads its own part.
+        dropped. Or an IterableDataset, read in the order in which it comes; every process reads all of it. With
+        `state_dict()` and `load_state_dict()` it continues inside an epoch after a resume. Or a `ShardedStream`, of
+        which each process reads its own part.
     loss: (model, batch) -> the MEAN loss over the batch, a tensor of shape []; or (sum, weight), two such tensors, for
         a mean over unequal weights (class weights, padding): the step's loss is the sum of all sums divided by the sum
         of all weights.
