@@ -167,6 +167,17 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
 
 
+@pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])
+def test_a_number_of_one_processs_outputs_is_a_warning_once(name: str, launcher: Launcher) -> None:
+    gang = launcher.start(
+        spec(name, hosts=2, replicas=2, evaluateEverySteps=3, trainSteps=6), packages=fork_server.LIGHTNING
+    )
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    (said,) = (text for text in gang.progress()[-1]["warnings"] if text.startswith("on_validation_epoch_end logs"))
+    # What is gathered is the same in all.
+    assert "held-out data: highest. " in said
+
+
 def test_an_exception_of_the_module_ends_with_its_own_line(tmp_path: Path) -> None:
     outcome = run("Raises", tmp_path).outcome
     assert outcome.code is ExitCode.UserError
@@ -191,6 +202,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
         ("Gan", {"precision": "BFloat16"}, "recipe.precision: BFloat16: with Lightning's Trainer use"),
         ("Gan", {"gradientClipNorm": "1"}, "recipe.gradientClipNorm: the module makes its own steps"),
         ("decided", {}, "LightningRun: max_steps follows from recipe.trainSteps"),
+        ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches counts the batches of each"),
+        ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches counts the batches of"),
         ("unknown", {}, "unexpected keyword argument"),
     ],
 )
@@ -200,6 +213,51 @@ def test_what_lightnings_trainer_cannot_do_here_is_refused(
     outcome = run(name, tmp_path, **changes).outcome
     assert outcome.code is ExitCode.UserError
     assert complaint in outcome.message
+
+
+@pytest.mark.parametrize("batches", ["0", "1"])
+def test_validation_may_be_left_out_or_whole(batches: str, tmp_path: Path) -> None:
+    outcome = run("limited", tmp_path, parameters={"batches": batches, "whole": "false"}).outcome
+    assert outcome.code is ExitCode.Succeeded
+    assert ("val_loss" in outcome.metrics) == (batches == "1")
+
+
+@pytest.mark.parametrize("callback", lightning_zoo.REFUSED)
+def test_a_callback_that_contradicts_the_recipe_is_refused_before_the_first_step(callback: str, tmp_path: Path) -> None:
+    outcome = run("refused", tmp_path, parameters={"callback": callback}).outcome
+    assert outcome.code is ExitCode.UserError
+    assert not outcome.step
+    assert f"callback {callback}: " in outcome.message
+
+
+def test_so_is_one_that_the_module_brings_and_a_change_of_the_passes(tmp_path: Path) -> None:
+    assert "callback MyFinder: it trains with other learning rates" in run("Brings", tmp_path).outcome.message
+    assert "accumulate_grad_batches was set to 2" in run("ChangesPasses", tmp_path).outcome.message
+
+
+def test_a_state_that_was_loaded_in_mid_run_leaves_the_rates_to_the_recipe(tmp_path: Path) -> None:
+    done = run("tries_rates", tmp_path)
+    assert done.outcome.code is ExitCode.Succeeded, done.outcome.message
+    assert done.losses[-1] < 0.1
+
+
+def test_what_cannot_be_kept_is_known_before_the_first_step(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    outcome = run("keeps_a_function", tmp_path, parameters={"since": "0"}, checkpoint=kept).outcome
+    assert outcome.code is ExitCode.UserError
+    assert not outcome.step
+    assert "at /callbacks/_KeepsAFunction/annealing/function (a builtin_function_or_method)" in outcome.message
+
+
+def test_what_cannot_be_kept_later_costs_a_warning_and_no_checkpoint(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "everySteps": 2, "keep": 1}
+    first = run("keeps_a_function", tmp_path, parameters={"since": "3"}, checkpoint=kept)
+    assert first.outcome.code is ExitCode.Succeeded, first.outcome.message
+    said = [text for text in first.warnings if "leave out /callbacks/_KeepsAFunction/annealing/function" in text]
+    assert len(said) == 1
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("keeps_a_function", tmp_path, parameters={"since": "3"}, trainSteps=14, job=job, checkpoint=kept)
+    assert (again.outcome.code, again.outcome.step) == (ExitCode.Succeeded, 14), again.outcome.message
 
 
 def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer() -> None:

@@ -57,14 +57,17 @@ def train(
     flags = Flags(backend)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
-        hooks.train_begins()
-        hooks.epoch_begins(epoch)
+        if start.ended:
+            hooks.ended_before()
+        else:
+            hooks.train_begins()
+            hooks.epoch_begins(epoch)
     if work.steering.owes(start.step) and evaluate_now(start.step):
         instruments.save(start.step, start.position, now=False)
     trained = replace(trained, early=work.steering.early_end(start.step))
     samples = instruments.sampling(batches)
 
-    for step in range(start.step + 1, hp.last_step + 1) if trained.early is None else ():
+    for step in range(start.step + 1, hp.last_step + 1) if trained.early is None and not start.ended else ():
         last = step == hp.last_step
         backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         batch, position = next(samples)
@@ -98,30 +101,35 @@ def train(
             backend.sync()
 
         signals.add(sums)
-        evaluates = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0 and not last
+        due = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0
+        # A trial's last step is in the middle of the training.
+        evaluates = work.trial if last else due
         saves = checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
         if reading := instruments.read(signals, step, work.rates.present, whole=evaluates or saves or last):
             trained = Trained(step, reading.losses[-1], position, stopped=reading.stopping and not last)
             saves = saves or reading.saving
         if saves or last or trained.stopped:
-            instruments.save(step, position, now=trained.stopped)
+            instruments.save(step, position, now=trained.stopped, closes=last)
         # After the reading: a run that is to stop has no time for an evaluation.
         if evaluates and not trained.stopped:
             is_best = evaluate_now(step)
-            trained = replace(trained, early=work.steering.early_end(step))
-            if not saves and (is_best or trained.early):
-                instruments.save(step, position, now=False)
+            trained = replace(trained, early=None if last else work.steering.early_end(step))
+            if not (saves or last) and (is_best or trained.early):
+                instruments.save(step, position, now=False, closes=trained.early is not None)
         ends = trained.stopped or trained.early is not None
         instruments.after_step(signals, step, ends=last or ends)
         if ends:
             break
 
-    with user_code("the end of the training"):
-        # A run that is stopped continues inside its epoch.
-        if not trained.stopped:
-            hooks.epoch_ends(epoch)
-        hooks.train_ends(stopped=trained.stopped or work.steering.evaluated == trained.step)
+    if not start.ended:
+        with user_code("the end of the training"):
+            # A run that is stopped continues inside its epoch, and so does the job after a trial.
+            if not (trained.stopped or work.trial):
+                hooks.epoch_ends(epoch)
+            hooks.train_ends(stopped=trained.stopped or work.steering.evaluated == trained.step)
+        # What they have left pending would be compiled into the evaluation.
+        backend.sync()
     return trained
 
 

@@ -34,7 +34,8 @@ class Leg:
 class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
-    legs: the stretches trained so far, the present one last. health: the checkpoint's.
+    legs: the stretches trained so far, the present one last. health: the checkpoint's. ended: the checkpoint is of the
+    training's end, which the hooks must not make a second time.
     """
 
     step: int = 0
@@ -43,6 +44,7 @@ class Start:
     ramp: Ramp | None = None
     legs: tuple[Leg, ...] = ()
     health: Health = field(default_factory=Health)
+    ended: bool = False
 
     def examples_after(self, step: int, global_batch: int) -> int:
         return self.examples + (step - self.step) * global_batch

@@ -150,6 +150,11 @@ class LearningRate:
             if rate is not None:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
 
+    def rewind(self, kept: Mapping[str, Any]) -> None:
+        """The groups have the rates of a `state` of this run again: whoever set rates then sets them from here on."""
+        self._whose = Whose(kept["whose"])
+        self._last = [_Seen.of(group) for group in self._optimizer.param_groups]
+
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
         """Groups that a hook had added come with the rate of their last step; here they get their original rate, in
         proportion to the recipe's."""

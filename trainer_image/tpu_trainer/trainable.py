@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.checkpoint.snapshot import tensors_of
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.last_weights import Closing, checksum_of
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
@@ -41,7 +44,8 @@ class Work:
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
     None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
-    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is.
+    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. trial: a rung
+    of a ladder, whose end is not the training's.
     """
 
     task: Task
@@ -55,10 +59,17 @@ class Work:
     noise_scale: bool
     skips: bool
     logbook: Logbook
+    closing: Closing
+    trial: bool = False
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None
     sharding: Sharding | None = None
+
+    def checksum(self, backend: Backend) -> str:
+        """Of the model's weights and buffers, and of the averaged weights; a collective."""
+        average = {} if self.average is None else self.average.tensors
+        return checksum_of((tensors_of(self.task.model), average), backend)
 
 
 class Trainable:

@@ -13,8 +13,8 @@ from torch.nn import functional
 _torchs = functional.batch_norm
 
 
-def install() -> None:
-    """Makes torch's modules use `batch_norm`; elsewhere than on XLA's devices it does what it always did."""
+def mend_frozen_norms() -> None:
+    """For this process; more than once does no harm, and on other devices nothing changes."""
     functional.batch_norm = batch_norm
 
 

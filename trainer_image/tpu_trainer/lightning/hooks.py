@@ -58,9 +58,8 @@ class LightningHooks(Hooks):
 
     gives_closure = True
 
-    def __init__(self, session: Session, hp: Hyperparameters, evaluated: bool) -> None:
+    def __init__(self, session: Session, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
-        self._evaluated = evaluated
         self._schedules: Schedules | None = None
         self.clips = session.has("configure_gradient_clipping")
         if hp.gradient_clip_norm is not None:
@@ -80,6 +79,7 @@ class LightningHooks(Hooks):
         found = configured(given)
         if isinstance(found.optimizer, LBFGS) and found.optimizer.param_groups[0]["max_iter"] > 1:
             raise NeedsTrainerError("LBFGS evaluates its closure several times a step")
+        self.scheduled = found.schedulers
         self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
@@ -114,6 +114,10 @@ class LightningHooks(Hooks):
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
         return wide(loss) * wide(weight), weight
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        return self._session.remarks
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step
@@ -188,7 +192,7 @@ class LightningHooks(Hooks):
         self._batch_ends()
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        # The last evaluation has ended the session, and there is no step whose rate it could change.
+        # After the last step there is no step whose rate it could change.
         if self._schedules is not None and not self._session.trained:
             self._schedules.evaluated(metrics)
 
@@ -204,9 +208,12 @@ class LightningHooks(Hooks):
             self._view.current_epoch += 1
         self._session.call("on_train_end")
         self._session.trained = True
-        # Otherwise the last evaluation ends the session, because it still needs the data.
-        if stopped or not self._evaluated:
-            self._session.finish()
+
+    def ended_before(self) -> None:
+        self._session.trained = True
+
+    def fit_ends(self) -> None:
+        self._session.finish()
 
     def failed(self, error: BaseException) -> None:
         self._session.call_both("on_exception", error)

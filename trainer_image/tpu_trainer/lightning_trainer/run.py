@@ -23,10 +23,11 @@ from tpu_trainer.data import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
+from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import load_lightning
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.last_weights import checksum_of
 from tpu_trainer.lightning.needs import LightningRun
 from tpu_trainer.lightning.session import overridden
 from tpu_trainer.lightning_trainer.gradients import Gradients
@@ -92,7 +93,7 @@ class OwnTrainer:
         hp = self._in_one_pass(run.module, hp)
         storage = Storage.of(self.context.spec, run.module, backend)
         found = storage.choose(backend, self.context.telling)
-        start = start_of(found, hp, self.context.spec, None)
+        start = replace(start_of(found, hp, self.context.spec, None), ended=storage.ended(found))
         if found is not None and storage.target is not None:
             _check_kind(found)
             found = fetched(found, backend)
@@ -130,7 +131,15 @@ class OwnTrainer:
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.present, hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
-            return snapshot_of_state(strategy.state, module, step, int(own["examples"]), own)
+            own |= instruments.closing.state()
+            return snapshot_of_state(
+                strategy.state,
+                module,
+                step,
+                int(own["examples"]),
+                own,
+                lambda text: telling.finding(Finding("Checkpoint", step, text)),
+            )
 
         checkpoints = storage.checkpoints_of(self.context.spec, take, telling, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
@@ -159,20 +168,27 @@ class OwnTrainer:
             note=telling.progress.say,
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
-            backend, order.share, gradients, division, hp, rates, lambda: watch.step
+            backend,
+            order.share,
+            gradients,
+            division,
+            hp,
+            rates,
+            lambda: watch.step,
+            watch.ended,
         )
         if found is not None:
             strategy.state = state_of_snapshot(found.snapshot)
             strategy.kept_rates = kept["lightningRates"]
             if kept["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
-        log_everywhere(module, watch.logged)
+        log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
         done = nothing_left(start, found, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
-            was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
-            return self._end(watch, instruments, hp, done, was_stopped)
+            was_stopped = self._fit(trainer, run, HERE if found is not None else None, instruments, watch, done)
+            return self._end(module, watch, instruments, hp, done, was_stopped)
         except BaseException:
             instruments.leave()
             raise
@@ -183,17 +199,27 @@ class OwnTrainer:
             telling.progress.committed(checkpoints.last_step)
 
     def _fit(
-        self, make: Callable[[Logs], Any], run: LightningRun, checkpoint: str | None, *, only_validate: bool
+        self,
+        make: Callable[[Logs], Any],
+        run: LightningRun,
+        checkpoint: str | None,
+        instruments: Instruments,
+        watch: Any,
+        done: str | None,
     ) -> bool:
-        """`make` makes the Trainer. Returns whether the run was stopped on request."""
+        """`make` makes the Trainer; `done`: what is left of the run is to validate. Returns whether it was stopped."""
         place = self.context.spec.report.uri or _absolute(self.context.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
             logs = Logs(place, Path(scratch), self.context.spec.job.attempt)
             trainer = make(logs)
             try:
                 with user_code("Lightning's Trainer"), suppress(StoppedError):
-                    if not only_validate:
+                    if done is None:
                         trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
+                        # Lightning validates before the hooks of the end, which may have changed the weights.
+                        last = watch.step, instruments.weights()
+                        if not self._is_trial and _validates(run) and instruments.evaluated != last:
+                            trainer.validate(run.module, datamodule=run.data, verbose=False)
                     elif _validates(run):
                         trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
                     return False
@@ -290,17 +316,31 @@ class OwnTrainer:
             telling=self.context.telling,
             logbook=logbook,
             first=start.step,
+            checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
         )
 
+    @property
+    def _is_trial(self) -> bool:
+        return self.context.spec.end_after_steps is not None
+
     def _end(
-        self, watch: Any, instruments: Instruments, hp: Hyperparameters, done: str | None, was_stopped: bool
+        self,
+        module: Any,
+        watch: Any,
+        instruments: Instruments,
+        hp: Hyperparameters,
+        done: str | None,
+        was_stopped: bool,
     ) -> Outcome:
         if was_stopped:
             return stopped(watch.step, watch.loss, instruments)
         tell_left_out(watch.step, watch.metrics, self.context.telling)
         if done is None:
+            if not self._is_trial:
+                save_result(watch.step, watch.position, instruments)
+                leave_weights(self.context, module)
             with self.context.clock.during(Phase.CHECKPOINT):
-                keep_last(watch.step, Position(watch.place.epoch), instruments)
+                keep_last(watch.step, watch.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if watch.step < hp.last_step else ""
         said = done or f"trained {watch.step} steps{early}"
         return succeeded(said, watch.step, watch.loss, watch.metrics, instruments)
@@ -373,6 +413,12 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
         )
     if decided := [name for name in run.options if name in _DECIDED]:
         raise UserCodeError(f"LightningRun: {decided[0]} follows from {_DECIDED[decided[0]]}; leave it out")
+    # 1 is one batch, 1.0 all of them.
+    if (limit := run.options.get("limit_val_batches")) not in (None, 0) and (limit != 1 or isinstance(limit, int)):
+        raise UserCodeError(
+            "LightningRun: limit_val_batches counts the batches of each process, so the metrics would depend on the "
+            "slice; let val_dataloader() return fewer examples"
+        )
     if hp.evaluate_every_steps is not None:
         for name in ("val_check_interval", "check_val_every_n_epoch"):
             if name in run.options:
