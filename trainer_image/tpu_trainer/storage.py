@@ -123,7 +123,7 @@ class Storage:
             return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.present, work.hp, health)
+            kept = document(work.start, step, position, work.rates.reached(step), work.hp, health)
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
             kept |= {"logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
