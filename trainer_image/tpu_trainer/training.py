@@ -187,8 +187,8 @@ class _Training:
         order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
         passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
         host, epoch_size = context.environment.host_index, context.spec.dataset_size
-        say, tell = context.telling.progress.say, context.telling.finding
-        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell, say)
+        tell = context.telling.finding
+        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
         """In the middle of the training. Whether it is the best evaluation so far."""

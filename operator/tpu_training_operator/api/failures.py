@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
 
     USER_ERROR = 1
     NOT_FINITE = 65
+    CHECKPOINT_UNUSABLE = 66
     PEER_LOST = 69
     INTERNAL_ERROR = 70
     HUNG = 71
