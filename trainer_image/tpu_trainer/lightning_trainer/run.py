@@ -129,7 +129,7 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, telling.finding)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.present, hp, health)
+            own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= instruments.closing.state()
             return snapshot_of_state(
