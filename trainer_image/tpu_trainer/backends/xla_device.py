@@ -21,6 +21,7 @@ from tpu_trainer.backends.scans import mend_scans
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 """torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
 
+
 class XlaDevice:
     """The device of this process, or of this thread where torch_xla runs a thread per device.
 
