@@ -1,6 +1,6 @@
 """The operator process: command line, logs, and kopf as the frame around the controller.
 
-kopf starts, probes and stops the process; it watches nothing and writes nothing. So there are no finalizers and no
+kopf starts and stops the process; it watches nothing and writes nothing. So there are no finalizers and no
 annotations: a job stays deletable and GitOps tools see no drift when the operator is gone.
 """
 
@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,6 +41,7 @@ from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.events import EventSender
 from tpu_training_operator.runtime.health import Health, Unhealthy, beat
+from tpu_training_operator.runtime.health_server import serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.leadership import Candidate, Election, LeaseName
 from tpu_training_operator.runtime.metrics import Metrics
@@ -96,6 +97,7 @@ class Options:
     namespaces: tuple[str, ...]
     qps: float
     burst: int
+    health_port: int
     metrics_port: int | None
     progress_port: int
     service: ServiceName | None
@@ -118,17 +120,27 @@ class Operator:
         self._health: Health | None = None
         self._turns: asyncio.Task[None] | None = None
         self._has_logged_in = False
+        self.failure: OSError | None = None
 
     def registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         kopf.on.startup(registry=registry)(self._start)
         kopf.on.cleanup(registry=registry)(self._stop)
         kopf.on.login(registry=registry)(self._login)
-        kopf.on.probe(registry=registry, id="controller")(self._probe)
         return registry
 
     async def _start(self, **_: Any) -> None:
+        try:
+            await self._begin()
+        except OSError as error:
+            # A port that is taken stays taken. The kubelet starts the container again.
+            self.failure = error
+            await self._resources.aclose()
+            raise kopf.PermanentError(str(error)) from None
+
+    async def _begin(self) -> None:
         metrics = Metrics()
+        await self._resources.enter_async_context(serve_health(self._options.health_port, self._check))
         if self._options.metrics_port is not None:
             await self._resources.enter_async_context(serve_metrics(self._options.metrics_port, metrics))
         if self._options.lease is None:
@@ -250,7 +262,7 @@ class Operator:
             expiration=_now() + _LONGEST_LOGIN,
         )
 
-    async def _probe(self, **_: Any) -> dict[str, float]:
+    def _check(self) -> Mapping[str, float]:
         if self._turns is not None and self._turns.done():
             raise Unhealthy("the election has stopped")
         return self._health.check() if self._health else {}
@@ -310,9 +322,8 @@ def _configure_logs(level: str, log_format: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf logs every step of its start, aiohttp every probe of the kubelet.
-    for noisy in ("kopf", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # kopf logs every step of its start.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
 
 
 def _spare_the_collector() -> None:
@@ -415,7 +426,7 @@ class _IngressRuleType(click.ParamType[Object]):
 )
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)
-def main(health_port: int, log_level: str, log_format: str, **options: Any) -> None:
+def main(log_level: str, log_format: str, **options: Any) -> None:
     """Run the operator against the cluster of this pod, or of KUBECONFIG."""
     _configure_logs(log_level, log_format)
     try:
@@ -424,12 +435,17 @@ def main(health_port: int, log_level: str, log_format: str, **options: Any) -> N
         raise click.ClickException(str(error)) from None
     chosen = Options(**options)
     _spare_the_collector()
-    kopf.run(
-        registry=Operator(credentials, chosen).registry(),
-        settings=_settings(),
-        # Another kopf operator in the cluster would pause us otherwise.
-        standalone=True,
-        clusterwide=not chosen.namespaces,
-        namespaces=chosen.namespaces,
-        liveness_endpoint=f"http://0.0.0.0:{health_port}/healthz",
-    )
+    operator = Operator(credentials, chosen)
+    try:
+        kopf.run(
+            registry=operator.registry(),
+            settings=_settings(),
+            # Another kopf operator in the cluster would pause us otherwise.
+            standalone=True,
+            clusterwide=not chosen.namespaces,
+            namespaces=chosen.namespaces,
+        )
+    except Exception:
+        if operator.failure is None:
+            raise
+        raise click.ClickException(f"the operator cannot start: {operator.failure}") from None

@@ -344,6 +344,21 @@ def test_the_second_restart_waits_for_its_time() -> None:
     assert actions(one_pass(cluster)) != []
 
 
+def test_a_gang_leaves_the_one_that_preempted_it_time_to_take_its_place() -> None:
+    """Even if the job's own backoff is shorter."""
+    backoff = {"initialSeconds": 1, "maxSeconds": 1}
+    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"backoff": backoff}}})
+    kubelet.preempt(cluster, cluster.pods[WORKERS[0]])
+    one_pass(cluster)
+    assert cluster.status.restarts.by_class == {"Preemption": 1}
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    decided = one_pass(cluster)
+    assert (actions(decided), decided.again) == ([], timedelta(seconds=10))
+    passes(cluster, 10)
+    assert "create Pod digits-2-0-0" in described(one_pass(cluster))
+
+
 def test_every_further_wait_is_longer() -> None:
     cluster = given_a_running_gang()
     for longest, name in ((0, "digits-1-0-0"), (5, "digits-2-0-0"), (10, "digits-3-0-0"), (20, "digits-4-0-0")):

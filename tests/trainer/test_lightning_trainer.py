@@ -167,6 +167,17 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
 
 
+@pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])
+def test_a_number_of_one_processs_outputs_is_a_warning_once(name: str, launcher: Launcher) -> None:
+    gang = launcher.start(
+        spec(name, hosts=2, replicas=2, evaluateEverySteps=3, trainSteps=6), packages=fork_server.LIGHTNING
+    )
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    (said,) = (text for text in gang.progress()[-1]["warnings"] if text.startswith("on_validation_epoch_end logs"))
+    # What is gathered is the same in all.
+    assert "held-out data: highest. " in said
+
+
 def test_an_exception_of_the_module_ends_with_its_own_line(tmp_path: Path) -> None:
     outcome = run("Raises", tmp_path).outcome
     assert outcome.code is ExitCode.UserError

@@ -141,12 +141,13 @@ class _Read:
     def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
         """The plan's batches, collated, on the CPU, each with what its rows count, and its place in the plan."""
         task = self.task
-        workers = min(evaluation_workers(task), len(self.plan))
+        workers = evaluation_workers(task, self.dataset)
+        workers = replace(workers, count=min(workers.count, len(self.plan)))
         indices = [batch.indices for batch in self.plan]
         read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
         for planned in self.plan:
             # What is drawn here must not come between what is drawn for a training batch that is read meanwhile.
-            with nullcontext() if workers else GENERATORS:
+            with nullcontext() if workers.count else GENERATORS:
                 batch = next(read)
             yield (batch, torch.tensor(planned.counted)), planned
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,11 @@ class Hooks:
     clips = False
     """The task clips its gradients itself, in `before_update`."""
 
+    @property
+    def changes_gradients(self) -> bool:
+        """`before_update` may change gradients, so that their length must be measured again to clip them."""
+        return type(self).before_update is not Hooks.before_update
+
     gives_closure = False
     """`update` passes a closure to the optimizer's step, which may call it once."""
 
@@ -41,6 +46,11 @@ class Hooks:
 
     scheduled: tuple[Scheduled, ...] = ()
     """The schedulers of the task; known once the optimizer is built."""
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What users should know of the evaluations so far."""
+        return ()
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""

@@ -90,6 +90,7 @@ def train(
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
+        trainable.watch(parameters)
 
         work.rates.set(step - 1)
         update.make(parameters, sums)

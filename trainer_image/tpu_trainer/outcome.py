@@ -53,6 +53,7 @@ _TELLING = (
     ExitCode.BadSpec,
     ExitCode.NotFinite,
     ExitCode.Diverged,
+    ExitCode.CheckpointUnusable,
     ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,

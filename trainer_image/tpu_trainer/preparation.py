@@ -10,7 +10,7 @@ from tpu_trainer.checkpoint.handover import give_average, give_model, give_optim
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.compiled import compile_loss, compile_update
 from tpu_trainer.context import RunContext
-from tpu_trainer.data import epochs_of, evaluation_size, size_difference
+from tpu_trainer.data import epochs_of, evaluation_size, resized, size_difference
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.errors import UserCodeError, user_code
@@ -21,6 +21,7 @@ from tpu_trainer.logbook import Logbook
 from tpu_trainer.modes import enter_training_mode
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.precision import in_precision
+from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.sharding import Sharding, refuse_whole_parameters
 from tpu_trainer.spec import OnNotFinite
@@ -87,6 +88,7 @@ def prepare(
             hooks.load(state)
         steering.load(steered)
         tell_origin(start, found, storage.target.author, hp, context.telling)
+        _tell_of_resized(context, task, found, start)
     return Work(
         task,
         hooks,
@@ -127,6 +129,12 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
         tell(Finding("DatasetSize", 0, difference))
     if task.evaluation is not None and evaluation_size(task) == 0:
         tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
+
+
+def _tell_of_resized(context: RunContext, task: Task, found: Found, start: Start) -> None:
+    text = resized(task.train, found.snapshot.document.get("trainExamples"), start.position)
+    if text is not None:
+        context.telling.finding(Finding("Data", start.step, text))
 
 
 def _place_model(context: RunContext, model: nn.Module, found: Found | None) -> str | None:

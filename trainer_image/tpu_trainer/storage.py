@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.best import Best, best_in
-from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare
+from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare, reading
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
@@ -23,7 +23,7 @@ from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated, take_part, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
-from tpu_trainer.data import Position
+from tpu_trainer.data import Position, has_length, length_of
 from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
@@ -77,6 +77,7 @@ class Storage:
         """The checkpoint to continue from, the same in every process; None if there is none. A collective.
 
         Raises, in every process:
+            CheckpointUnusableError: the job's own checkpoints cannot be continued.
             UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
             StorageError: the storage refuses.
         """
@@ -122,8 +123,11 @@ class Storage:
         if spec.checkpoint is not None and self.target is not None and not telling.aloud and all_take_part:
             return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
 
+        size = length_of(work.task.train, "train") if has_length(work.task.train) else None
+
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.present, work.hp, health)
+            kept = document(work.start, step, position, work.rates.reached(step), work.hp, health)
+            kept["trainExamples"] = size
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
             kept |= {"logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
@@ -196,12 +200,14 @@ class Storage:
     def _chosen(self, telling: Telling) -> Found | None:
         assert self.target is not None
         author, say = self.target.author, telling.progress.say
-        found = choose_own(
-            self.target.store, author, self.elsewhere, say, lambda text: telling.finding(Finding("Checkpoint", 0, text))
-        )
+
+        def warn(text: str) -> None:
+            telling.finding(Finding("Checkpoint", 0, text))
+
+        with reading(self.target):
+            found = choose_own(self.target.store, author, self.elsewhere, say, warn)
         if found is None and self.elsewhere is not None:
-            found = choose_elsewhere(self.elsewhere, author, say)
-        # After the choice, which names what it passes over: this removes torn checkpoints of this job.
+            found = choose_elsewhere(self.elsewhere, author, say, warn)
         prepare(self.target)
         return found
 

@@ -17,6 +17,7 @@ from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
@@ -188,8 +189,8 @@ class _Training:
         order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
         passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
         host, epoch_size = context.environment.host_index, context.spec.dataset_size
-        say, tell = context.telling.progress.say, context.telling.finding
-        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell, say)
+        tell = context.telling.finding
+        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
         """In the middle of the training. Whether it is the best evaluation so far."""
@@ -236,6 +237,8 @@ class _Training:
         ):
             metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
         self.context.telling.evaluated(step, metrics)
+        for text in work.hooks.remarks:
+            self.context.telling.finding(Finding("Evaluation", step, text))
         values = work.steering.agreed(metrics, backend)
         if metrics:
             with user_code("the end of an evaluation"):

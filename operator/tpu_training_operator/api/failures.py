@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
 
     USER_ERROR = 1
     NOT_FINITE = 65
+    CHECKPOINT_UNUSABLE = 66
     PEER_LOST = 69
     INTERNAL_ERROR = 70
     HUNG = 71
@@ -30,6 +31,7 @@ class FailureReason(StrEnum):
     DIVERGED = "Diverged"
     STORAGE_DENIED = "StorageDenied"
     POD_DELETED = "PodDeleted"
+    PREEMPTED_BY_SCHEDULER = "PreemptionByScheduler"
     NOT_STARTED = "NotStarted"
     NO_PROGRESS = "NoProgress"
     STRAGGLER = "Straggler"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import google_crc32c
@@ -129,7 +129,10 @@ class Commit:
             if version in (WHOLE_FILES, PARTS):
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
-                author = Author(**document["author"], code=str(document.get("code", "")))
+                # A later version may say more of the author.
+                known = {one.name for one in fields(Author)}
+                said = {name: value for name, value in document["author"].items() if name in known}
+                author = Author(**said | {"code": str(document.get("code", ""))})
                 clean = bool(document.get("clean", True))
                 evaluation = document.get("evaluation")
                 numbers = evaluation and {name: value and float(value) for name, value in evaluation.items()}

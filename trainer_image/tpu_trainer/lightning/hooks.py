@@ -57,6 +57,7 @@ class LightningHooks(Hooks):
     """Keeps nothing of a step past its end: a tensor that is alive there becomes an output of the compiled graph."""
 
     gives_closure = True
+    changes_gradients = False
 
     def __init__(self, session: Session, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
@@ -114,6 +115,10 @@ class LightningHooks(Hooks):
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
         return wide(loss) * wide(weight), weight
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        return self._session.remarks
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step

@@ -130,7 +130,7 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, telling.finding)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.present, hp, health)
+            own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= instruments.closing.state()
             return snapshot_of_state(
@@ -183,7 +183,7 @@ class OwnTrainer:
             strategy.kept_rates = kept["lightningRates"]
             if kept["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
-        log_everywhere(module, watch.logged)
+        log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
         done = nothing_left(start, found, hp)
         try:

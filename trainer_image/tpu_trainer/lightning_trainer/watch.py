@@ -7,6 +7,7 @@ decide alike whether the run ends, stops or keeps a checkpoint.
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -17,9 +18,12 @@ import torch
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Phase
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.exchange import Signals
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning.session import is_metric
+from tpu_trainer.lightning.validation import differing, of_own_part
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
 from tpu_trainer.lightning_trainer.state import check_state
@@ -102,10 +106,11 @@ class Watch:
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.logged: set[str] = set()
+        self.own: dict[str, Any] = {}
         self._signals = Signals(backend, self.step)
         self._seen: int | None = None
         self._saved: int | None = None
-        self._postponed = False
+        self._postponed = self._told = False
         self._evaluation = ExitStack()
 
     # Training.
@@ -274,13 +279,26 @@ class Watch:
             # After the metrics have been read off the device.
             self._evaluation.close()
             self._instruments.telling.evaluated(self.step, self.metrics)
+            self._tell_own()
             if self._postponed and not trainer.is_last_batch:
                 self._save(trainer)
 
+    def _tell_own(self) -> None:
+        """Says once which numbers of the module depend on how many processes there are."""
+        own = {name: float(value) for name, value in self.own.items()}
+        self.own.clear()
+        named = float(zlib.crc32("\n".join(own).encode()) % 2**24)
+        if self._told or len({row[0] for row in self._backend.gather([named])}) > 1:
+            return
+        if names := differing(own, self._backend):
+            self._told = True
+            self._instruments.telling.finding(Finding("Evaluation", self.step, of_own_part(names)))
 
-def log_everywhere(module: Any, logged: set[str]) -> None:
+
+def log_everywhere(module: Any, logged: set[str], own: dict[str, Any]) -> None:
     """Has what a module logs in validation reduced over all processes, whatever it says of `sync_dist`: a metric of one
-    process's examples would be shown as the run's. `logged` takes their names.
+    process's examples would be shown as the run's. `logged` takes their names, `own` the plain numbers that the module
+    logs at an evaluation's end.
 
     A progress bar, which is not shown, would read every value off the device in every step.
     """
@@ -292,6 +310,9 @@ def log_everywhere(module: Any, logged: set[str]) -> None:
         given["prog_bar"] = False
         if not module.trainer.training:
             logged.add(given["name"])
+            at_end = module._current_fx_name == "on_validation_epoch_end" and not module.trainer.sanity_checking
+            if at_end and not is_metric(given["value"]) and not given.get("sync_dist"):
+                own[given["name"]] = given["value"]
             if not given.get("rank_zero_only"):
                 given["sync_dist"] = True
         original(**given)

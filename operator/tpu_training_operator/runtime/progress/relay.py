@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from tpu_training_operator.runtime.progress.server import listening_socket
+from tpu_training_operator.runtime.ports import listening_socket
 
 # Half of what the leader has room for: workers that reach it directly keep the other half.
 MOST_CONNECTIONS = 100
