@@ -31,7 +31,16 @@ from torch.utils.data import (
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.data import GENERATORS, Order, Share, kept_generators, permutation, random_seed, seed_generators
+from tpu_trainer.data import (
+    GENERATORS,
+    Order,
+    Share,
+    kept_generators,
+    permutation,
+    random_seed,
+    refuse_own_iterator,
+    seed_generators,
+)
 from tpu_trainer.errors import UserCodeError, user_code
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -89,6 +98,7 @@ class Division:
         name = "train_dataloader" if training else "val_dataloader"
         if not isinstance(loader, DataLoader):
             return self._undivided(loader, name)
+        refuse_own_iterator(loader, name)
         with user_code(name):
             if isinstance(loader.dataset, IterableDataset):
                 return self._stream(loader, name, training)
