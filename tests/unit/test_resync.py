@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, time_at
+from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
@@ -64,6 +65,28 @@ async def test_finished_jobs_are_left_alone_until_their_ttl_expires() -> None:
         finished("due", TTL, after=-60),
     ]
     assert await looked_at(*jobs) == ["new", "running", "unreadable", "due"]
+
+
+def suspended(name: str, changes: dict[str, Any] | None = None, **status: Any) -> Object:
+    said = {"type": "Ready", "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
+    seen = {"metadata.generation": 2, "spec.runPolicy": {"suspend": True}} | (changes or {})
+    return a_job(name, seen, **{"state": "Suspended", "observedGeneration": 2, "conditions": [said]} | status)
+
+
+WAITS = {"type": "Reconciling", "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
+
+
+async def test_suspended_jobs_are_left_alone_unless_something_is_due() -> None:
+    jobs = [
+        suspended("at-rest"),
+        suspended("changed", {"metadata.generation": 3}),
+        suspended("resumed", {"spec.runPolicy": {"suspend": False}}),
+        suspended("going", {"metadata.deletionTimestamp": time_at(0)}),
+        suspended("queued", {"metadata.labels": {LABEL_QUEUE: "team"}}),
+        suspended("stopping", conditions=[WAITS]),
+        suspended("out-of-budget", {"spec.runPolicy": {}}),
+    ]
+    assert await looked_at(*jobs) == ["changed", "resumed", "going", "queued", "stopping", "out-of-budget"]
 
 
 @pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-03-01T12:00:00", "never"])

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
-from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
@@ -94,6 +94,10 @@ class Reconciler:
         """Whether this resourceVersion of the job comes from the status that was written here last."""
         return key in self._memories and self._memories[key].version == version
 
+    def is_restarting(self, key: JobKey) -> bool:
+        """Whether its gang failed and does not run again yet: hosts stand idle until it does."""
+        return key in self._memories and self._memories[key].is_restarting
+
     def settle_seconds(self, key: JobKey) -> float:
         """How long to wait for more events about the job: every pass reads all of its pods, and the pods of a large
         gang start one by one."""
@@ -154,6 +158,7 @@ class Reconciler:
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
+        memory.is_restarting = after.state is State.RESTARTING
         if self._metrics:
             self._metrics.job_seen(key, after.state)
 
