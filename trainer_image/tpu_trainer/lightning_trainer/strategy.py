@@ -153,6 +153,7 @@ class GangStrategy:
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         # Modules and parameters that a hook has added since.
         self._gradients.watch(self.lightning_module.parameters())
+        self._gradients.forward_begins(self._step())
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if output is None and self.world_size > 1 and self.lightning_module.automatic_optimization:
             raise without_loss(self.world_size)
