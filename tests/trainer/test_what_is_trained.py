@@ -366,7 +366,7 @@ class Bent(Net):
         (
             Bent,
             "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported in the "
-            "trainer's own loop. A LightningModule can have it, under Lightning's Trainer: return tpu_trainer.Lightning",
+            "trainer's own loop. A LightningModule can have it, under Lightning's Trainer: return tpu_tra",
         ),
     ],
 )
