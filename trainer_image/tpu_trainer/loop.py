@@ -80,7 +80,7 @@ def train(
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend)
+            loss = _forward_backward(work, step, batch, backend, instruments.forward_begins)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 earlier.keep()
@@ -137,10 +137,15 @@ def train(
     return trained
 
 
-def _forward_backward(work: Work, step: int, batch: Batch, backend: Backend) -> Loss:
-    """The batch's part of the step's loss; adds its gradients to the parameters'."""
+def _forward_backward(
+    work: Work, step: int, batch: Batch, backend: Backend, begins: Callable[[], None] = lambda: None
+) -> Loss:
+    """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
+    which may have changed buffers, or the modes of modules."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
+    begins()
+    with user_code("the task's loss"):
         loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
     with user_code("the backward pass"):
         work.hooks.before_backward(loss.total)

@@ -281,20 +281,6 @@ def refuse_synchronised_norm(model: nn.Module, backend: str, device: torch.devic
             )
 
 
-def enter_training_mode(model: nn.Module) -> str | None:
-    """Puts a model that is in evaluation mode as a whole, as libraries load it, into training mode; returns a remark.
-
-    A part that the task itself has put into evaluation mode stays there, which is how batch norm is frozen.
-    """
-    if not model.training:
-        model.train()
-        return "the task's model is in evaluation mode: all of it is put into training mode"
-    if resting := [name for name, module in model.named_modules() if not module.training]:
-        more = f" and {len(resting) - 1} more" if resting[1:] else ""
-        return f"stays in evaluation mode, as the task has set it: {resting[0]}{more}"
-    return None
-
-
 def _options(group: Group) -> Group:
     """The group's options that fit into JSON, which are all of them in torch's own optimizers."""
     plain = {
