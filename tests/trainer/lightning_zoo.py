@@ -521,3 +521,21 @@ def halved_by_epoch(lr: float) -> LightningRun:
 
 def pruned(lr: float) -> LightningRun:
     return LightningRun(Plain(lr), callbacks=[ModelPruning("l1_unstructured", amount=0.5)])
+
+
+class Centred(Plain):
+    """Computes with a running centre, which each replica's own examples move."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.register_buffer("centre", torch.zeros(8))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        loss = self.loss((features - self.centre, target))
+        self.centre.lerp_(features.mean(dim=0), 0.5)
+        return loss
+
+
+def centred(lr: float) -> LightningRun:
+    return LightningRun(Centred(lr))

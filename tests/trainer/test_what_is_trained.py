@@ -386,6 +386,18 @@ def test_a_model_that_cannot_be_trained_is_a_user_error(make: Callable[[], nn.Mo
     assert outcome.message.startswith(sentence)
 
 
+def test_what_is_unfrozen_and_gets_no_gradient_is_told_once() -> None:
+    def thaw(model: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
+        model.spare.requires_grad_(step >= 12)
+        model.back.requires_grad_(step % 2 == 0)
+
+    ran = run(lambda hp, rank: loaded(Net, AdamW, thaw), 2)
+    (warning,) = [warning for warning in ran.warnings if "unfrozen" in warning]
+    assert warning.startswith(
+        "spare.weight, spare.bias were unfrozen during the training and got no gradient in the 10"
+    )
+
+
 @pytest.mark.parametrize("by_epoch", [True, False], ids=["in the epoch's hook", "in the step's hook"])
 def test_a_resumed_run_has_the_groups_that_hooks_had_added(tmp_path: Path, by_epoch: bool) -> None:
     def grow(model: Net, optimizer: torch.optim.Optimizer, at: int) -> None:

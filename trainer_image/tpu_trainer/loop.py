@@ -79,7 +79,7 @@ def train(
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend)
+            loss = _forward_backward(work, step, batch, backend, instruments.forward_begins)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 backend.sync()
@@ -90,6 +90,7 @@ def train(
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
+        trainable.watch(parameters)
 
         work.rates.set(step - 1)
         update.make(parameters, sums)
@@ -133,10 +134,15 @@ def train(
     return trained
 
 
-def _forward_backward(work: Work, step: int, batch: Batch, backend: Backend) -> Loss:
-    """The batch's part of the step's loss; adds its gradients to the parameters'."""
+def _forward_backward(
+    work: Work, step: int, batch: Batch, backend: Backend, begins: Callable[[], None] = lambda: None
+) -> Loss:
+    """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
+    which may have changed buffers, or the modes of modules."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
+    begins()
+    with user_code("the task's loss"):
         loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
     with user_code("the backward pass"):
         work.hooks.before_backward(loss.total)

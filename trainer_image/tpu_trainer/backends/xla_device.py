@@ -15,6 +15,7 @@ from torch_xla.debug import metrics
 
 from tpu_trainer.backends.base import Counters, in_rows, map_tensors
 from tpu_trainer.backends.feed import feed_ahead
+from tpu_trainer.backends.frozen_norm import mend_frozen_norms
 from tpu_trainer.backends.scans import mend_scans
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
@@ -39,6 +40,7 @@ class XlaDevice:
         """`replicas`: threads of this process that run one each (two per chip on v2 and v3). torch_xla counts for all
         of them together, so each gets its share."""
         mend_scans()
+        mend_frozen_norms()
         self.device: torch.device = torch_xla.device()
         self._replicas = replicas
         self._meeting = self._meetings.setdefault(replicas, Barrier(replicas))

@@ -57,6 +57,7 @@ class LightningHooks(Hooks):
     """Keeps nothing of a step past its end: a tensor that is alive there becomes an output of the compiled graph."""
 
     gives_closure = True
+    changes_gradients = False
 
     def __init__(self, session: Session, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp

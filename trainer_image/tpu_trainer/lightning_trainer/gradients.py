@@ -31,6 +31,7 @@ class Gradients:
         self._parameters: list[nn.Parameter] = []
         self._known: set[nn.Parameter] = set()
         self._changed: set[nn.Parameter] = set()
+        self._begun: int | None = None
         self._loss: Loss | None = None
         self._sums: Sums | None = None
         self._flags = Flags(backend)
@@ -43,6 +44,12 @@ class Gradients:
                 self._known.add(parameter)
                 self._parameters.append(parameter)
                 parameter.register_post_accumulate_grad_hook(self._changed.add)  # type: ignore[no-untyped-call]
+
+    def forward_begins(self, step: int) -> None:
+        """Before every forward pass of step `step`."""
+        if step != self._begun:
+            self._begun = step
+            self._instruments.forward_begins()
 
     def add(self, loss: Tensor, weight: Tensor) -> None:
         """A backward pass was made. `loss`: times its weight; both of shape []."""

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import fetched
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
@@ -129,7 +130,7 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, telling.finding)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.present, hp, health)
+            own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= instruments.closing.state()
             return snapshot_of_state(
@@ -315,6 +316,7 @@ class OwnTrainer:
             noise=None,
             telling=self.context.telling,
             logbook=logbook,
+            buffers=Buffers(module, self.context.backend),
             first=start.step,
             checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
         )

@@ -152,6 +152,7 @@ class GangStrategy:
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         # Modules and parameters that a hook has added since.
         self._gradients.watch(self.lightning_module.parameters())
+        self._gradients.forward_begins(self._step())
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
