@@ -20,18 +20,20 @@ _FIELDS = {"minimum": "min", "maximum": "max"}
 
 def limit_range_remedy(refusal: str, pod: Object) -> str:
     """What to add to the refusal of the pod; empty if no LimitRange is the cause."""
-    role = pod["metadata"]["labels"].get(constants.LABEL_ROLE)
-    of_job = f"spec.{'preflight' if role == constants.ROLE_PREFLIGHT else 'trainer'}.resources"
-    bounds = _BOUND.findall(refusal)
-    if bounds:
+    if bounds := _BOUND.findall(refusal):
         fields = ", ".join(dict.fromkeys(_FIELDS[bound] for bound, _, _ in bounds))
         resources = " and ".join(dict.fromkeys(resource for _, resource, _ in bounds))
-        return f"; a LimitRange of the namespace says so ({fields}): set {resources} within it in {of_job}"
+        return f"; a LimitRange of the namespace says so ({fields}): set {resources} within it in {_resources_of(pod)}"
     if ratios := " and ".join(_RATIO.findall(refusal)):
-        return f"; a LimitRange of the namespace says so (maxLimitRequestRatio): set {ratios} in {of_job}"
-    given = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-    added = [resource for resource in dict.fromkeys(_ABOVE_LIMIT.findall(refusal)) if resource not in given]
-    if not added:
-        return ""
-    limits = " and ".join(f"{of_job}.limits.{resource}" for resource in added)
-    return f"; a LimitRange of the namespace adds this limit (default), because the job sets none: set {limits}"
+        return f"; a LimitRange of the namespace says so (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
+    if above := dict.fromkeys(_ABOVE_LIMIT.findall(refusal)):
+        given = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+        limits = " and ".join(f"{_resources_of(pod)}.limits.{resource}" for resource in above if resource not in given)
+        added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
+        return added + limits if limits else ""
+    return ""
+
+
+def _resources_of(pod: Object) -> str:
+    role = pod["metadata"]["labels"].get(constants.LABEL_ROLE)
+    return f"spec.{'preflight' if role == constants.ROLE_PREFLIGHT else 'trainer'}.resources"
