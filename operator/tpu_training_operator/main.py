@@ -43,11 +43,11 @@ from tpu_training_operator.runtime.events import EventSender
 from tpu_training_operator.runtime.health import Health, Unhealthy, beat
 from tpu_training_operator.runtime.health_server import serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.leadership import Candidate, Election, LeaseName
+from tpu_training_operator.runtime.leader_label import OwnPod
+from tpu_training_operator.runtime.leadership import Election, LeaseName
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
-from tpu_training_operator.runtime.progress.relay import relay
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.queue_watching import QueueWatching
@@ -92,7 +92,7 @@ _BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
 @dataclass(frozen=True)
 class Options:
     """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report; without a
-    `lease` it works at once. `pod_address`: where other operators reach this one."""
+    `lease` it works at once. `pod_name`: this process's pod, in the namespace of the Lease."""
 
     namespaces: tuple[str, ...]
     qps: float
@@ -106,7 +106,7 @@ class Options:
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
     lease: LeaseName | None = None
-    pod_address: str = ""
+    pod_name: str = ""
 
 
 class Operator:
@@ -150,32 +150,39 @@ class Operator:
             self._resources.push_async_callback(_cancel, self._turns)
 
     async def _take_turns(self, lease: LeaseName, metrics: Metrics) -> None:
-        """Wait until this process leads, and pass workers' reports on to the one that does; then work."""
-        options = self._options
-        address = f"{options.pod_address}:{options.progress_port}" if options.service and options.pod_address else ""
-        candidate = Candidate(f"{socket.gethostname()}-{secrets.token_hex(4)}", address)
+        """Waits until this process leads, then works. The process ends when that is over."""
+        options, identity = self._options, f"{socket.gethostname()}-{secrets.token_hex(4)}"
         # With connections of its own: a renewal must not wait behind thousands of creations.
         async with connect(self._credentials, ClientOptions(connections=2)) as client:
-            election = Election(client, lease, candidate, client.clock.now, time.monotonic)
-            async with contextlib.AsyncExitStack() as waiting:
-                if options.service:
-                    await waiting.enter_async_context(relay(options.progress_port, lambda: election.leader_address))
-                await election.win()
+            pod = OwnPod(client, lease.namespace, options.pod_name) if options.service and options.pod_name else None
+            election = Election(client, lease, identity, client.clock.now, time.monotonic)
+            if pod:
+                await pod.tell(leads=False)
+            await election.win()
             try:
-                await self._work_while_leading(election, metrics)
+                await self._work_while_leading(election, pod, metrics)
             finally:
                 await election.release()
         # What this process knows and counts is of its own term. The next process begins as one that waits.
         signal.raise_signal(signal.SIGTERM)
 
-    async def _work_while_leading(self, election: Election, metrics: Metrics) -> None:
+    async def _work_while_leading(self, election: Election, pod: OwnPod | None, metrics: Metrics) -> None:
         async with contextlib.AsyncExitStack() as resources:
-            begun = asyncio.create_task(self._work(resources, metrics), name="begin to work")
+            begun = asyncio.create_task(self._begin_to_lead(resources, pod, metrics), name="begin to work")
             try:
                 await election.hold(begun)
             finally:
                 metrics.leads(leads=False)
                 await _cancel(begun)
+                if pod:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_RETRY_SECONDS):
+                            await pod.tell(leads=False)
+
+    async def _begin_to_lead(self, resources: contextlib.AsyncExitStack, pod: OwnPod | None, metrics: Metrics) -> None:
+        await self._work(resources, metrics)
+        if pod:
+            await pod.tell(leads=True)
 
     async def _work(self, resources: contextlib.AsyncExitStack, metrics: Metrics) -> None:
         """Reconcile jobs and take reports until `resources` are closed."""
@@ -385,7 +392,7 @@ class _IngressRuleType(click.ParamType[Object]):
     type=_LeaseType(),
     help="Work only while holding this Lease, of several operators with the same one. Default: work at once.",
 )
-@click.option("--pod-address", default="", help="With --lease: the address at which the others reach this one's port.")
+@click.option("--pod-name", default="", help="With --lease: this pod, which is labelled while it works.")
 @click.option(
     "--isolate-workers/--no-isolate-workers",
     default=True,
