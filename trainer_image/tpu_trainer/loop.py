@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.epochs import noticed
 from tpu_trainer.errors import user_code
 from tpu_trainer.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.instruments import Instruments
@@ -73,7 +74,7 @@ def train(
         backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         batch, position = next(samples)
         if position.epoch != epoch:
-            with user_code("the end of an epoch"):
+            with user_code("the end of an epoch"), noticed(work.task.train, not work.task.workers, instruments.of_data):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
             instruments.settle(step - 1)
