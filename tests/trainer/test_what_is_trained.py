@@ -363,7 +363,11 @@ class Bent(Net):
         ),
         (lazy, "the model's 0.weight has no shape before the first batch"),
         (Elsewhere, "the optimizer holds a parameter of shape [2] that is not in the task's model"),
-        (Bent, "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported"),
+        (
+            Bent,
+            "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported in the "
+            "trainer's own loop. A LightningModule can have it, under Lightning's Trainer: return tpu_tra",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_a_user_error(make: Callable[[], nn.Module], sentence: str) -> None:

@@ -25,8 +25,11 @@ class Gradients:
     gradient again, grown since or not, does no harm: what was averaged before is equal on all replicas.
     """
 
-    def __init__(self, backend: Backend, instruments: Instruments, stop: StopFlag, last: float | None = None) -> None:
-        """`last`: the loss of the step before this process's first."""
+    def __init__(
+        self, backend: Backend, instruments: Instruments, stop: StopFlag, *, manual: bool, last: float | None = None
+    ) -> None:
+        """`manual`: the module makes its steps itself. `last`: the loss of the step before this process's first."""
+        self._manual = manual
         self._backend, self._instruments, self._stop = backend, instruments, stop
         self._parameters: list[nn.Parameter] = []
         self._known: set[nn.Parameter] = set()
@@ -78,8 +81,12 @@ class Gradients:
             parameter.grad = gradient
         self._changed.clear()
         if self._sums is not None:
+            added = sums.signals.clone()
+            if not self._manual:
+                # An optimizer that asks again (LBFGS, SAM) asks at weights that are not the step's.
+                added[LOSS : WEIGHT + 1] = 0
             # The longest gradient of the step; NaN stays NaN.
-            sums = Sums(self._sums.signals + sums.signals, torch.maximum(self._sums.norm, sums.norm))
+            sums = Sums(self._sums.signals + added, torch.maximum(self._sums.norm, sums.norm))
         self._sums = sums
 
     @property
