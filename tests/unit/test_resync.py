@@ -110,9 +110,12 @@ async def test_a_namespace_that_cannot_be_listed_does_not_affect_the_others(
     assert counted.states == []
 
 
-async def test_finished_jobs_are_counted_too() -> None:
+async def test_finished_jobs_are_counted_too_and_those_of_other_controllers_are_not() -> None:
     counted = Counted()
-    await jobs_to_reconcile(Listed({None: [a_job("new"), finished("kept", after=-60)]}), (), lambda: NOON, counted)
+    others = a_job("of-others", {"spec.managedBy": "example.com/other"})
+    await jobs_to_reconcile(
+        Listed({None: [a_job("new"), finished("kept", after=-60), others]}), (), lambda: NOON, counted
+    )
     assert counted.states == [
         {JobKey("default", "new"): None, JobKey("default", "kept"): State.SUCCEEDED},
     ]
