@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from tpu_trainer import epochs
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Collate, Orders, Task
 
@@ -208,11 +209,11 @@ class PassSampler:
         self._size, self._order, self._own = size, order, own
         self.positions: deque[Position] = deque()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[epochs.Indices]:
         for whole, position in global_batches(self._size, self._order, self._own):
             for own in self._order.in_passes(whole[self._order.own_rows].tolist()):
                 self.positions.append(position)
-                yield list(own)
+                yield epochs.Indices(own, position.epoch)
 
 
 def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[Batch, Position]]:
@@ -225,7 +226,8 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
     """
     sampler = PassSampler(length_of(task.train, "train"), order, task.order)
     drawn = random_seed(order.seed, first_batch, order.share.rank)
-    batches = load(task.train, sampler, task.collate, training_workers(task), drawn)
+    dataset: Any = epochs.OfEpochs(task.train) if any(epochs.with_epochs(task.train)) else task.train
+    batches = load(dataset, sampler, task.collate, training_workers(task), drawn)
     for number in count(first_batch):
         with order.drawing(number):
             batch = next(batches)

@@ -91,6 +91,9 @@ class Instruments:
         """Of parameters that the optimizer does not train."""
         self.telling.finding(Finding("Optimizer", self.first, text))
 
+    def of_data(self, text: str) -> None:
+        self.telling.finding(Finding("Data", self.first, text))
+
     def settle(self, step: int) -> None:
         """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
         self.logbook.epoch_ended(step)

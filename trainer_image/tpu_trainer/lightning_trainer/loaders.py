@@ -41,6 +41,7 @@ from tpu_trainer.data import (
     refuse_own_iterator,
     seed_generators,
 )
+from tpu_trainer.epochs import enter_epoch, with_epochs
 from tpu_trainer.errors import UserCodeError, user_code
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -183,7 +184,8 @@ class Division:
         if loader.num_workers:
             options |= {
                 "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": loader.persistent_workers,
+                # Processes that stay would not see the next epoch.
+                "persistent_workers": loader.persistent_workers and not any(with_epochs(loader.dataset)),
                 "multiprocessing_context": loader.multiprocessing_context,
             }
         return Timed(
@@ -246,6 +248,10 @@ class Plan(Sampler[Any]):
                 f"the train dataset has {len(self._of_epoch())} {what}, fewer than one global batch of "
                 f"{order.global_batch}; more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
             )
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         # Lightning sets 0 before it knows where the run continues.
@@ -314,6 +320,9 @@ class Timed(DataLoader[Any]):
         self._clock = clock
 
     def __iter__(self) -> Any:
+        for plan in (self.batch_sampler, self.sampler):
+            if isinstance(plan, Plan):
+                enter_epoch(self.dataset, plan.epoch)
         batches = super().__iter__()
         while True:
             with self._clock.during(Phase.INPUT):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.exchange import check_weight
 from tpu_trainer.lightning.needs import without_loss
 from tpu_trainer.lightning.validation import metrics_of
 from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
@@ -160,6 +161,8 @@ class GangStrategy:
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        if weight is not None:
+            check_weight(weight, 'training_step: "loss_weight"')
         self._weight = weight
         return output
 
