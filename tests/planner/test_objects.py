@@ -534,7 +534,7 @@ def test_the_size_of_a_gangs_objects_is_linear_in_its_hosts() -> None:
 
 # A job with code.
 
-CODE = {"uri": "configmap://digits-code", "sha256": "0a" * 32}
+CODE = {"uri": "secret://digits-code", "sha256": "0a" * 32}
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
@@ -544,7 +544,7 @@ def test_every_attempt_mounts_the_same_code(attempt: int) -> None:
     items = [{"key": "code.tar.gz", "path": "code.tar.gz"}]
     assert spec["volumes"][-2:] == [
         {"name": "tpu-training-code", "emptyDir": {}},
-        {"name": "tpu-training-archive", "configMap": {"name": "digits-code", "items": items}},
+        {"name": "tpu-training-archive", "secret": {"secretName": "digits-code", "items": items}},
     ]
     assert spec["containers"][0]["volumeMounts"][-2:] == [
         {"name": "tpu-training-code", "mountPath": "/tpu-training/code"},
@@ -554,7 +554,7 @@ def test_every_attempt_mounts_the_same_code(attempt: int) -> None:
     assert resolution.resolved.code_sha256 == CODE["sha256"]
 
 
-def test_code_elsewhere_needs_no_config_map() -> None:
+def test_code_elsewhere_needs_no_secret() -> None:
     code = CODE | {"uri": "gs://bucket/digits/code.tar.gz"}
     assert [volume["name"] for volume in pod({"spec.trainer.code": code})["spec"]["volumes"]] == [
         "tpu-training-shm",

@@ -521,3 +521,50 @@ def halved_by_epoch(lr: float) -> LightningRun:
 
 def pruned(lr: float) -> LightningRun:
     return LightningRun(Plain(lr), callbacks=[ModelPruning("l1_unstructured", amount=0.5)])
+
+
+class Centred(Plain):
+    """Computes with a running centre, which each replica's own examples move."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.register_buffer("centre", torch.zeros(8))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        loss = self.loss((features - self.centre, target))
+        self.centre.lerp_(features.mean(dim=0), 0.5)
+        return loss
+
+
+def centred(lr: float) -> LightningRun:
+    return LightningRun(Centred(lr))
+
+
+class OfEpoch(Dataset[Any]):
+    """Its examples are the epoch in which they are read."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.epoch)
+
+
+class Curriculum(Plain):
+    """Its loss is the epoch of its examples."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch.float().mean() + 0 * self.layer.weight.sum()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(OfEpoch(), batch_size=16, num_workers=2, persistent_workers=True)
+
+
+def curriculum(lr: float) -> LightningRun:
+    return LightningRun(Curriculum(lr))

@@ -90,6 +90,10 @@ def test_a_plain_module_has_the_same_losses_and_metrics_under_both(passes: int, 
     assert lightnings.outcome.metrics == pytest.approx(own.outcome.metrics, rel=1e-6)
 
 
+def test_a_step_that_evaluates_its_loss_again_reports_the_one_that_it_began_with(tmp_path: Path) -> None:
+    assert run("Lbfgs", tmp_path).losses[0] == pytest.approx(run("asked", tmp_path).losses[0])
+
+
 def test_lightnings_trainer_clips_by_the_recipes_norm(tmp_path: Path) -> None:
     assert run("asked", tmp_path, gradientClipNorm="0.001").losses[-1] > 5 * run("asked", tmp_path).losses[-1]
 
@@ -288,15 +292,24 @@ def test_parts_of_lightnings_two_packages_are_told_apart() -> None:
         refuse_mixed(module, [None, own()])
 
 
-def test_what_shows_only_in_a_step_names_the_way_out() -> None:
+def test_a_step_that_returns_none_is_a_warning_before_the_first_step_of_several_processes(launcher: Launcher) -> None:
+    gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.LIGHTNING)
+    assert ExitCode.UserError in gang.wait()
+    assert "warning: Lightning: training_step may return None" in gang.output()
+    assert "training_step returns None. A step of 2 processes cannot be skipped" in gang.output()
+
+
+@pytest.mark.parametrize(("world", "said"), [(1, "return tpu_trainer.LightningRun"), (2, "recipe.onNotFinite: Skip")])
+def test_where_it_returns_none_unseen_the_way_out_depends_on_the_processes(world: int, said: str) -> None:
     class Hidden(lightning_zoo.Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Any: ...
 
-    task, hooks = adopt(Hidden(0.1), None, hyperparameters(), Share(0, 1))
+    task, hooks = adopt(Hidden(0.1), None, hyperparameters(), Share(0, world))
     hooks.step_begins([torch.ones(2, 8), torch.ones(2, 1)], 1)
-    with pytest.raises(NeedsTrainerError) as needs:
+    with pytest.raises(UserCodeError) as needs:
         task.loss(task.model, None)
-    assert "return tpu_trainer.LightningRun(module, data) from the entrypoint" in str(needs.value.in_training())
+    error = needs.value.in_training() if isinstance(needs.value, NeedsTrainerError) else needs.value
+    assert said in str(error)
 
 
 class Reads(lightning_zoo.Plain):

@@ -33,6 +33,11 @@ class Hooks:
     clips = False
     """The task clips its gradients itself, in `before_update`."""
 
+    @property
+    def changes_gradients(self) -> bool:
+        """`before_update` may change gradients, so that their length must be measured again to clip them."""
+        return type(self).before_update is not Hooks.before_update
+
     gives_closure = False
     """`update` passes a closure to the optimizer's step, which may call it once."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.data import Position
@@ -40,7 +41,7 @@ CHECKUP_EVERY = 100
 class Instruments:
     """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for; `logbook`:
     what the task logs; `whole`: makes of this process's position in the data the whole job's, in a collective;
-    `checksum`: of the weights, a collective; `closing`: takes it for the next checkpoint."""
+    `checksum`: of the weights, a collective; `closing`: takes it for the next checkpoint; `buffers`: the model's."""
 
     backend: Backend
     clock: Clock
@@ -51,6 +52,7 @@ class Instruments:
     noise: NoiseScale | None
     telling: Telling
     logbook: Logbook
+    buffers: Buffers
     first: int = 0
     whole: Callable[[Position], Position] = lambda position: position
     checksum: Callable[[], str] = str
@@ -88,6 +90,9 @@ class Instruments:
     def left_out(self, text: str) -> None:
         """Of parameters that the optimizer does not train."""
         self.telling.finding(Finding("Optimizer", self.first, text))
+
+    def of_data(self, text: str) -> None:
+        self.telling.finding(Finding("Data", self.first, text))
 
     def settle(self, step: int) -> None:
         """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
@@ -158,6 +163,11 @@ class Instruments:
             raise
         return reading
 
+    def forward_begins(self) -> None:
+        """Before the first forward pass of a step: rank 0's buffers everywhere, where a pass may read them."""
+        with self.clock.during(Phase.DEVICE):
+            self.buffers.step_begins(self.doctor.set_aside)
+
     def weights(self) -> str:
         """Their checksum; a collective that belongs to no step."""
         with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
@@ -173,6 +183,7 @@ class Instruments:
         self.doctor.judge_parameters(step)
         with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
             self.position = self.whole(position)
+            self.buffers.share()
         self.closing.weights = self.weights()
         self.saved = step, self.closing.weights
         self.checkpoints.closes = closes

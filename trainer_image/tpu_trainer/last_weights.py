@@ -40,7 +40,7 @@ def checksum_of(weights: Iterable[Mapping[str, Tensor]], backend: Backend) -> st
     if not tensors:
         return ""
     with torch.no_grad():
-        own = torch.stack([_mixed(tensor) for tensor in tensors])
+        own = torch.stack([mixed(tensor) for tensor in tensors])
     # What is pending belongs to no step: it must not be compiled into one.
     backend.sync()
     (sums,) = backend.to_host([own])
@@ -50,9 +50,9 @@ def checksum_of(weights: Iterable[Mapping[str, Tensor]], backend: Backend) -> st
     return f"{int(high) << 16 | int(low):08x}"
 
 
-def _mixed(tensor: Tensor) -> Tensor:
-    """int32, shape []."""
-    flat = bits(tensor).reshape(-1)
+def mixed(tensor: Tensor) -> Tensor:
+    """A checksum of one tensor: int32, shape [], on its device."""
+    flat = bits(tensor.detach()).reshape(-1)
     piece = max(1, flat.numel()) if flat.device.type == "xla" else _PIECE
     sums = [_sum(flat[start : start + piece], start) for start in range(0, flat.numel(), piece)]
     return torch.stack(sums).sum(dtype=torch.int32) if sums else flat.new_zeros((), dtype=torch.int32)

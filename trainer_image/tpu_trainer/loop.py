@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.epochs import noticed
 from tpu_trainer.errors import user_code
 from tpu_trainer.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.passes import EarlierPasses
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch
 from tpu_trainer.trainable import Trainable, Work
@@ -54,7 +56,7 @@ def train(
     signals = Signals(backend, start.step)
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-    flags = Flags(backend)
+    flags, earlier = Flags(backend), EarlierPasses(work.task.model)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
         if start.ended:
@@ -72,16 +74,17 @@ def train(
         backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         batch, position = next(samples)
         if position.epoch != epoch:
-            with user_code("the end of an epoch"):
+            with user_code("the end of an epoch"), noticed(work.task.train, not work.task.workers, instruments.of_data):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
             instruments.settle(step - 1)
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend)
+            loss = _forward_backward(work, step, batch, backend, instruments.forward_begins)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
+                earlier.keep()
                 backend.sync()
                 batch, position = next(samples)
                 loss = loss.plus(_forward_backward(work, step, batch, backend))
@@ -89,7 +92,9 @@ def train(
         parameters = trainable.now(settled=last or work.task.hooks is None)
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
-            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
+            row = instruments.logbook.row()
+            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, row, earlier.take())
+        trainable.watch(parameters)
 
         work.rates.set(step - 1)
         update.make(parameters, sums)
@@ -133,10 +138,15 @@ def train(
     return trained
 
 
-def _forward_backward(work: Work, step: int, batch: Batch, backend: Backend) -> Loss:
-    """The batch's part of the step's loss; adds its gradients to the parameters'."""
+def _forward_backward(
+    work: Work, step: int, batch: Batch, backend: Backend, begins: Callable[[], None] = lambda: None
+) -> Loss:
+    """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
+    which may have changed buffers, or the modes of modules."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
+    begins()
+    with user_code("the task's loss"):
         loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
     with user_code("the backward pass"):
         work.hooks.before_backward(loss.total)

@@ -18,6 +18,7 @@ from tpu_trainer.hooks import Hooks
 from tpu_trainer.horizon import differences
 from tpu_trainer.last_weights import Closing
 from tpu_trainer.logbook import Logbook
+from tpu_trainer.modes import enter_training_mode
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.precision import in_precision
 from tpu_trainer.resume import Start
@@ -27,7 +28,7 @@ from tpu_trainer.spec import OnNotFinite
 from tpu_trainer.steering import Steering
 from tpu_trainer.storage import Storage, start_of, tell_origin
 from tpu_trainer.task import Hyperparameters, Task
-from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy, refuse_synchronised_norm
+from tpu_trainer.trainable import Growth, Work, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.update import Average, count_on_device
 
 if TYPE_CHECKING:

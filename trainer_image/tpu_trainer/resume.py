@@ -53,7 +53,8 @@ class Start:
 def document(
     start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: Health
 ) -> dict[str, Any]:
-    """What a checkpoint after `step` steps keeps of the run, as JSON. `learning_rate`: of the last step."""
+    """What a checkpoint after `step` steps keeps of a run, as JSON. `learning_rate`: the recipe's in the last step; in
+    older checkpoints the first parameter group's."""
     return {
         "examples": start.examples_after(step, hp.global_batch_size),
         "globalBatch": hp.global_batch_size,

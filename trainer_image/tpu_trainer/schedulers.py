@@ -121,6 +121,10 @@ class SchedulingHooks(Hooks):
         self._schedules: Schedules | None = None
         self._epoch = 0
 
+    @property
+    def changes_gradients(self) -> bool:
+        return self._own.changes_gradients
+
     def configure(self, parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> Optimizer:
         """The Task's `optimizer`, with its scheduler."""
         given = self._task.scheduler

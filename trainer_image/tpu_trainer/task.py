@@ -190,6 +190,8 @@ class Task:
     evaluation_collate: the same for `evaluation`; left out, `collate`.
     workers: processes per trainer process that read ahead; 0 is none. A stream that is not sharded has none.
     evaluation_workers: the same for `evaluation`, while it lasts; left out, `workers`.
+    worker_init: called in each of these processes with its number, before it reads; torch's worker_init_fn.
+    evaluation_worker_init: the same for `evaluation`.
     order: (epoch, seed, size) -> the indices of an epoch's examples, in order and the same in every process: weighted,
         by length, with repetitions. Left out, a permutation. For map-style data.
     hooks: what to do around steps, epochs and evaluations.
@@ -210,6 +212,8 @@ class Task:
     evaluator: Evaluator | None = None
     evaluation_collate: Collate | None = None
     evaluation_workers: int | None = None
+    worker_init: Callable[[int], object] | None = None
+    evaluation_worker_init: Callable[[int], object] | None = None
     order: Orders | None = None
     hooks: Hooks | None = None
     scheduler: Scheduler | tuple[Scheduler, str] | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tpu_trainer.backends.base import move_model
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
 from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings
 from tpu_trainer.clock import Phase
@@ -111,6 +112,7 @@ def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> I
         noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
         telling=context.telling,
         logbook=work.logbook,
+        buffers=Buffers(work.task.model, backend),
         first=work.start.step,
         checksum=lambda: work.checksum(backend),
         closing=work.closing,
@@ -228,7 +230,11 @@ class _Training:
         work, backend = self.work, self.context.backend
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
-        with closed(), nullcontext() if work.average is None else work.average.in_model():
+        with (
+            closed(),
+            self.instruments.buffers.lent(),
+            nullcontext() if work.average is None else work.average.in_model(),
+        ):
             metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
         self.context.telling.evaluated(step, metrics)
         for text in work.hooks.remarks:

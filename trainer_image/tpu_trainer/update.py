@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.exchange import Sums
+from tpu_trainer.exchange import Sums, square
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.in_place import quickly
 from tpu_trainer.steady import SteadyNumbers
@@ -118,11 +118,18 @@ class Update:
         with user_code("the optimizer's step"):
             self._hooks.before_update(self._optimizer)
             if self._clip_norm is not None:
-                clip(parameters, sums, self._clip_norm)
+                clip(parameters, self._norm(parameters, sums), self._clip_norm)
             with self._numbers:
                 self._hooks.update(self._optimizer)
         if self._average is not None:
             self._average.update()
+
+    def _norm(self, parameters: Sequence[nn.Parameter], sums: Sums) -> Tensor:
+        if not self._hooks.changes_gradients:
+            return sums.norm
+        with torch.no_grad():
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            return square(gradients, sums.norm).sqrt()
 
 
 class SkippingUpdate(Update):
@@ -253,13 +260,13 @@ class SkippingUpdate(Update):
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[nn.Parameter], sums: Sums, limit: float) -> None:
-    """Scales the exchanged gradients so that they are no longer than `limit` together.
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scales the exchanged gradients, whose length together is `norm`, so that they are no longer than `limit`.
 
-    As torch.nn.utils.clip_grad_norm_ does, but by the length that the exchange has measured, and without a read of the
-    device. A length that is not finite makes all gradients so.
+    As torch.nn.utils.clip_grad_norm_ does, but by a length that the exchange has measured already, as a rule, and
+    without a read of the device. A length that is not finite makes all gradients so.
     """
-    factor = (limit / (sums.norm + 1e-6)).clamp(max=1.0)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
             quickly(Tensor.mul_, (parameter.grad, factor.to(parameter.grad.dtype)), {})

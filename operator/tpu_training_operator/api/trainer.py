@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV
 from tpu_training_operator.api.model import (
-    CONFIG_MAP_SCHEME,
+    CODE_SCHEME,
     ENTRYPOINT_PATTERN,
     ApiModel,
     Boolean,
@@ -93,16 +93,16 @@ class Code(ApiModel):
 
     uri: CodeUri = Field(
         description="Where the packed folder is, a .tar.gz: gs://bucket/folder/FILE, an absolute path on a volume that"
-        f" every worker mounts, or configmap://NAME for the key {CODE_ARCHIVE_KEY} of a ConfigMap of the namespace."
+        f" every worker mounts, or secret://NAME for the key {CODE_ARCHIVE_KEY} of a Secret of the namespace."
     )
     sha256: Sha256 = Field(
         description="SHA-256 of that file. Workers refuse any other file, and checkpoints record it."
     )
 
     @property
-    def config_map(self) -> str | None:
-        """The name of the ConfigMap that holds it, if one does."""
-        return self.uri.removeprefix(CONFIG_MAP_SCHEME) if self.uri.startswith(CONFIG_MAP_SCHEME) else None
+    def secret(self) -> str | None:
+        """The name of the Secret that holds it, if one does."""
+        return self.uri.removeprefix(CODE_SCHEME) if self.uri.startswith(CODE_SCHEME) else None
 
 
 class EnvVar(ApiModel):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.exchange import wide
+from tpu_trainer.exchange import check_weight, wide
 from tpu_trainer.hooks import Hooks
-from tpu_trainer.lightning.needs import NeedsTrainerError
+from tpu_trainer.lightning.needs import NeedsTrainerError, without_loss
 from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
@@ -57,6 +57,7 @@ class LightningHooks(Hooks):
     """Keeps nothing of a step past its end: a tensor that is alive there becomes an output of the compiled graph."""
 
     gives_closure = True
+    changes_gradients = False
 
     def __init__(self, session: Session, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
@@ -102,7 +103,7 @@ class LightningHooks(Hooks):
         loss = outputs.get("loss")
         if not isinstance(loss, Tensor):
             if loss is None:
-                raise NeedsTrainerError("training_step returns None, which skips the batch")
+                raise without_loss(self._view.world_size)
             raise UserCodeError(
                 f"training_step: the loss is a {type(loss).__name__}; it must return a tensor, or a dict with the "
                 'tensor "loss"'
@@ -113,6 +114,7 @@ class LightningHooks(Hooks):
             return loss
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        check_weight(weight, 'training_step: "loss_weight"')
         return wide(loss) * wide(weight), weight
 
     @property

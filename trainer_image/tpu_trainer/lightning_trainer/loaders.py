@@ -39,9 +39,11 @@ from tpu_trainer.data import (
     kept_generators,
     permutation,
     random_seed,
+    refuse_own_iterator,
     resized,
     seed_generators,
 )
+from tpu_trainer.epochs import enter_epoch, with_epochs
 from tpu_trainer.errors import UserCodeError, user_code
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -110,6 +112,7 @@ class Division:
         name = "train_dataloader" if training else "val_dataloader"
         if not isinstance(loader, DataLoader):
             return self._undivided(loader, name)
+        refuse_own_iterator(loader, name)
         with user_code(name):
             if isinstance(loader.dataset, IterableDataset):
                 return self._stream(loader, name, training)
@@ -200,7 +203,8 @@ class Division:
         if loader.num_workers:
             options |= {
                 "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": loader.persistent_workers,
+                # Processes that stay would not see the next epoch.
+                "persistent_workers": loader.persistent_workers and not any(with_epochs(loader.dataset)),
                 "multiprocessing_context": loader.multiprocessing_context,
             }
         return Timed(
@@ -263,6 +267,10 @@ class Plan(Sampler[Any]):
                 f"the train dataset has {len(self._of_epoch())} {what}, fewer than one global batch of "
                 f"{order.global_batch}; more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
             )
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         # Lightning sets 0 before it knows where the run continues.
@@ -331,6 +339,9 @@ class Timed(DataLoader[Any]):
         self._clock = clock
 
     def __iter__(self) -> Any:
+        for plan in (self.batch_sampler, self.sampler):
+            if isinstance(plan, Plan):
+                enter_epoch(self.dataset, plan.epoch)
         batches = super().__iter__()
         while True:
             with self._clock.during(Phase.INPUT):

@@ -54,6 +54,10 @@ class Rates:
     def present(self) -> float:
         return self._rates[0].present if self._rates else 0.0
 
+    def reached(self, steps: int) -> float:
+        """As in `LearningRate`, of the first optimizer."""
+        return self._rates[0].reached(steps) if self._rates else 0.0
+
     def state(self) -> list[Mapping[str, Any]]:
         return [rates.state() for rates in self._rates]
 

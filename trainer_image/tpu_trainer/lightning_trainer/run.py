@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import fetched
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
@@ -28,7 +29,8 @@ from tpu_trainer.entrypoint import load_lightning
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.last_weights import checksum_of
-from tpu_trainer.lightning.needs import LightningRun
+from tpu_trainer.lightning.choice import may_skip
+from tpu_trainer.lightning.needs import LightningRun, only_alone
 from tpu_trainer.lightning.session import overridden
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division, Place
@@ -83,13 +85,16 @@ class OwnTrainer:
         run = self._load(hp)
         lightning = package_of(run.module, why or "the entrypoint returns a LightningRun")
         refuse_mixed(run.module, _parts(run))
-        _refuse(self.context.spec, hp, run)
         if why is not None:
             text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
             self.context.telling.finding(Finding("Lightning", 0, text))
+        _refuse(self.context.spec, hp, run)
         if hp.evaluate_every_steps is not None and not _validates(run):
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
             self.context.telling.finding(Finding("Recipe", 0, text))
+        if backend.world > 1 and run.module.automatic_optimization and may_skip(run.module):
+            said = "training_step may return None, and the first time that it does ends the run"
+            self.context.telling.finding(Finding("Lightning", 0, f"{said}. {only_alone(backend.world)}"))
         hp = self._in_one_pass(run.module, hp)
         storage = Storage.of(self.context.spec, run.module, backend)
         found = storage.choose(backend, self.context.telling)
@@ -129,7 +134,7 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, telling.finding)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.present, hp, health)
+            own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
@@ -144,7 +149,9 @@ class OwnTrainer:
         checkpoints = storage.checkpoints_of(self.context.spec, take, telling, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
         kept = {} if found is None else found.snapshot.document
-        gradients = Gradients(backend, instruments, self.context.stop, last=kept.get("loss"))
+        gradients = Gradients(
+            backend, instruments, self.context.stop, manual=not module.automatic_optimization, last=kept.get("loss")
+        )
         place, exact = _place(kept, hp)
         watch = as_kind_of(lightning.Callback, Watch)(
             backend,
@@ -316,6 +323,7 @@ class OwnTrainer:
             noise=None,
             telling=self.context.telling,
             logbook=logbook,
+            buffers=Buffers(module, self.context.backend),
             first=start.step,
             checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
         )

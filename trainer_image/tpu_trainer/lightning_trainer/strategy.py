@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.exchange import check_weight
+from tpu_trainer.lightning.needs import without_loss
 from tpu_trainer.lightning.validation import metrics_of
 from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
 from tpu_trainer.lightning_trainer.gather import Gathered, pieces, table, total
@@ -152,10 +154,15 @@ class GangStrategy:
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         # Modules and parameters that a hook has added since.
         self._gradients.watch(self.lightning_module.parameters())
+        self._gradients.forward_begins(self._step())
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if output is None and self.world_size > 1 and self.lightning_module.automatic_optimization:
+            raise without_loss(self.world_size)
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        if weight is not None:
+            check_weight(weight, 'training_step: "loss_weight"')
         self._weight = weight
         return output
 

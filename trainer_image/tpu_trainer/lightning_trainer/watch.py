@@ -260,6 +260,8 @@ class Watch:
         self._backend.sync()
         if not trainer.sanity_checking:
             self._instruments.evaluated = self.step, self._instruments.weights()
+        # One model is validated, rank 0's.
+        self._evaluation.enter_context(self._instruments.buffers.lent())
 
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()
