@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.trainer import fork_server, in_process, lightning_zoo
 from tests.trainer.gang import Launcher, run_spec
@@ -158,6 +159,17 @@ def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left
     again = run("asked", tmp_path, job=job, batch={"global": 32, "perReplica": 32}, trainSteps=5, checkpoint=kept)
     assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
     assert len(again.losses) == 2
+
+
+def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    run("asked", tmp_path, trainSteps=6, checkpoint=kept)
+    grown = [torch.cat([values, values[:16]]) for values in lightning_zoo.DATA.tensors]
+    monkeypatch.setattr(lightning_zoo, "DATA", TensorDataset(*grown))
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("asked", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert any("has 80 examples, and had 64 when the checkpoint was written: the rest of" in w for w in again.warnings)
 
 
 def test_a_checkpoint_of_the_own_loop_is_not_continued(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class OwnTrainer:
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
-            own |= instruments.closing.state()
+            own |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
                 strategy.state,
                 module,
@@ -173,6 +173,7 @@ class OwnTrainer:
             self.context.clock,
             warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
             note=telling.progress.say,
+            before=kept.get("trainExamples"),
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
             backend,
