@@ -18,6 +18,7 @@ from tpu_trainer.errors import user_code
 from tpu_trainer.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.outside import Outside
+from tpu_trainer.passes import EarlierPasses
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch
 from tpu_trainer.trainable import Trainable, Work
@@ -56,7 +57,8 @@ def train(
     signals = Signals(backend, start.step)
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-    flags, outside = Flags(backend), Outside(work.task.model, backend.device, instruments.left_out)
+    flags, earlier = Flags(backend), EarlierPasses(work.task.model)
+    outside = Outside(work.task.model, backend.device, instruments.left_out)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
         if start.ended:
@@ -84,6 +86,7 @@ def train(
             loss = _forward_backward(work, step, batch, backend, outside, instruments.forward_begins)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
+                earlier.keep()
                 backend.sync()
                 batch, position = next(samples)
                 loss = loss.plus(_forward_backward(work, step, batch, backend, outside))
@@ -91,7 +94,8 @@ def train(
         parameters = trainable.now(settled=last or work.task.hooks is None)
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
-            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
+            row = instruments.logbook.row()
+            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, row, earlier.take())
         trainable.watch(parameters)
 
         work.rates.set(step - 1)

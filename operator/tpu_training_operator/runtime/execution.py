@@ -104,6 +104,8 @@ class Memory:
     began: str = ""
     """That version, if the status began the first attempt of a job that had no pods."""
     pods: int = 0
+    is_restarting: bool = False
+    """By the status of the last pass."""
     failed_passes: int = 0
     """In a row."""
     sent_retrying: bool = False

@@ -52,9 +52,7 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
         StorageError: the storage refuses.
     """
     wanted = Wanted(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
-    found = search(store, wanted, lambda folder, commit: _whole(store, folder, commit), expected=author.attempt > 1)
-    for line in found.lines:
-        say(line)
+    found = search(store, wanted, lambda *one: _whole(store, *one), say, expected=author.attempt > 1)
     # Of a COMMIT that cannot be read only the folder says whose it is.
     own = [one for one in found.passed if _wrote(author, one)]
     ahead = [one for one in found.passed if one.commit is not None or one in own]
@@ -95,9 +93,7 @@ def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say, warn: Say) 
     """
     store = elsewhere.store
     wanted = Wanted(unfit=lambda commit: _unfit(commit, author), folder=elsewhere.folder)
-    found = search(store, wanted, lambda folder, commit: _whole(store, folder, commit))
-    for line in found.lines:
-        say(line)
+    found = search(store, wanted, lambda *one: _whole(store, *one), say)
     if (taken := _found(found)) is not None:
         if found.passed:
             warn(f"{_SETTING}: {_not_the_newest(taken, found.passed)}")

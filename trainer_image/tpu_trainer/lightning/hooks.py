@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.exchange import wide
+from tpu_trainer.exchange import check_weight, wide
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.lightning.needs import NeedsTrainerError, without_loss
 from tpu_trainer.lightning.optimizers import configured
@@ -114,6 +114,7 @@ class LightningHooks(Hooks):
             return loss
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        check_weight(weight, 'training_step: "loss_weight"')
         return wide(loss) * wide(weight), weight
 
     @property

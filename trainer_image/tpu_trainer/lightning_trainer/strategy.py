@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.exchange import check_weight
 from tpu_trainer.lightning.needs import without_loss
 from tpu_trainer.lightning.validation import metrics_of
 from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
@@ -103,7 +104,7 @@ class GangStrategy:
         trainer = self.lightning_module.trainer
         # Here those of configure_callbacks are among them.
         refuse_callbacks(trainer.callbacks)
-        trainer.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
+        trainer.callbacks.sort(key=lambda callback: getattr(callback, "gang_order", 0))
         for callback in trainer.checkpoint_callbacks:
             # Otherwise they would lie beside the logger's files, which belong to an attempt.
             if getattr(callback, "dirpath", "none") is None:
@@ -160,6 +161,8 @@ class GangStrategy:
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        if weight is not None:
+            check_weight(weight, 'training_step: "loss_weight"')
         self._weight = weight
         return output
 
