@@ -17,11 +17,13 @@ from pytorch_lightning.callbacks import (
     Callback,
     EarlyStopping,
     GradientAccumulationScheduler,
+    LambdaCallback,
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
+    TQDMProgressBar,
 )
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -246,6 +248,22 @@ class _Unfreeze(BaseFinetuning):
     def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+
+
+class Grows(Plain):
+    """A callback changes something whenever an epoch begins, as BackboneFinetuning scales a rate."""
+
+    def configure_callbacks(self) -> Any:
+        return [LambdaCallback(on_train_epoch_start=lambda trainer, module: module.layer.weight.data.mul_(1.05))]
+
+
+class Pruned(Plain):
+    def configure_callbacks(self) -> Any:
+        return [ModelPruning("l1_unstructured", amount=0.25)]
+
+
+def bars(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[TQDMProgressBar()])
 
 
 class ShouldStop(Plain):

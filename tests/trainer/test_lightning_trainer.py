@@ -120,7 +120,7 @@ def test_files_of_callbacks_and_loggers_lie_beside_the_checkpoints_and_the_repor
     assert list((tmp_path / "lightning").rglob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted"])
+@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted", "Grows"])
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end(
     name: str, step: int, tmp_path: Path
@@ -134,6 +134,22 @@ def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end
     assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
     assert again.losses == whole.losses[step:]
     assert again.outcome.metrics == whole.outcome.metrics
+
+
+def test_a_run_that_prunes_continues_and_says_that_it_prunes_otherwise(tmp_path: Path) -> None:
+    whole, only = tmp_path / "whole", tmp_path / "only"
+    first = run("Pruned", tmp_path, checkpoint={"uri": str(whole), "everySteps": 2, "keep": 9})
+    (folder,) = whole.glob("step-00000006-*")
+    shutil.copytree(folder, only / folder.name)
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("Pruned", tmp_path, job=job, checkpoint={"uri": str(only), "keep": 1})
+    assert (again.outcome.code, len(again.losses)) == (ExitCode.Succeeded, 4), again.outcome.message
+    said = "callback ModelPruning: a checkpoint has the pruned weights and not which they are"
+    assert all(any(text.startswith(said) for text in one.warnings) for one in (first, again))
+
+
+def test_a_progress_bar_is_left_out(tmp_path: Path) -> None:
+    assert run("bars", tmp_path).outcome.code is ExitCode.Succeeded
 
 
 def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.lightning_trainer.watch import GangTrainer, StoppedError, Watch, log_everywhere
+from tpu_trainer.lightning_trainer.watch import EpochStart, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.resume import Start, document
@@ -264,6 +264,8 @@ class OwnTrainer:
         given = dict(run.options)
         callbacks = given.pop("callbacks", None) or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        # Nobody would see them, and Lightning takes none where it is to show none.
+        callbacks = [one for one in callbacks if not isinstance(one, lightning.callbacks.ProgressBar)]
         usual: dict[str, Any] = {
             "enable_model_summary": False,
             "num_sanity_val_steps": 1,
@@ -278,7 +280,8 @@ class OwnTrainer:
             own["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
             kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
-            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[*callbacks, watch])
+            start = as_kind_of(lightning.Callback, EpochStart)(watch)
+            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[start, *callbacks, watch])
 
     def _accelerator(self, lightning: Any) -> Any:
         return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()
