@@ -96,6 +96,17 @@ class CollectsAndGathers(Collects):
         super().on_validation_epoch_end()
 
 
+class LayerOfSetup(Plain):
+    """Has a layer more once it was set up, and shows only in an evaluation that it needs Lightning's Trainer."""
+
+    def setup(self, stage: str) -> None:
+        self.layer = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+        self.lr = 0.001
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", self.loss(batch), reduce_fx=torch.max)
+
+
 def asked(lr: float) -> LightningRun:
     return LightningRun(Plain(lr))
 

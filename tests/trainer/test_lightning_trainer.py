@@ -162,6 +162,17 @@ def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left
     assert len(again.losses) == 2
 
 
+def test_a_module_whose_layers_come_with_its_setup_continues(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    first = run("LayerOfSetup", tmp_path, trainSteps=6, checkpoint=kept)
+    assert first.outcome.code is ExitCode.Succeeded, first.outcome.message
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("LayerOfSetup", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert len(again.losses) == 4
+    assert not [text for text in again.warnings if text.startswith("begins at step 0")]
+
+
 def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"uri": str(tmp_path / "kept"), "keep": 1}
     run("asked", tmp_path, trainSteps=6, checkpoint=kept)
