@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.trainer import fork_server, in_process, lightning_zoo
 from tests.trainer.gang import Launcher, run_spec
@@ -119,7 +121,7 @@ def test_files_of_callbacks_and_loggers_lie_beside_the_checkpoints_and_the_repor
     assert list((tmp_path / "lightning").rglob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted"])
+@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted", "Grows"])
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end(
     name: str, step: int, tmp_path: Path
@@ -135,6 +137,22 @@ def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end
     assert again.outcome.metrics == whole.outcome.metrics
 
 
+def test_a_run_that_prunes_continues_and_says_that_it_prunes_otherwise(tmp_path: Path) -> None:
+    whole, only = tmp_path / "whole", tmp_path / "only"
+    first = run("Pruned", tmp_path, checkpoint={"uri": str(whole), "everySteps": 2, "keep": 9})
+    (folder,) = whole.glob("step-00000006-*")
+    shutil.copytree(folder, only / folder.name)
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("Pruned", tmp_path, job=job, checkpoint={"uri": str(only), "keep": 1})
+    assert (again.outcome.code, len(again.losses)) == (ExitCode.Succeeded, 4), again.outcome.message
+    said = "callback ModelPruning: a checkpoint has the pruned weights and not which they are"
+    assert all(any(text.startswith(said) for text in one.warnings) for one in (first, again))
+
+
+def test_a_progress_bar_is_left_out(tmp_path: Path) -> None:
+    assert run("bars", tmp_path).outcome.code is ExitCode.Succeeded
+
+
 def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left(tmp_path: Path) -> None:
     kept = {"uri": str(tmp_path / "kept"), "keep": 1}
     run("asked", tmp_path, trainSteps=6, checkpoint=kept)
@@ -142,6 +160,28 @@ def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left
     again = run("asked", tmp_path, job=job, batch={"global": 32, "perReplica": 32}, trainSteps=5, checkpoint=kept)
     assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
     assert len(again.losses) == 2
+
+
+def test_a_module_whose_layers_come_with_its_setup_continues(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    first = run("LayerOfSetup", tmp_path, trainSteps=6, checkpoint=kept)
+    assert first.outcome.code is ExitCode.Succeeded, first.outcome.message
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("LayerOfSetup", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert len(again.losses) == 4
+    assert not [text for text in again.warnings if text.startswith("begins at step 0")]
+
+
+def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    run("asked", tmp_path, trainSteps=6, checkpoint=kept)
+    grown = [torch.cat([values, values[:16]]) for values in lightning_zoo.DATA.tensors]
+    monkeypatch.setattr(lightning_zoo, "DATA", TensorDataset(*grown))
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("asked", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert any("has 80 examples, and had 64 when the checkpoint was written: the rest of" in w for w in again.warnings)
 
 
 def test_a_checkpoint_of_the_own_loop_is_not_continued(tmp_path: Path) -> None:
@@ -169,6 +209,21 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert len(losses) == 10
     assert losses == pytest.approx(alone.losses, rel=1e-4)
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
+
+
+def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher, tmp_path: Path) -> None:
+    document = spec("Averages", hosts=2, replicas=2, checkpoint={"uri": str(tmp_path / "kept"), "keep": 1})
+    gang = launcher.start(document, packages=fork_server.LIGHTNING)
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    module = lightning_zoo.Averages(0.1)
+    (file,) = (tmp_path / "kept").glob("step-00000010-*/model.safetensors")
+    safetensors.torch.load_model(module, str(file))
+    features, target = zip(*lightning_zoo.HELD_OUT, strict=True)
+    with torch.no_grad():
+        expected = module.eval().loss((torch.stack(features), torch.stack(target))).item()
+    evaluated = [record for record in gang.progress() if record["step"] == 10 and "evaluation" in record]
+    # Before and after the hooks of the end.
+    assert [record["evaluation"]["val_loss"] for record in evaluated] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])

@@ -206,8 +206,8 @@ class Storage:
 
         with reading(self.target):
             found = choose_own(self.target.store, author, self.elsewhere, say, warn)
-        if found is None and self.elsewhere is not None:
-            found = choose_elsewhere(self.elsewhere, author, say, warn)
+            if found is None and self.elsewhere is not None:
+                found = choose_elsewhere(self.elsewhere, author, say, warn)
         prepare(self.target)
         return found
 

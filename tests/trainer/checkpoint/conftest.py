@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.toolchain import ToolchainMissing
+from tests.trainer.checkpoint.faults import Blind, Faulty
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint import search
 from tpu_trainer.checkpoint.store import Store, open_store
@@ -43,11 +44,14 @@ def _no_pauses() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["memory", "directory", "bucket"])
+@pytest.fixture(params=["memory", "directory", "bucket", "lagging"])
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Makes empty stores of one kind."""
+    """Makes empty stores of one kind. A lagging one shows a run's listings without any COMMIT, and all other files
+    empty; the tests' own look is true."""
     if request.param == "memory":
         return MemoryStore
+    if request.param == "lagging":
+        return lambda: Faulty(MemoryStore(), Blind())
     root = str(tmp_path)
     if request.param == "bucket":
         request.getfixturevalue("object_storage")

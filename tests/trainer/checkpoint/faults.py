@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.trainer.checkpoint.stores import OPERATIONS, Killed
@@ -34,15 +35,15 @@ class Faulty:
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         assert operation in OPERATIONS
 
-        def call(*arguments: Any) -> Any:
-            def step(place: int) -> Any:
-                if place == len(self._faults):
-                    return getattr(self._store, operation)(*arguments)
-                return self._faults[place].call(operation, arguments, lambda: step(place + 1))
+        return partial(self._call, operation)
 
-            return step(0)
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        def step(place: int) -> Any:
+            if place == len(self._faults):
+                return getattr(self._store, operation)(*arguments)
+            return self._faults[place].call(operation, arguments, lambda: step(place + 1))
 
-        return call
+        return step(0)
 
 
 @dataclass
@@ -63,6 +64,15 @@ class Lag(Fault):
             if self.size is not None:
                 lagging[name] = self.size
         return lagging
+
+
+class Blind(Fault):
+    """No listing of checkpoints ever has a COMMIT, or a size."""
+
+    def call(self, operation: str, arguments: tuple[Any, ...], do: Callable[[], Any]) -> Any:
+        if operation != "list" or arguments[0] != "step-":
+            return do()
+        return {name: 0 for name in do() if not name.endswith("/COMMIT")}
 
 
 @dataclass

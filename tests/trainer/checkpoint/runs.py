@@ -49,9 +49,7 @@ def latest(store: Store, fingerprint: str, say: Callable[[str], None]) -> Found 
     def read(folder: Folder, commit: Commit) -> Snapshot:
         return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
 
-    found = search(store, Wanted(unfit=unfit), read)
-    for line in found.lines:
-        say(line)
+    found = search(store, Wanted(unfit=unfit), read, say)
     if found.taken is None:
         return None
     commit, entry = found.taken

@@ -7,18 +7,23 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from tests.trainer.checkpoint.faults import Fault, Full, Kill, Lag, Meanwhile, Refuse
-from tests.trainer.checkpoint.lives import COMMIT, DAMAGE, HARMLESS, Job, Kept, committed, intact
+from tests.trainer.checkpoint.faults import Fault, Faulty, Full, Kill, Lag, Meanwhile, Refuse
+from tests.trainer.checkpoint.lives import COMMIT, DAMAGE, HARMLESS, Job, Kept, committed, content, intact
 from tests.trainer.checkpoint.runs import BATCH, author
 from tests.trainer.checkpoint.stores import Killed, MemoryStore
-from tpu_trainer.checkpoint.store import Store
+from tpu_trainer.checkpoint.initial import begin_with
+from tpu_trainer.checkpoint.origin import Elsewhere
+from tpu_trainer.checkpoint.store import DirectoryStore, Store
 from tpu_trainer.errors import StorageError, TrainerError
-from tpu_trainer.spec import BestSpec, Mode
+from tpu_trainer.spec import BestSpec, InitSpec, Mode
 
 NEWEST = "step-00000020-5f0c1234-1"
 
@@ -155,6 +160,92 @@ def test_a_predecessor_that_writes_faster_than_its_successor_reads_is_the_storag
     assert "deleted faster than they can be read" in str(began.failure)
 
 
+@given(
+    keep=st.integers(1, 3),
+    saves=st.integers(0, 5),
+    knows=st.booleans(),
+    file=st.sampled_from(["model", "state.json", COMMIT]),
+    listings=st.integers(0, 4),
+    size=st.sampled_from([None, 0]),
+)
+def test_nor_does_it_on_storage_that_lags(
+    keep: int, saves: int, knows: bool, file: str, listings: int, size: int | None
+) -> None:
+    job = trained(MemoryStore(), keep)
+    old, steps = Job(job.store, keep), count(30, 10)
+    faults = [] if knows else [ToOld()]
+    meanwhile = Meanwhile(lambda: old.save(next(steps), *faults) and None, saves)
+    began = job.begin(2, Lag(lambda name: f"/{file}" in name, listings, size), meanwhile)
+    assert began.found is not None, began
+    assert began.found.folder.step >= 20
+    job.check_found(began.found)
+
+
+def elsewhere(job: Job, *faults: Fault) -> Elsewhere:
+    """What checkpoint.resumeFrom of another job names."""
+    return Elsewhere("memory", Faulty(job.store, *faults), None)
+
+
+def test_a_job_that_continues_another_ones_older_checkpoint_says_so() -> None:
+    there = trained(MemoryStore(), keep=3)
+    DAMAGE["a short file of weights"](there.store, NEWEST)
+    began = Job(MemoryStore(), by=author(uid="another")).begin(1, elsewhere=elsewhere(there))
+    assert began.found is not None
+    assert began.found.folder.step == 10
+    (warning,) = began.warnings
+    assert warning.startswith("checkpoint.resumeFrom: continues from checkpoint step-00000010-5f0c1234-1, which is not")
+
+
+def test_what_a_job_continues_elsewhere_may_be_listed_late_and_change_while_it_is_read() -> None:
+    there = trained(MemoryStore())
+    steps = count(30, 10)
+    lag = Lag(lambda name: "/model" in name, 2)
+    meanwhile = Meanwhile(lambda: there.save(next(steps)) and None, 3)
+    began = Job(MemoryStore(), by=author(uid="another")).begin(1, elsewhere=elsewhere(there, lag, meanwhile))
+    assert began.found is not None
+    assert began.found.folder.step >= 20
+    there.check_found(began.found)
+
+
+def test_a_job_with_damaged_checkpoints_of_its_own_does_not_begin_elsewhere_again() -> None:
+    there, job = trained(MemoryStore()), trained(MemoryStore())
+    DAMAGE["a newer format"](job.store, NEWEST)
+    began = job.begin(2, elsewhere=elsewhere(there))
+    assert ended_with(began.failure) == "CheckpointUnusable"
+
+
+def test_a_job_that_is_created_again_begins_at_step_0_beside_what_is_damaged_and_says_so() -> None:
+    named = replace(author(), name="default/digits")
+    job = Job(MemoryStore(), by=named)
+    job.save(20)
+    DAMAGE["a missing file of weights"](job.store, NEWEST)
+    before = committed(job.store)
+    began = Job(job.store, by=replace(named, uid="created-again")).begin(1)
+    assert (began.found, began.failure) == (None, None)
+    assert began.warnings == [f"begins at step 0: checkpoint {NEWEST} is passed over: its model.safetensors is missing"]
+    assert committed(job.store) == before
+
+
+def test_weights_to_begin_with_of_an_older_checkpoint_are_told(tmp_path: Path) -> None:
+    there = trained(DirectoryStore(tmp_path), keep=3)
+    DAMAGE["a short file of weights"](there.store, NEWEST)
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(3, 2))
+    source, told = begin_with(InitSpec(str(tmp_path)), model)
+    assert source.startswith("1 tensors of checkpoint step-00000010")
+    assert told is not None
+    assert f"which is not the newest: checkpoint {NEWEST} is passed over: its model.safetensors has " in told
+    assert torch.equal(model.w, torch.full((3, 2), content(1, 10)))
+
+
+def test_the_mark_of_one_that_was_killed_while_it_chose_is_removed_by_the_next() -> None:
+    job = trained(MemoryStore())
+    for attempt in (2, 4):
+        job.store.put(f"step-reading-5f0c1234-{attempt}", b"")
+    job.begin(3)
+    assert not [name for name in job.store.list("step-") if name.startswith("step-reading")]
+
+
 def test_a_disk_that_was_full_at_the_commit_can_be_written_again(store: Store) -> None:
     job = Job(store)
     assert job.save(10)
@@ -286,8 +377,8 @@ def live(store: Store, life: Life, job: Job) -> None:
                 break
             finally:
                 check_kept(job, held)
-            if done:
-                assert intact(store, job.by)[0].examples >= step * BATCH
+            newest = max((kept.examples for kept in intact(store, job.by)), default=0)
+            assert newest >= step * BATCH or not done, "what was just written"
         if damage is not None and (whole := intact(store, job.by)):
             ({**DAMAGE, **HARMLESS})[damage](store, whole[0].name)
 

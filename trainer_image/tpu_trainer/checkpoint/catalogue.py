@@ -212,10 +212,14 @@ def progress(candidate: Candidate) -> tuple[int, int, str]:
     return commit.examples, entry.folder.attempt, str(entry.folder)
 
 
+def _mark_of(job: str, attempt: int) -> str:
+    return f"step-reading-{job}-{attempt}"
+
+
 @contextmanager
 def reading(target: Target) -> Iterator[None]:
     """Around the choice of a checkpoint: an earlier attempt that still writes deletes nothing meanwhile."""
-    name = f"step-reading-{target.author.job}-{target.author.attempt}"
+    name = _mark_of(target.author.job, target.author.attempt)
     # Where it cannot be written, the choice itself still works: it looks again whenever something disappears.
     with contextlib.suppress(StorageError):
         target.store.put(name, b"")
@@ -235,8 +239,13 @@ def prepare(target: Target) -> None:
     Raises:
         StorageError: the storage refuses to list, write or delete.
     """
-    for one in _own(target).unfinished:
+    own = _own(target)
+    for one in own.unfinished:
         _delete_unfinished(target.store, one.entry)
+    for job, attempt in own.readers:
+        if job == target.author.job:
+            # Of one that was killed while it chose.
+            target.store.delete(_mark_of(job, attempt))
     try_writing(target)
 
 

@@ -121,9 +121,10 @@ def _of_checkpoint(uri: str) -> Weights:
     """The newest clean checkpoint's, or the named one's: its averaged weights, where it has any, else its weights."""
     there = Elsewhere.at(uri, f"{_SETTING}.uri")
     wanted = Wanted(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
-    found = search(there.store, wanted, lambda *checkpoint: _model_and_average(there.store, *checkpoint))
+    lines: list[str] = []
+    found = search(there.store, wanted, lambda *one: _model_and_average(there.store, *one), lines.append)
     if found.taken is None or found.read is None:
-        why = f" ({'; '.join(found.lines)})" if found.lines else ""
+        why = f" ({'; '.join(lines)})" if lines else ""
         raise UserCodeError(
             f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., "
             f"one of these, or a file that ends with {_FILE}"

@@ -15,7 +15,7 @@ from tpu_trainer.checkpoint.commit import Author, Commit, Folder
 from tpu_trainer.checkpoint.search import Search, Wanted, search
 from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
 from tpu_trainer.checkpoint.store import Store, open_store
-from tpu_trainer.errors import BadSpecError, CheckpointUnusableError, StorageError, UserCodeError
+from tpu_trainer.errors import BadSpecError, CheckpointUnusableError, OtherModelError, StorageError, UserCodeError
 
 _SETTING = "checkpoint.resumeFrom"
 _MOST_DIFFERENCES = 4
@@ -52,9 +52,7 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
         StorageError: the storage refuses.
     """
     wanted = Wanted(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
-    found = search(store, wanted, lambda folder, commit: _whole(store, folder, commit), expected=author.attempt > 1)
-    for line in found.lines:
-        say(line)
+    found = search(store, wanted, lambda *one: _whole(store, *one), say, expected=author.attempt > 1)
     # Of a COMMIT that cannot be read only the folder says whose it is.
     own = [one for one in found.passed if _wrote(author, one)]
     ahead = [one for one in found.passed if one.commit is not None or one in own]
@@ -63,7 +61,8 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
             warn(_not_the_newest(taken, ahead))
         return taken
     if own:
-        raise CheckpointUnusableError(_unusable(store, own))
+        fits = [one for one in own if one.commit is not None and _unfit(one.commit, author) is None]
+        raise (CheckpointUnusableError if fits or own[0].commit is None else OtherModelError)(_unusable(store, own))
     if elsewhere is None:
         usable = [one for one in found.others if one[0].author.fingerprint == author.fingerprint]
         _refuse_other_recipe(store, author, usable)
@@ -95,9 +94,7 @@ def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say, warn: Say) 
     """
     store = elsewhere.store
     wanted = Wanted(unfit=lambda commit: _unfit(commit, author), folder=elsewhere.folder)
-    found = search(store, wanted, lambda folder, commit: _whole(store, folder, commit))
-    for line in found.lines:
-        say(line)
+    found = search(store, wanted, lambda *one: _whole(store, *one), say)
     if (taken := _found(found)) is not None:
         if found.passed:
             warn(f"{_SETTING}: {_not_the_newest(taken, found.passed)}")

@@ -17,6 +17,7 @@ from tpu_trainer.checkpoint.catalogue import (
     GoneError,
     IncompleteError,
     Passed,
+    Say,
     SkippedError,
     check_listed,
     progress,
@@ -54,39 +55,48 @@ class Search(Generic[T]):
     others: Sequence[Candidate] = ()
 
     @property
-    def empty(self) -> bool:
-        return self.taken is None and not (self.passed or self.unfinished or self.others)
-
-    @property
-    def lines(self) -> list[str]:
-        """For the log: what was passed over, and why."""
-        return [str(one) for one in (*self.passed, *self.unfinished)]
+    def folders(self) -> frozenset[Folder]:
+        """Of all that were not taken."""
+        entries = [*(one.entry for one in (*self.passed, *self.unfinished)), *(entry for _, entry in self.others)]
+        return frozenset(entry.folder for entry in entries)
 
 
-def search(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, expected: bool = False) -> Search[T]:
-    """`read` returns what is needed of a checkpoint, or raises SkippedError. `expected`: that nothing is there may be
-    the listing's fault.
+def search(
+    store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], say: Say, *, expected: bool = False
+) -> Search[T]:
+    """`read` returns what is needed of a checkpoint, or raises SkippedError. `say`: takes, for the log, what was passed
+    over. `expected`: that nothing is there may be the listing's fault.
 
     Raises:
         StorageError: the storage refuses, or checkpoints are deleted faster than they are read.
     """
+    told, before = None, None
     for pause in PAUSES:
         try:
             found = _look(store, wanted, read)
-        except (IncompleteError, GoneError):
-            time.sleep(pause)
-            continue
-        if not (expected and found.empty):
-            return found
-        expected = False
+        except (IncompleteError, GoneError) as why:
+            if str(why) != told:
+                say(f"looks at the checkpoints in {store.uri} again, for up to {sum(PAUSES):.0f} s: {why}")
+            told = str(why)
+        else:
+            # Without any, it may be that one was deleted for another that was not listed yet: until two looks agree.
+            if found.taken is not None or found.folders == before or not (expected or found.folders):
+                return _told(found, say)
+            before = found.folders
         time.sleep(pause)
     try:
-        return _look(store, wanted, read, last=True)
+        return _told(_look(store, wanted, read, last=True), say)
     except GoneError as why:
         raise StorageError(
             f"{store.uri}: checkpoints are deleted faster than they can be read ({why}): another process, perhaps an "
             "earlier attempt that was cut off, still writes there"
         ) from why
+
+
+def _told(found: Search[T], say: Say) -> Search[T]:
+    for one in (*found.passed, *found.unfinished):
+        say(str(one))
+    return found
 
 
 def _look(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, last: bool = False) -> Search[T]:
@@ -108,15 +118,14 @@ def _look(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, 
             check_listed(store, candidate)
             taken, value = candidate, read(entry.folder, commit)
             break
-        except GoneError:
-            raise
         except SkippedError as why:
-            if isinstance(why, IncompleteError) and not last:
-                raise
+            if isinstance(why, GoneError) or (isinstance(why, IncompleteError) and not last):
+                raise type(why)(f"checkpoint {entry.folder}: {why}") from why
             passed.append(Passed(entry, str(why), commit))
     # Their examples are not known.
     furthest = -1 if taken is None else taken[1].folder.step
     passed += [one for one in here.unreadable if one.entry.folder.step > furthest]
-    if any(one.gone and one.entry.folder.step > furthest for one in here.unfinished):
-        raise GoneError("its COMMIT disappeared after it was listed")
+    for one in here.unfinished:
+        if one.gone and one.entry.folder.step > furthest:
+            raise GoneError(f"checkpoint {one.entry.folder}: its COMMIT disappeared after it was listed")
     return Search(taken, value, passed, here.unfinished, others)

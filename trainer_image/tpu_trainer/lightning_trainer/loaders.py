@@ -34,11 +34,13 @@ from tpu_trainer.clock import Clock, Phase
 from tpu_trainer.data import (
     GENERATORS,
     Order,
+    Position,
     Share,
     kept_generators,
     permutation,
     random_seed,
     refuse_own_iterator,
+    resized,
     seed_generators,
 )
 from tpu_trainer.epochs import enter_epoch, with_epochs
@@ -76,15 +78,26 @@ class Place:
 
 
 class Division:
-    """Makes this process's loader of one of the user's. `start`: where the run continues.
+    """Makes this process's loader of one of the user's. `start`: where the run continues; `before`: the examples that
+    the first of its training data had then. `examples`: those that it has now.
 
     `warn` takes what a user should know of a loader whose order is not the trainer's own, `note` what is usual.
     """
 
     def __init__(
-        self, order: Order, rows: int, start: Place, backend: Backend, clock: Clock, warn: Say, note: Say
+        self,
+        order: Order,
+        rows: int,
+        start: Place,
+        backend: Backend,
+        clock: Clock,
+        warn: Say,
+        note: Say,
+        before: int | None = None,
     ) -> None:
         """`order`: its passes are the step's; `rows`: examples of a pass in this process."""
+        self.examples: int | None = None
+        self._before = before
         self._order, self._rows, self._start = order, rows, start
         self._backend, self._clock, self._warn, self._note = backend, clock, warn, note
         self._said: set[str] = set()
@@ -115,6 +128,12 @@ class Division:
 
     def _training(self, loader: DataLoader[Any], name: str) -> DataLoader[Any]:
         size = len(loader.dataset)  # type: ignore[arg-type]
+        if self.examples is None:
+            self.examples = size
+            if (
+                text := resized(loader.dataset, self._before, Position(self._start.epoch, self._start.batches))
+            ) is not None:
+                self._tell(text)
         batched = loader.batch_sampler
         sampler = loader.sampler if batched is None else getattr(batched, "sampler", None)
         if batched is None or type(batched) is not BatchSampler:

@@ -39,7 +39,7 @@ from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.lightning_trainer.watch import GangTrainer, StoppedError, Watch, log_everywhere
+from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.resume import Start, document
@@ -136,7 +136,7 @@ class OwnTrainer:
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
-            own |= instruments.closing.state()
+            own |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
                 strategy.state,
                 module,
@@ -173,6 +173,7 @@ class OwnTrainer:
             self.context.clock,
             warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
             note=telling.progress.say,
+            before=kept.get("trainExamples"),
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
             backend,
@@ -263,6 +264,8 @@ class OwnTrainer:
         given = dict(run.options)
         callbacks = given.pop("callbacks", None) or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        # Nobody would see them, and Lightning takes none where it is to show none.
+        callbacks = [one for one in callbacks if not isinstance(one, lightning.callbacks.ProgressBar)]
         usual: dict[str, Any] = {
             "enable_model_summary": False,
             "num_sanity_val_steps": 1,
@@ -277,7 +280,8 @@ class OwnTrainer:
             own["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
             kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
-            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[*callbacks, watch])
+            first = as_kind_of(lightning.Callback, First)(watch)
+            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[first, *callbacks, watch])
 
     def _accelerator(self, lightning: Any) -> Any:
         return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()

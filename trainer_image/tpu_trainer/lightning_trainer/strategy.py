@@ -104,7 +104,7 @@ class GangStrategy:
         trainer = self.lightning_module.trainer
         # Here those of configure_callbacks are among them.
         refuse_callbacks(trainer.callbacks)
-        trainer.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
+        trainer.callbacks.sort(key=lambda callback: getattr(callback, "gang_order", 0))
         for callback in trainer.checkpoint_callbacks:
             # Otherwise they would lie beside the logger's files, which belong to an attempt.
             if getattr(callback, "dirpath", "none") is None:

@@ -24,6 +24,7 @@ from tpu_trainer.exchange import Signals
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.lightning.session import is_metric
 from tpu_trainer.lightning.validation import differing, of_own_part
+from tpu_trainer.lightning_trainer.callbacks import not_continued
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
 from tpu_trainer.lightning_trainer.state import check_state
@@ -75,6 +76,23 @@ class StoppedError(Exception):
     """Ends Lightning's loop after the checkpoint of a run that was told to stop."""
 
 
+class First:
+    """Tells the watch what it must know before all other callbacks: that an epoch begins, which a run that continues
+    there begins again, with them; and that a validation is over, before they give the module its own weights back."""
+
+    gang_order = -1
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._watch.epoch_begins(trainer, module)
+
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        self._watch.buffers.close()
+
+
 class Watch:
     """`step`: steps done. `loss`: the global loss of the last one that was read. `metrics`: of the last evaluation.
 
@@ -82,7 +100,7 @@ class Watch:
     the run continues from has of `Watch.kept`.
     """
 
-    runs_last = True
+    gang_order = 1
 
     def __init__(
         self,
@@ -111,7 +129,7 @@ class Watch:
         self._seen: int | None = None
         self._saved: int | None = None
         self._postponed = self._told = False
-        self._evaluation = ExitStack()
+        self._evaluation, self.buffers = ExitStack(), ExitStack()
 
     # Training.
 
@@ -121,6 +139,8 @@ class Watch:
             self._restore(trainer, module)
         if self._keeps:
             self._check_state(trainer, module)
+            for text in not_continued(trainer.callbacks):
+                self._instruments.telling.finding(Finding("Lightning", self.step, text))
         # Lightning would ask in every step whether rank 0 was told to stop, with a collective of its own.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._instruments.settle(self.step)
@@ -133,10 +153,12 @@ class Watch:
             state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         check_state(state, module)
 
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+    def epoch_begins(self, trainer: Any, module: Any) -> None:
         if self._postponed:
             self._note_parts(module)
             self._save(trainer, epoch_begins=True)
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._instruments.settle(self.step)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -181,16 +203,23 @@ class Watch:
         """Not at the end of a validation, where all of the module is in evaluation mode."""
         self._state_of_parts = {
             "trained": [name for name, one in module.named_parameters() if one.requires_grad],
+            "frozen": [name for name, one in module.named_parameters() if not one.requires_grad],
             "inTraining": [name for name, one in module.named_modules() if one.training],
+            "resting": [name for name, one in module.named_modules() if not one.training],
         }
 
     def _restore(self, trainer: Any, module: Any) -> None:
         """What Lightning does not keep, and callbacks that freeze, unfreeze or wait for metrics need."""
-        trained, modes = set(self._before["trained"]), set(self._before["inTraining"])
+        before = {
+            name: frozenset(self._before.get(name, ())) for name in ("trained", "frozen", "inTraining", "resting")
+        }
+        # Callbacks that prune give parameters other names, which are theirs to restore.
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in trained)
+            if name in before["trained"] | before["frozen"]:
+                parameter.requires_grad_(name in before["trained"])
         for name, child in module.named_modules():
-            child.training = name in modes
+            if name in before["inTraining"] | before["resting"]:
+                child.training = name in before["inTraining"]
         known = {name: torch.tensor(value) for name, value in self._before["metrics"].items()}
         trainer.callback_metrics.update(known)
         # Otherwise Lightning would leave out schedulers that wait for metrics at the end of this epoch.
@@ -260,8 +289,10 @@ class Watch:
         self._backend.sync()
         if not trainer.sanity_checking:
             self._instruments.evaluated = self.step, self._instruments.weights()
-        # One model is validated, rank 0's.
-        self._evaluation.enter_context(self._instruments.buffers.lent())
+
+    def on_validation_epoch_start(self, trainer: Any, module: Any) -> None:
+        # One model is validated, rank 0's, also if a callback has just put an average in its place.
+        self.buffers.enter_context(self._instruments.buffers.lent())
 
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()

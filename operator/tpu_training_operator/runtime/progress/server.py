@@ -53,6 +53,9 @@ _LONGEST_NAME = 253
 # Jobs or addresses whose limits are remembered: as many as a large cluster has jobs, and some more.
 _MOST_KEYS = 10_000
 
+# Whether the token of the report was accepted, now or the last time.
+_IS_KNOWN = web.RequestKey("is_known", bool)
+
 log = logging.getLogger(__name__)
 
 _Reader = Callable[[bytes, Sender, datetime], Report]
@@ -134,7 +137,7 @@ class ProgressService:
     async def _sender(self, request: web.Request, key: JobKey, refusals: Limits[str]) -> Sender:
         address, token = request.remote or "", _token(request)
         # Many workers may share an address: a stranger must not lock out those whose tokens are known.
-        is_trusted = self.reviewer.trusts(token)
+        is_trusted = request[_IS_KNOWN] = self.reviewer.trusts(token)
         if not is_trusted:
             refusals.take(address, "too many reports from this address were refused")
         try:
@@ -149,6 +152,7 @@ class ProgressService:
             raise Refused(503, f"the API server could not review the token: {error}", _RETRY_SECONDS) from error
         if not is_trusted:
             refusals.give_back(address)
+        request[_IS_KNOWN] = True
         return sender
 
     @web.middleware
@@ -167,7 +171,7 @@ class ProgressService:
             log.exception("a report could not be processed")
             response = _error(500, "the report could not be processed; see the operator's log")
         if self.metrics:
-            self.metrics.report_answered(response.status)
+            self.metrics.report_answered(response.status, is_known=request.get(_IS_KNOWN, False))
         return response
 
 
