@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as lightning
@@ -257,6 +258,24 @@ class Grows(Plain):
 
     def configure_callbacks(self) -> Any:
         return [LambdaCallback(on_train_epoch_start=lambda trainer, module: module.layer.weight.data.mul_(1.05))]
+
+
+class Told(Plain):
+    """Is told to stop in the step after TEST_STOP. Its callbacks wait for the validation and for both ends of an
+    epoch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.global_step == int(os.environ["TEST_STOP"]):
+            Path(os.environ["TEST_STOP_FILE"]).touch()
+
+    def configure_callbacks(self) -> Any:
+        def grow(trainer: Any, module: Any) -> None:
+            module.layer.weight.data.mul_(1.05)
+
+        return [
+            EarlyStopping("val_loss", patience=100),
+            LambdaCallback(on_train_epoch_start=grow, on_train_epoch_end=grow, on_validation_end=grow),
+        ]
 
 
 class Averages(Plain):
