@@ -30,6 +30,7 @@ class FailureReason(StrEnum):
     DIVERGED = "Diverged"
     STORAGE_DENIED = "StorageDenied"
     POD_DELETED = "PodDeleted"
+    WORKER_HIDDEN = "WorkerHidden"
     NOT_STARTED = "NotStarted"
     NO_PROGRESS = "NoProgress"
     STRAGGLER = "Straggler"
