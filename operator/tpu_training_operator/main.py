@@ -1,6 +1,6 @@
 """The operator process: command line, logs, and kopf as the frame around the controller.
 
-kopf starts, probes and stops the process; it watches nothing and writes nothing. So there are no finalizers and no
+kopf starts and stops the process; it watches nothing and writes nothing. So there are no finalizers and no
 annotations: a job stays deletable and GitOps tools see no drift when the operator is gone.
 """
 
@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,12 +41,13 @@ from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.events import EventSender
 from tpu_training_operator.runtime.health import Health, Unhealthy, beat
+from tpu_training_operator.runtime.health_server import serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.leadership import Candidate, Election, LeaseName
+from tpu_training_operator.runtime.leader_label import OwnPod
+from tpu_training_operator.runtime.leadership import Election, LeaseName
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
-from tpu_training_operator.runtime.progress.relay import relay
 from tpu_training_operator.runtime.progress.server import ProgressService, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.queue_watching import QueueWatching
@@ -91,11 +92,12 @@ _BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
 @dataclass(frozen=True)
 class Options:
     """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report; without a
-    `lease` it works at once. `pod_address`: where other operators reach this one."""
+    `lease` it works at once. `pod_name`: this process's pod, in the namespace of the Lease."""
 
     namespaces: tuple[str, ...]
     qps: float
     burst: int
+    health_port: int
     metrics_port: int | None
     progress_port: int
     service: ServiceName | None
@@ -104,7 +106,7 @@ class Options:
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
     lease: LeaseName | None = None
-    pod_address: str = ""
+    pod_name: str = ""
 
 
 class Operator:
@@ -118,17 +120,27 @@ class Operator:
         self._health: Health | None = None
         self._turns: asyncio.Task[None] | None = None
         self._has_logged_in = False
+        self.failure: OSError | None = None
 
     def registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         kopf.on.startup(registry=registry)(self._start)
         kopf.on.cleanup(registry=registry)(self._stop)
         kopf.on.login(registry=registry)(self._login)
-        kopf.on.probe(registry=registry, id="controller")(self._probe)
         return registry
 
     async def _start(self, **_: Any) -> None:
+        try:
+            await self._begin()
+        except OSError as error:
+            # A port that is taken stays taken. The kubelet starts the container again.
+            self.failure = error
+            await self._resources.aclose()
+            raise kopf.PermanentError(str(error)) from None
+
+    async def _begin(self) -> None:
         metrics = Metrics()
+        await self._resources.enter_async_context(serve_health(self._options.health_port, self._check))
         if self._options.metrics_port is not None:
             await self._resources.enter_async_context(serve_metrics(self._options.metrics_port, metrics))
         if self._options.lease is None:
@@ -138,32 +150,39 @@ class Operator:
             self._resources.push_async_callback(_cancel, self._turns)
 
     async def _take_turns(self, lease: LeaseName, metrics: Metrics) -> None:
-        """Wait until this process leads, and pass workers' reports on to the one that does; then work."""
-        options = self._options
-        address = f"{options.pod_address}:{options.progress_port}" if options.service and options.pod_address else ""
-        candidate = Candidate(f"{socket.gethostname()}-{secrets.token_hex(4)}", address)
+        """Waits until this process leads, then works. The process ends when that is over."""
+        options, identity = self._options, f"{socket.gethostname()}-{secrets.token_hex(4)}"
         # With connections of its own: a renewal must not wait behind thousands of creations.
         async with connect(self._credentials, ClientOptions(connections=2)) as client:
-            election = Election(client, lease, candidate, client.clock.now, time.monotonic)
-            async with contextlib.AsyncExitStack() as waiting:
-                if options.service:
-                    await waiting.enter_async_context(relay(options.progress_port, lambda: election.leader_address))
-                await election.win()
+            pod = OwnPod(client, lease.namespace, options.pod_name) if options.service and options.pod_name else None
+            election = Election(client, lease, identity, client.clock.now, time.monotonic)
+            if pod:
+                await pod.tell(leads=False)
+            await election.win()
             try:
-                await self._work_while_leading(election, metrics)
+                await self._work_while_leading(election, pod, metrics)
             finally:
                 await election.release()
         # What this process knows and counts is of its own term. The next process begins as one that waits.
         signal.raise_signal(signal.SIGTERM)
 
-    async def _work_while_leading(self, election: Election, metrics: Metrics) -> None:
+    async def _work_while_leading(self, election: Election, pod: OwnPod | None, metrics: Metrics) -> None:
         async with contextlib.AsyncExitStack() as resources:
-            begun = asyncio.create_task(self._work(resources, metrics), name="begin to work")
+            begun = asyncio.create_task(self._begin_to_lead(resources, pod, metrics), name="begin to work")
             try:
                 await election.hold(begun)
             finally:
                 metrics.leads(leads=False)
                 await _cancel(begun)
+                if pod:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_RETRY_SECONDS):
+                            await pod.tell(leads=False)
+
+    async def _begin_to_lead(self, resources: contextlib.AsyncExitStack, pod: OwnPod | None, metrics: Metrics) -> None:
+        await self._work(resources, metrics)
+        if pod:
+            await pod.tell(leads=True)
 
     async def _work(self, resources: contextlib.AsyncExitStack, metrics: Metrics) -> None:
         """Reconcile jobs and take reports until `resources` are closed."""
@@ -250,7 +269,7 @@ class Operator:
             expiration=_now() + _LONGEST_LOGIN,
         )
 
-    async def _probe(self, **_: Any) -> dict[str, float]:
+    def _check(self) -> Mapping[str, float]:
         if self._turns is not None and self._turns.done():
             raise Unhealthy("the election has stopped")
         return self._health.check() if self._health else {}
@@ -310,9 +329,8 @@ def _configure_logs(level: str, log_format: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf logs every step of its start, aiohttp every probe of the kubelet.
-    for noisy in ("kopf", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # kopf logs every step of its start.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
 
 
 def _spare_the_collector() -> None:
@@ -374,7 +392,7 @@ class _IngressRuleType(click.ParamType[Object]):
     type=_LeaseType(),
     help="Work only while holding this Lease, of several operators with the same one. Default: work at once.",
 )
-@click.option("--pod-address", default="", help="With --lease: the address at which the others reach this one's port.")
+@click.option("--pod-name", default="", help="With --lease: this pod, which is labelled while it works.")
 @click.option(
     "--isolate-workers/--no-isolate-workers",
     default=True,
@@ -415,7 +433,7 @@ class _IngressRuleType(click.ParamType[Object]):
 )
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)
-def main(health_port: int, log_level: str, log_format: str, **options: Any) -> None:
+def main(log_level: str, log_format: str, **options: Any) -> None:
     """Run the operator against the cluster of this pod, or of KUBECONFIG."""
     _configure_logs(log_level, log_format)
     try:
@@ -424,12 +442,17 @@ def main(health_port: int, log_level: str, log_format: str, **options: Any) -> N
         raise click.ClickException(str(error)) from None
     chosen = Options(**options)
     _spare_the_collector()
-    kopf.run(
-        registry=Operator(credentials, chosen).registry(),
-        settings=_settings(),
-        # Another kopf operator in the cluster would pause us otherwise.
-        standalone=True,
-        clusterwide=not chosen.namespaces,
-        namespaces=chosen.namespaces,
-        liveness_endpoint=f"http://0.0.0.0:{health_port}/healthz",
-    )
+    operator = Operator(credentials, chosen)
+    try:
+        kopf.run(
+            registry=operator.registry(),
+            settings=_settings(),
+            # Another kopf operator in the cluster would pause us otherwise.
+            standalone=True,
+            clusterwide=not chosen.namespaces,
+            namespaces=chosen.namespaces,
+        )
+    except Exception:
+        if operator.failure is None:
+            raise
+        raise click.ClickException(f"the operator cannot start: {operator.failure}") from None

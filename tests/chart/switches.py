@@ -51,6 +51,11 @@ def _egress(field: str) -> Callable[[list[Object]], Any]:
     return lambda objects: named(objects, "NetworkPolicy")["spec"]["egress"][0][field]
 
 
+def _scrapers(objects: list[Object]) -> list[Object]:
+    rules = named(objects, "NetworkPolicy")["spec"]["ingress"]
+    return next(list(rule["from"]) for rule in rules if rule["ports"][0]["port"] == "metrics")
+
+
 def _ingress_rules(objects: list[Object]) -> list[Object]:
     """As the operator reads its own arguments."""
     with main.make_context("tpu-training-operator", list(container(objects)["args"])) as context:
@@ -154,6 +159,13 @@ SWITCHES = (
         _egress("ports"),
         [{"protocol": "TCP", "port": 443}],
         {"networkPolicy": _POLICY | {"apiServerPorts": [443]}},
+    ),
+    Switch(
+        "networkPolicy.scrapers",
+        [{"podSelector": {}}],
+        _scrapers,
+        [{"podSelector": {}}],
+        {"networkPolicy": _POLICY | {"scrapers": [{"podSelector": {}}]}},
     ),
     Switch(
         "workerNetworkPolicy.enabled",

@@ -22,6 +22,7 @@ from tests.chart.helm import (
 )
 from tests.chart.switches import NAMESPACES, VARIANTS
 from tpu_training_operator.main import main
+from tpu_training_operator.runtime.leader_label import LABEL_LEADS
 
 # tests/controlplane runs the operator with these rights: fewer would fail there, more would be unused.
 NEEDED = [
@@ -178,11 +179,12 @@ def documented_rights() -> set[Grant]:
     return found
 
 
-def test_several_operators_have_one_right_more(helm: Helm) -> None:
+def test_several_operators_have_two_rights_more(helm: Helm) -> None:
     (role,) = yaml.safe_load_all((REPOSITORY / "tests/controlplane/lease_rbac.yaml").read_text())
     one, two = (of_kind(helm.template({"replicas": n}), "Role", "ClusterRole") for n in (1, 2))
     more = grants(two) - grants(one)
-    assert more == {(group, kind, verb, FULL_NAME) for group, kind, verb, _ in grants([role])}
+    assert {unnamed(grant) for grant in more} == {unnamed(grant) for grant in grants([role])}
+    assert {name for _, kind, _, name in more if kind == "leases"} == {FULL_NAME}
     assert_bound(helm.template({"replicas": 2}), "Role", NAMESPACE, f"{FULL_NAME}-lease")
 
 
@@ -199,12 +201,14 @@ def test_several_operators_share_a_lease_and_survive_a_drain(helm: Helm) -> None
     assert named(objects, "Deployment")["spec"]["strategy"] == {"type": "RollingUpdate"}
 
 
-def test_operators_may_pass_reports_on_to_each_other(helm: Helm) -> None:
-    policy = named(helm.template({"replicas": 2, "networkPolicy": {"enabled": True}}), "NetworkPolicy")["spec"]
-    own = {"podSelector": policy["podSelector"]}
-    (ingress,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == "progress"]
-    assert own in ingress["from"]
-    assert {"to": [own], "ports": [{"protocol": "TCP", "port": "progress"}]} in policy["egress"]
+def test_of_several_operators_the_service_sends_reports_to_the_one_that_works(helm: Helm) -> None:
+    objects = helm.template({"replicas": 2})
+    reports, metrics = (named(objects, "Service", name)["spec"] for name in (FULL_NAME, f"{FULL_NAME}-metrics"))
+    own = pod(objects)["metadata"]["labels"]
+    assert [port["name"] for port in reports["ports"]] == ["progress"]
+    assert reports["selector"].items() - own.items() == {(LABEL_LEADS, "true")}
+    assert [port["name"] for port in metrics["ports"]] == ["metrics"]
+    assert metrics["selector"].items() <= own.items()
 
 
 def test_its_rights_match_the_security_page(helm: Helm) -> None:

@@ -55,6 +55,15 @@ def create(group: str) -> None:
                 _inherit_cpuset(folder)
 
 
+def limit_memory(group: str, most_bytes: int, pid: int) -> None:
+    """Moves a process into the group, where the kernel kills it if it uses more memory than this."""
+    for hierarchy in _mounted():
+        limit = hierarchy.root / group / ("memory.max" if hierarchy.v2 else "memory.limit_in_bytes")
+        if limit.exists():
+            limit.write_text(str(most_bytes))
+            (limit.parent / "cgroup.procs").write_text(str(pid))
+
+
 def remove(group: str) -> None:
     """Removes the group and its subgroups once killed processes have left them. Raises CgroupsInUse."""
     deadline = time.monotonic() + REMOVE_SECONDS

@@ -90,7 +90,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "data": {"data": {"uri": "gs://bucket/digits"}},
     "parameters": {"recipe.parameters": {"hidden": "128", "empty": "", "text": 'größer: "1"\n'}},
     "code in a bucket": {"trainer.code": {"uri": "gs://bucket/digits/code.tar.gz", "sha256": "0a" * 32}},
-    "code in a ConfigMap": {"trainer.code": {"uri": "configmap://digits-code", "sha256": "0a" * 32}},
+    "code in a Secret": {"trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32}},
     "checkpoints": {"checkpoint": {"uri": "gs://bucket/run"}},
     "checkpoints of another job": {"checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
     "weights of another job, and the best kept": {

@@ -112,7 +112,7 @@ def test_only_the_first_worker_is_told_where_to_report(changes: Mapping[str, Any
 
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
     known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
-    (first, *_) = worker_environments(stored_job(KINDS_OF_JOBS["code in a ConfigMap"]), REPORTING)
+    (first, *_) = worker_environments(stored_job(KINDS_OF_JOBS["code in a Secret"]), REPORTING)
     # Only local mode can read files from the worker's disk. Images set the hang limit. No worker compiles beforehand.
     files = {contract.ENV_PROGRESS_FILE, contract.ENV_REPORT_DIRECTORY}
     assert known - first.keys() == files | {contract.ENV_HANG_SECONDS, contract.ENV_COMPILE_SECONDS}

@@ -23,6 +23,7 @@ def test_both_sides_have_the_same_codes_under_the_same_names() -> None:
         (ExitCode.UserError, FailureClass.USER_ERROR),
         (ExitCode.BadSpec, FailureClass.USER_ERROR),
         (ExitCode.NotFinite, FailureClass.NOT_FINITE),
+        (ExitCode.CheckpointUnusable, FailureClass.USER_ERROR),
         (ExitCode.StorageDenied, FailureClass.USER_ERROR),
         (ExitCode.PeerLost, FailureClass.INFRASTRUCTURE),
         (ExitCode.Preempted, FailureClass.PREEMPTION),

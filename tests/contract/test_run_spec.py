@@ -184,7 +184,7 @@ RICHEST = {
     "slice.hardware": "CPU",
     "trainer.backend": "Torch",
     "trainer.torch": {"execution": "Compile"},
-    "trainer.code": {"uri": "configmap://digits-code", "sha256": "0a" * 32},
+    "trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32},
     "checkpoint": {
         "uri": "gs://bucket/digits",
         "everySteps": 500,

@@ -21,11 +21,18 @@ ACCOUNT = "tpu-training-operator"
 class OperatorProcess:
     """One operator. Its log goes to the cluster's directory.
 
-    namespace: of its account. everywhere: it serves all namespaces, not only this one.
+    namespace: of its account. everywhere: it serves all namespaces, not only this one. server: where its requests go,
+    if not to the API server itself.
     """
 
     def __init__(
-        self, cluster: ControlPlane, namespace: str, name: str = "operator", *arguments: str, everywhere: bool = False
+        self,
+        cluster: ControlPlane,
+        namespace: str,
+        name: str = "operator",
+        *arguments: str,
+        everywhere: bool = False,
+        server: str = "",
     ) -> None:
         self.namespace = namespace
         self._cluster = cluster
@@ -33,6 +40,10 @@ class OperatorProcess:
         self._arguments = arguments if everywhere else ("--namespace", namespace, *arguments)
         grant(cluster, namespace, everywhere=everywhere)
         self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT)
+        if server:
+            to_proxy = self._kubeconfig.with_suffix(".proxy")
+            to_proxy.write_text(self._kubeconfig.read_text().replace(cluster.server, server))
+            self._kubeconfig = to_proxy
         self._health = ""
 
     def start(self) -> None:

@@ -3,104 +3,35 @@
 The stories are told at the same time, each with jobs and node pools of its own.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import NODES, TPU_TAINT, NodePool, SimulatedSlice, add_tpu_nodes, remove_nodes
-from tests.cluster.namespaces import fresh_namespace
 from tests.conftest import MEASURED
 from tests.controlplane.jobs import Namespace, Object, condition, digits
 from tests.controlplane.operator_process import serving_everywhere
+from tests.controlplane.places import (
+    FOUR_HOSTS,
+    TWO_HOSTS,
+    V4,
+    V5P,
+    V6E,
+    Place,
+    a_place,
+    finish,
+    nodes_by_slice,
+    tpu_job,
+)
 from tests.stories import Group, Stories, selected, told_together
-
-TWO_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "2x4", 2, 4)
-FOUR_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)
-V5P = SimulatedSlice("tpu-v5p-slice", "2x2x4", 4, 4)
-V6E = SimulatedSlice("tpu-v6e-slice", "4x4", 4, 4)
-
-
-@dataclass
-class Place:
-    """A namespace of one story, and its node pools, where its jobs alone can run."""
-
-    space: Namespace
-    pools: list[NodePool] = field(default_factory=list)
-
-    @property
-    def _cluster(self) -> ControlPlane:
-        return self.space.cluster
-
-    @property
-    def own(self) -> dict[str, str]:
-        """The label of its nodes."""
-        return {"story": self.space.name}
-
-    def apply(self, job: Object) -> None:
-        trainer = job["spec"]["trainer"] | {"nodeSelector": self.own}
-        self.space.apply(job | {"spec": job["spec"] | {"trainer": trainer}})
-
-    def add(self, shape: SimulatedSlice) -> NodePool:
-        self.pools.append(add_tpu_nodes(self._cluster, shape, self.own))
-        return self.pools[-1]
-
-    def taint(self, pool: NodePool, *taints: Object) -> None:
-        """The pool's taints besides GKE's own for TPUs."""
-        for node in pool.nodes:
-            patch = {"spec": {"taints": [TPU_TAINT, *taints]}}
-            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type="application/merge-patch+json")
-
-    def lose(self, pool: NodePool) -> None:
-        """With its pods, which the pod garbage collector would delete after 40 s."""
-        remove_nodes(self._cluster, pool)
-        for pod in self._cluster.api.call("GET", "/api/v1/pods")["items"]:
-            if pod["spec"].get("nodeName") in pool.nodes:
-                path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
-                self._cluster.api.call("DELETE", f"{path}?gracePeriodSeconds=0")
-
-
-@contextmanager
-def a_place(cluster: ControlPlane) -> Iterator[Place]:
-    with fresh_namespace(cluster.api) as name:
-        place = Place(Namespace(cluster, name))
-        yield place
-        for pool in place.pools:
-            remove_nodes(cluster, pool)
-
-
-def tpu_job(name: str, accelerator_type: str, count: int = 1, **spec: Object) -> Object:
-    wanted = {"acceleratorType": accelerator_type, "count": count, "hardware": "TPU"}
-    # Several slices need it on TPUs.
-    trainer = {"backend": "XLASPMD"} | spec.pop("trainer", {})
-    return digits(slice=wanted, trainer=trainer, **spec) | {"metadata": {"name": name}}
 
 
 def impatient(name: str, **spec: Object) -> Object:
     """A job of two slices of two hosts, with little time to find their nodes."""
     policy = {"startDeadlineSeconds": 3, "restart": {"backoff": {"initialSeconds": 1, "maxSeconds": 10}}}
     return tpu_job(name, "v5litepod-8", 2, runPolicy=policy, **spec)
-
-
-def nodes_by_slice(space: Namespace, name: str) -> list[set[str]]:
-    """The nodes that every slice of the job has found; slice 0 first."""
-    nodes: dict[str, set[str]] = defaultdict(set)
-    for pod in space.pods(name):
-        found = nodes[pod["metadata"]["labels"]["tpu-operator.dev/slice-index"]]
-        if "nodeName" in pod["spec"]:
-            found.add(pod["spec"]["nodeName"])
-    return [nodes[index] for index in sorted(nodes)]
-
-
-def finish(space: Namespace, name: str) -> None:
-    for pod in space.pods(name):
-        space.finish(pod["metadata"]["name"])
-    space.wait_for_state("Succeeded", name=name)
 
 
 def finish_in_turn(space: Namespace, first: str, second: str) -> None:
@@ -248,6 +179,178 @@ def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
     assert "the cluster has no node pool for v4-16: 0/" in move["why"]
 
 
+def gangs_of_higher_priority_preempt_one_gang_each(place: Place) -> None:
+    """On four full pools, of two kinds."""
+    space, kinds = place.space, {"v5litepod-16": FOUR_HOSTS, "v4-16": V4}
+    pools = {kind: [set(place.add(shape).nodes) for _ in range(2)] for kind, shape in kinds.items()}
+    low = place.priority(-5)
+    fill = {kind: [f"low-{kind}-{number}" for number in range(2)] for kind in kinds}
+    for kind, names in fill.items():
+        for name in names:
+            place.apply(tpu_job(name, kind, trainer=low))
+    for name in [name for names in fill.values() for name in names]:
+        space.wait_for_state("Running", name=name)
+
+    for kind in kinds:
+        place.apply(tpu_job(f"high-{kind}", kind, trainer=place.priority(5)))
+    for kind in kinds:
+        space.wait_for_state("Running", name=f"high-{kind}")
+        assert nodes_by_slice(space, f"high-{kind}")[0] in pools[kind]
+        finish(space, f"high-{kind}")
+    for names in fill.values():
+        for name in names:
+            space.wait_for_state("Running", name=name)
+        assert sorted(preemptions(space, name) for name in names) == [0, 1]
+
+
+def a_job_of_several_slices_preempts_a_gang_for_each(place: Place) -> None:
+    space = place.space
+    pools = [set(place.add(TWO_HOSTS).nodes) for _ in range(3)]
+    place.apply(tpu_job("pair", "v5litepod-8", 2, trainer=place.priority(-5)))
+    place.apply(tpu_job("single", "v5litepod-8", trainer=place.priority(1)))
+    for name in ("pair", "single"):
+        space.wait_for_state("Running", name=name)
+
+    place.apply(tpu_job("high", "v5litepod-8", 2, trainer=place.priority(5)))
+    space.wait_for_state("Running", name="high")
+
+    taken = nodes_by_slice(space, "high")
+    assert all(nodes in pools for nodes in taken)
+    assert taken[0] != taken[1]
+
+
+def a_gang_of_the_same_priority_waits(place: Place) -> None:
+    space = place.space
+    place.add(FOUR_HOSTS)
+    place.apply(tpu_job("first", "v5litepod-16", trainer=place.priority(5)))
+    space.wait_for_state("Running", name="first")
+    place.apply(tpu_job("second", "v5litepod-16", trainer=place.priority(5)))
+    space.wait(lambda: len(refused(space, "second")) == 4, "the scheduler has looked at all its workers")
+
+    assert nodes_by_slice(space, "second") == [set()]
+    assert preemptions(space, "first") == 0
+
+
+def a_gang_and_one_of_an_earlier_version_keep_each_other_off(place: Place) -> None:
+    """Until that version, every worker had the label and both terms of its slice."""
+    space = place.space
+    place.add(FOUR_HOSTS)
+    place.apply(tpu_job("new", "v5litepod-16", trainer=place.priority(5)))
+    space.wait_for_state("Running", name="new")
+    earlier = [as_before(pod, "earlier") for pod in space.pods("new")]
+    for pod in earlier:
+        space.cluster.api.call("POST", f"/api/v1/namespaces/{space.name}/pods", pod)
+    space.wait(lambda: len(refused(space, "earlier")) == 4, "the scheduler has looked at the earlier version's")
+    finish(space, "new")
+    space.wait(lambda: len(set.union(*nodes_by_slice(space, "earlier"))) == 4, "they have the pool")
+
+    place.apply(tpu_job("next", "v5litepod-16", trainer=place.priority(0)))
+    space.wait(lambda: len(refused(space, "next")) == 4, "the scheduler has looked at the new gang's")
+
+    assert nodes_by_slice(space, "next") == [set()]
+
+
+def a_first_worker_that_is_created_again_joins_its_peers(place: Place) -> None:
+    space = place.space
+    pool = place.add(FOUR_HOSTS)
+    place.cordon(pool, 0)
+    place.apply(tpu_job("gang", "v5litepod-16"))
+    space.wait(lambda: set(pool.nodes[1:]) in nodes_by_slice(space, "gang"), "the gang has all nodes but one")
+    place.add(FOUR_HOSTS)
+    (first,) = [pod["metadata"] for pod in space.pods("gang") if pod["metadata"]["name"] == "gang-1-0-0"]
+    space.kubectl("delete", "pod", "gang-1-0-0")
+    place.cordon(pool, 0, cordoned=False)
+
+    space.wait_for_state("Running", name="gang", attempt=1)
+    assert nodes_by_slice(space, "gang") == [set(pool.nodes)]
+    assert space.pods("gang")[0]["metadata"]["uid"] != first["uid"]
+
+
+def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> None:
+    space = place.space
+    wanted, _ = place.add(V5P), place.add(V6E)
+    place.apply(tpu_job("earlier", "v5p-32"))
+    space.wait_for_state("Running", name="earlier")
+    placement = {
+        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}],
+        "grow": "AtCheckpoint",
+        "minRunSeconds": 1,
+        "placeholderPriorityClass": place.priority(-5)["priorityClassName"],
+    }
+    place.apply(tpu_job("moving", "v5p-32", placement=placement, checkpoint={"uri": "gs://bucket/jobs"}))
+    wait_until_it_runs_on(space, 1)
+    place.cordon(wanted, 0)
+    finish(space, "earlier")
+    space.wait(lambda: len(held(space)) == 3, "placeholders hold all nodes of the pool but one", timeout=120)
+
+    place.apply(tpu_job("other", "v5p-32"))
+    space.wait(lambda: set(wanted.nodes[1:]) in nodes_by_slice(space, "other"), "the other job takes their nodes")
+    place.cordon(wanted, 0, cordoned=False)
+    space.wait_for_state("Running", name="other")
+
+    assert space.status("moving")["placement"]["alternative"] == 1
+    assert not held(space)
+
+
+def a_job_on_cpus_does_not_keep_a_gang_from_its_pool(place: Place) -> None:
+    """Although it may choose the nodes of TPUs, as every pod may."""
+    space = place.space
+    pool = set(place.add(FOUR_HOSTS).nodes)
+    guest = digits(
+        slice={"acceleratorType": "v5litepod-1", "hardware": "CPU"},
+        trainer={"tolerations": [{"key": "google.com/tpu", "operator": "Exists"}]},
+    )
+    place.apply(guest | {"metadata": {"name": "guest"}})
+    space.wait_for_state("Running", name="guest")
+    assert nodes_by_slice(space, "guest")[0] < pool
+
+    place.apply(tpu_job("gang", "v5litepod-16"))
+    space.wait_for_state("Running", name="gang")
+
+
+def preemptions(space: Namespace, name: str) -> int:
+    """How often the job has restarted, which must be for this reason alone."""
+    by_class = space.status(name).get("restarts", {}).get("byClass", {})
+    assert by_class.keys() <= {"Preemption"}
+    return sum(by_class.values())
+
+
+def refused(space: Namespace, name: str) -> list[str]:
+    """What the scheduler says about each worker for which it has found no node."""
+    conditions = [condition(pod.get("status", {}), "PodScheduled") for pod in space.pods(name)]
+    return [said["message"] for said in conditions if said.get("status") == "False"]
+
+
+def held(space: Namespace) -> set[str]:
+    """The nodes that placeholders have."""
+    pods = space.cluster.api.call("GET", f"/api/v1/namespaces/{space.name}/pods")["items"]
+    return {pod["spec"]["nodeName"] for pod in pods if "-hold" in pod["metadata"]["name"] and "nodeName" in pod["spec"]}
+
+
+def as_before(pod: Object, job: str) -> Object:
+    """A worker of another job, as the version before created it."""
+    own, key = f"{job}-1-0", "tpu-operator.dev/slice-id"
+    name = pod["metadata"]["name"].replace(pod["metadata"]["labels"]["tpu-operator.dev/job-name"], job)
+    labels = pod["metadata"]["labels"] | {"tpu-operator.dev/job-name": job, key: own}
+    pool = {"topologyKey": "cloud.google.com/gke-nodepool", "namespaceSelector": {}}
+
+    def required(*expressions: Object) -> Object:
+        term = {"labelSelector": {"matchExpressions": list(expressions)}, **pool}
+        return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+    same = {"key": key, "operator": "In", "values": [own]}
+    other = ({"key": key, "operator": "Exists"}, {**same, "operator": "NotIn"})
+    kept = ("containers", "nodeSelector", "tolerations", "restartPolicy")
+    spec = {field: pod["spec"][field] for field in kept} | {
+        "affinity": {"podAffinity": required(same), "podAntiAffinity": required(*other)},
+        "containers": [
+            {field: container[field] for field in ("name", "image", "resources")}
+            for container in pod["spec"]["containers"]
+        ],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
 def wait_until_it_runs_on(space: Namespace, alternative: int) -> str:
     """Returns when all workers were ready, as the status says."""
 
@@ -275,6 +378,13 @@ STORIES = {
         a_gang_that_releases_its_nodes_says_why,
         a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_lost,
         a_slice_without_a_node_pool_is_left_at_once,
+        gangs_of_higher_priority_preempt_one_gang_each,
+        a_job_of_several_slices_preempts_a_gang_for_each,
+        a_gang_of_the_same_priority_waits,
+        a_gang_and_one_of_an_earlier_version_keep_each_other_off,
+        a_first_worker_that_is_created_again_joins_its_peers,
+        placeholders_of_a_negative_priority_yield_to_another_gang,
+        a_job_on_cpus_does_not_keep_a_gang_from_its_pool,
     )
 }
 

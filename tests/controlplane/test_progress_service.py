@@ -106,7 +106,7 @@ class Space:
                 "metadata": {
                     "name": worker.pod_name(metadata["name"]),
                     "namespace": self.namespace,
-                    "labels": worker_labels(metadata["name"], metadata["uid"], worker),
+                    "labels": worker_labels(metadata["name"], worker),
                     "ownerReferences": owned_by(job) if owned else [],
                 },
                 "spec": {

@@ -18,8 +18,8 @@ from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace, Object, digits
 from tests.controlplane.test_cli_cluster import PROGRAM
 from tests.stories import Group, Stories, selected, told_together
-from tpu_training_operator.api.constants import LARGEST_CONFIG_MAP
-from tpu_training_operator.cli.code_place import config_map
+from tpu_training_operator.api.constants import LARGEST_SECRET
+from tpu_training_operator.cli.code_place import secret
 from tpu_training_operator.cli.packing import Packed
 
 KEY = "code.tar.gz"
@@ -49,22 +49,24 @@ class Desk:
         )
 
 
-def config_maps(space: Namespace) -> list[Object]:
-    found = space.cluster.api.call("GET", f"/api/v1/namespaces/{space.name}/configmaps")["items"]
-    return [one for one in found if one["metadata"]["name"] != "kube-root-ca.crt"]
+def secrets_of(space: Namespace) -> list[Object]:
+    found = space.cluster.api.call("GET", f"/api/v1/namespaces/{space.name}/secrets")["items"]
+    return list(found)
 
 
-def code_in_a_config_map_belongs_to_its_job(desk: Desk) -> None:
+def code_in_a_secret_belongs_to_its_job(desk: Desk) -> None:
     space = desk.space
+    (desk.folder / ".env").write_text("PASSWORD=hunter2")
     done = desk.submit()
     assert done.returncode == 0, done.stderr
-    (kept,) = config_maps(space)
+    assert "warning: left out, because such files often hold secrets: .env; to pack one" in done.stderr
+    (kept,) = secrets_of(space)
     job = space.job()
-    archive = base64.b64decode(kept["binaryData"][KEY])
+    archive = base64.b64decode(kept["data"][KEY])
     sha256 = hashlib.sha256(archive).hexdigest()
-    uri = f"configmap://digits-code-{sha256[:10]}"
+    uri = f"secret://digits-code-{sha256[:10]}"
     assert job["spec"]["trainer"]["code"] == {"uri": uri, "sha256": sha256}
-    assert kept["metadata"]["name"] == uri.removeprefix("configmap://")
+    assert kept["metadata"]["name"] == uri.removeprefix("secret://")
     assert kept["immutable"] is True
     assert [owner["uid"] for owner in kept["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     assert done.stdout.splitlines() == [
@@ -86,13 +88,13 @@ def the_code_of_a_job_cannot_change(desk: Desk) -> None:
 def a_submission_that_was_cut_off_is_finished_by_the_same_command(desk: Desk) -> None:
     space = desk.space
     assert desk.submit().returncode == 0
-    job, (kept,) = space.job(), config_maps(space)
-    space.kubectl("delete", "configmap", kept["metadata"]["name"])
+    job, (kept,) = space.job(), secrets_of(space)
+    space.kubectl("delete", "secret", kept["metadata"]["name"])
     for _ in range(2):
         done = desk.submit()
         assert (done.returncode, "job digits is there already" in done.stdout) == (0, True), done.stderr
     assert space.job()["metadata"]["uid"] == job["metadata"]["uid"]
-    assert [one["binaryData"] for one in config_maps(space)] == [kept["binaryData"]]
+    assert [one["data"] for one in secrets_of(space)] == [kept["data"]]
 
 
 def other_code_or_another_spec_is_another_job(desk: Desk) -> None:
@@ -108,7 +110,7 @@ def other_code_or_another_spec_is_another_job(desk: Desk) -> None:
             "with another spec or other code; delete it first (kubectl delete tputrainingjobs digits" in refused.stderr
         )
     assert space.job()["spec"] == before
-    assert len(config_maps(space)) == 1
+    assert len(secrets_of(space)) == 1
 
 
 def what_an_earlier_job_of_the_name_has_left_is_replaced(desk: Desk) -> None:
@@ -116,43 +118,43 @@ def what_an_earlier_job_of_the_name_has_left_is_replaced(desk: Desk) -> None:
     assert desk.submit().returncode == 0
     # The garbage collector has not come by yet.
     space.kubectl("delete", "tpujob", "digits", "--cascade=orphan")
-    (left,) = config_maps(space)
+    (left,) = secrets_of(space)
     owner = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "name": "digits", "uid": "gone"}
     left["metadata"]["ownerReferences"] = [owner]
-    left |= {"apiVersion": "v1", "kind": "ConfigMap"}
+    left |= {"apiVersion": "v1", "kind": "Secret"}
     space.kubectl("replace", "-f", "-", input=yaml.safe_dump(left))
     assert desk.submit().returncode == 0
-    (kept,) = config_maps(space)
+    (kept,) = secrets_of(space)
     assert kept["metadata"]["ownerReferences"][0]["uid"] == space.job()["metadata"]["uid"]
 
 
-def a_config_map_of_somebody_else_is_left_alone_and_the_job_goes_again(desk: Desk) -> None:
+def a_secret_of_somebody_else_is_left_alone_and_the_job_goes_again(desk: Desk) -> None:
     space = desk.space
     assert desk.submit().returncode == 0
-    (kept,) = config_maps(space)
+    (kept,) = secrets_of(space)
     space.kubectl("delete", "tpujob", "digits", "--cascade=orphan")
-    space.kubectl("delete", "configmap", kept["metadata"]["name"])
-    space.kubectl("create", "configmap", kept["metadata"]["name"])
+    space.kubectl("delete", "secret", kept["metadata"]["name"])
+    space.kubectl("create", "secret", "generic", kept["metadata"]["name"])
     refused = desk.submit()
     assert refused.returncode == 2
-    assert "the cluster refuses the ConfigMap with the code, the job was deleted again" in refused.stderr
+    assert "the cluster refuses the Secret with the code, the job was deleted again" in refused.stderr
     assert "already exists" in refused.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
 
-def a_config_map_holds_a_mebibyte_counted_before_base64(desk: Desk) -> None:
+def a_secret_holds_a_mebibyte_counted_before_base64(desk: Desk) -> None:
     space, folder = desk.space, desk.folder
     assert desk.submit().returncode == 0
-    for name, size, refusal in (("fits", LARGEST_CONFIG_MAP, ""), ("large", LARGEST_CONFIG_MAP + 1, "Too long")):
-        body = yaml.safe_dump(config_map(name, Packed(bytes(size), {}), space.job()))
+    for name, size, refusal in (("fits", LARGEST_SECRET, ""), ("large", LARGEST_SECRET + 1, "Too long")):
+        body = yaml.safe_dump(secret(name, Packed(bytes(size), {}), space.job()))
         done = space.cluster.kubectl("-n", space.name, "create", "-f", "-", input=body, check=False)
         assert (refusal in done.stderr, bool(done.returncode)) == (True, bool(refusal)), done.stderr
     space.kubectl("delete", "tpujob", "digits")
 
-    (folder / "noise").write_bytes(random.Random(1).randbytes(LARGEST_CONFIG_MAP))
+    (folder / "noise").write_bytes(random.Random(1).randbytes(LARGEST_SECRET))
     refused = desk.submit()
     assert refused.returncode == 2
-    assert "bytes (1.0 MiB), and a ConfigMap holds 1048576 (1 MiB" in refused.stderr
+    assert "bytes (1.0 MiB), and a Secret holds 1048576 (1 MiB" in refused.stderr
     assert "--code-to gs://bucket/path; the largest files: noise 1.0 MiB, train.py 18 bytes" in refused.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
@@ -164,7 +166,7 @@ def code_for_a_directory_is_there_before_the_job(desk: Desk) -> None:
     code = space.job()["spec"]["trainer"]["code"]
     assert code["uri"] == f"{folder.parent}/shared/code-{code['sha256']}.tar.gz"
     assert hashlib.sha256(Path(code["uri"]).read_bytes()).hexdigest() == code["sha256"]
-    assert config_maps(space) == []
+    assert secrets_of(space) == []
 
 
 def a_job_without_code_is_created_as_it_stands(desk: Desk) -> None:
@@ -196,13 +198,13 @@ def what_is_wrong_is_said_before_anything_is_created(desk: Desk) -> None:
 STORIES = {
     story.__name__: story
     for story in (
-        code_in_a_config_map_belongs_to_its_job,
+        code_in_a_secret_belongs_to_its_job,
         the_code_of_a_job_cannot_change,
         a_submission_that_was_cut_off_is_finished_by_the_same_command,
         other_code_or_another_spec_is_another_job,
         what_an_earlier_job_of_the_name_has_left_is_replaced,
-        a_config_map_of_somebody_else_is_left_alone_and_the_job_goes_again,
-        a_config_map_holds_a_mebibyte_counted_before_base64,
+        a_secret_of_somebody_else_is_left_alone_and_the_job_goes_again,
+        a_secret_holds_a_mebibyte_counted_before_base64,
         code_for_a_directory_is_there_before_the_job,
         a_job_without_code_is_created_as_it_stands,
         what_is_wrong_is_said_before_anything_is_created,

@@ -16,12 +16,17 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
+from tests.controlplane.faults import Fault, Hold
+from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
+from tpu_training_operator.runtime.leader_label import LABEL_LEADS
 
 NAME = "tpu-training-operator"
 HERE = Path(__file__).parent
+# For one answer.
+SLOW_SECONDS = 3.3
 
 
 @pytest.fixture
@@ -32,14 +37,16 @@ def space(control_plane: ControlPlane, job_definition: None, namespace: str) -> 
 
 
 class Pair:
-    """Two operators. `ports`: of their progress services."""
+    """Two operators, whose requests go to `server`. `ports`: of their progress services."""
 
-    def __init__(self, space: Namespace) -> None:
+    def __init__(self, space: Namespace, server: str) -> None:
         self._space = space
         prepare(space)
         self.ports = [free_port(), free_port()]
         self.operators = [
-            OperatorProcess(space.cluster, space.name, f"operator-{number}", *arguments(space.name, port))
+            OperatorProcess(
+                space.cluster, space.name, f"operator-{number}", *arguments(space.name, number, port), server=server
+            )
             for number, port in enumerate(self.ports)
         ]
 
@@ -53,17 +60,23 @@ class Pair:
         wait_until(one_works, timeout=60, what="one of the operators works")
         return found[0]
 
+    def labelled(self) -> list[str]:
+        """The pods to which the Service leads."""
+        found = self._space.kubectl("get", "pods", "-l", LABEL_LEADS, "-o", "jsonpath={.items[*].metadata.name}")
+        return found.split()
+
     def transitions(self) -> int:
         return int(json.loads(self._space.kubectl("get", "lease", NAME, "-o", "json"))["spec"]["leaseTransitions"])
 
 
-def arguments(namespace: str, port: int) -> tuple[str, ...]:
+def arguments(namespace: str, number: int, port: int) -> tuple[str, ...]:
     own = f"{NAME}.{namespace}"
-    return (f"--lease={own}", f"--pod-address={LOOPBACK}", f"--progress-service={own}", f"--progress-port={port}")
+    return (f"--lease={own}", f"--pod-name=operator-{number}", f"--progress-service={own}", f"--progress-port={port}")
 
 
 def prepare(space: Namespace) -> None:
-    """What the chart creates besides the operators: a Lease and a Secret, both empty, and the rights to them."""
+    """What the chart creates besides the operators: a Lease and a Secret, both empty, the rights to them, and pods,
+    which need not run here."""
     for file in ("lease_rbac.yaml", "progress_rbac.yaml"):
         space.kubectl("apply", "-f", str(HERE / file))
     group = "rbac.authorization.k8s.io"
@@ -81,12 +94,21 @@ def prepare(space: Namespace) -> None:
     ]
     objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{NAME}-tls"}})
     objects.append({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NAME}})
+    pod = {"nodeName": "nowhere", "containers": [{"name": "operator", "image": "operator"}]}
+    names = ("operator-0", "operator-1")
+    objects += [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod} for name in names]
     space.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(objects))
 
 
 @pytest.fixture
-def pair(space: Namespace) -> Iterator[Pair]:
-    pair = Pair(space)
+def proxy(control_plane: ControlPlane) -> Iterator[FaultyProxy]:
+    with FaultyProxy(control_plane, seed=0) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def pair(space: Namespace, proxy: FaultyProxy) -> Iterator[Pair]:
+    pair = Pair(space, f"https://{proxy.host}:{proxy.port}")
     with ThreadPoolExecutor() as together:
         list(together.map(OperatorProcess.start, pair.operators))
     yield pair
@@ -97,7 +119,8 @@ def pair(space: Namespace) -> Iterator[Pair]:
 
 
 def uids(space: Namespace) -> dict[str, str]:
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in space.pods()}
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in space.pods()}
+    return {name: uid for name, uid in pods.items() if name.startswith("digits-")}
 
 
 def reaches_the_service(space: Namespace, port: int) -> bool:
@@ -118,7 +141,8 @@ def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace
     first = pair.leader()
     space.apply(digits(runPolicy={"restart": {"backoff": {"initialSeconds": 1}}}))
     space.wait_for_state("Running")
-    assert all(reaches_the_service(space, port) for port in pair.ports), "at each of the two"
+    assert reaches_the_service(space, pair.ports[first])
+    assert pair.labelled() == [f"operator-{first}"]
 
     pair.operators[first].kill()
     space.finish("digits-1-0-1", exit_code=137)
@@ -131,8 +155,10 @@ def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace
     # The one that was killed is back, and waits. Then the other ends as in a rollout.
     pair.operators[first].start()
     assert not pair.operators[first].works
+    wait_until(lambda: pair.labelled() == [f"operator-{1 - first}"], timeout=30, what="the label is right")
     pair.operators[1 - first].stop()
     wait_until(lambda: pair.operators[first].works, timeout=30, what="the first one works again")
+    wait_until(lambda: pair.labelled() == [f"operator-{first}"], timeout=30, what="the label is right")
     for host in range(4):
         space.finish(f"digits-2-0-{host}")
     assert space.wait_for_state("Succeeded")["attempt"] == 2
@@ -143,7 +169,18 @@ def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace
     taken = json.dumps({"spec": {"holderIdentity": "somebody else"}})
     space.kubectl("patch", "lease", NAME, "--type=merge", f"--patch={taken}")
     wait_until(lambda: pair.operators[first].exit_code == 0, timeout=30, what="it has ended by itself")
-    assert "this operator no longer leads" in pair.operators[first].log()
+    assert "this operator no longer leads, and stops working: somebody else holds" in pair.operators[first].log()
 
     reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
     assert [reasons.count(reason) for reason in ("AttemptStarted", "Restarting", "Succeeded")] == [1, 1, 1]
+
+
+def test_behind_an_api_server_that_takes_seconds_one_works_on(space: Namespace, pair: Pair, proxy: FaultyProxy) -> None:
+    first = pair.leader()
+    space.apply(digits(runPolicy={"restart": {"backoff": {"initialSeconds": 1}}}))
+    space.wait_for_state("Running")
+    with proxy.misbehaving(Fault("slow", lambda call: call.verb != "watch", Hold(SLOW_SECONDS / 2))):
+        space.finish("digits-1-0-1", exit_code=137)
+        assert space.wait_for_state("Running", attempt=2)["restarts"]["byClass"] == {"Infrastructure": 1}
+    assert pair.operators[first].exit_code is None
+    assert pair.transitions() == 1

@@ -13,8 +13,11 @@ from tests.cluster.kwok import SimulatedSlice, add_tpu_nodes, remove_nodes
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
+from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.lifecycle.limit_range import limit_range_remedy
 from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.objects.preflight_pod import preflight_pod
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.recipe.resolve import resolve
@@ -33,20 +36,83 @@ RESTRICTED = {
 OWN_LOOP = {"image": "registry.example/digits:1", "command": ["python", "train.py"]}
 
 
+def job_on_tpus(namespace: str, trainer: Object | None = None, on: Object | None = None) -> TPUTrainingJob:
+    body = digits(slice={"acceleratorType": "v5litepod-16", "hardware": "TPU", **(on or {})})
+    body["spec"]["trainer"] = trainer or body["spec"]["trainer"]
+    body["metadata"] |= {"namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
+    return parse_job(body)
+
+
 def objects(
     namespace: str, *avoid: str, trainer: Object | None = None, on: Object | None = None
 ) -> tuple[Object, Object]:
     """The ConfigMap and the first pod of a job on four TPU hosts."""
-    body = digits(slice={"acceleratorType": "v5litepod-16", "hardware": "TPU", **(on or {})})
-    body["spec"]["trainer"] = trainer or body["spec"]["trainer"]
-    body["metadata"] |= {"namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
-    job = parse_job(body)
+    job = job_on_tpus(namespace, trainer, on)
     resolution = resolve(job.spec)
     made = config_map(job, resolution, 1, REPORTING), worker_pod(job, resolution, FIRST, REPORTING, avoid)
     for each in made:
         # Their job does not exist: the garbage collector would delete them at once.
         del each["metadata"]["ownerReferences"]
     return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "trainer", "check"),
+    [
+        (
+            {"default": {"cpu": "1", "memory": "2Gi"}},
+            "adds this limit (default), because the job sets none: set spec.trainer.resources.limits.cpu and"
+            " spec.trainer.resources.limits.memory",
+            None,
+        ),
+        (
+            {"max": {"memory": "8Gi"}},
+            "adds this limit (default), because the job sets none: set spec.trainer.resources.limits.memory",
+            "says so (max): set memory within it in spec.preflight.resources",
+        ),
+        (
+            {"min": {"cpu": "100"}},
+            "says so (min): set cpu within it in spec.trainer.resources",
+            "says so (min): set cpu within it in spec.preflight.resources",
+        ),
+        (
+            {"maxLimitRequestRatio": {"memory": "2"}},
+            "says so (maxLimitRequestRatio): set memory in spec.trainer.resources",
+            "says so (maxLimitRequestRatio): set memory in spec.preflight.resources",
+        ),
+    ],
+    ids=["default", "max", "min", "ratio"],
+)
+def test_a_pod_that_a_limit_range_refuses_says_so_with_the_remedy(
+    control_plane: ControlPlane, limits: Object, trainer: str, check: str | None
+) -> None:
+    with fresh_namespace(control_plane.api) as namespace:
+        body = {"metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", **limits}]}}
+        control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/limitranges", body)
+        _, worker = objects(namespace)
+        job = job_on_tpus(namespace)
+        for pod, words in ((worker, trainer), (preflight_pod(job, resolve(job.spec)), check)):
+            refused = refusal(control_plane, namespace, pod)
+            remedy = limit_range_remedy(refused, pod)
+            assert remedy == (f"; a LimitRange of the namespace {words}" if words else ""), refused
+
+
+def test_a_limit_of_the_jobs_own_is_no_matter_of_a_limit_range(control_plane: ControlPlane) -> None:
+    resources = {"requests": {"cpu": "4"}, "limits": {"cpu": "2"}}
+    with fresh_namespace(control_plane.api) as namespace:
+        _, worker = objects(namespace, trainer=OWN_LOOP | {"resources": resources})
+        refused = refusal(control_plane, namespace, worker)
+    assert "must be less than or equal to cpu limit" in refused
+    assert limit_range_remedy(refused, worker) == ""
+
+
+def refusal(cluster: ControlPlane, namespace: str, pod: Object) -> str:
+    """What the API server says; empty if it accepts the pod."""
+    try:
+        cluster.api.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+    except ApiError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("trainer", [None, OWN_LOOP], ids=["an entrypoint", "a loop of one's own"])

@@ -71,7 +71,7 @@ def submit(space: Space, directory: Path, body: dict[str, Any], files: dict[str,
     return done.stdout
 
 
-def from_a_config_map_over_a_restart(space: Space, directory: Path) -> None:
+def from_a_secret_over_a_restart(space: Space, directory: Path) -> None:
     told = submit(
         space, directory, job(entrypoint="train:task"), {"train.py": TASK, "parts/model.py": MODEL, "notes.txt": "x"}
     )
@@ -79,12 +79,12 @@ def from_a_config_map_over_a_restart(space: Space, directory: Path) -> None:
     ended = status(space.cluster, namespace=space.name)
     sha256 = ended["resolved"]["codeSha256"]
     assert (ended["attempt"], ended["progress"]["step"]) == (2, 6)
-    assert f"sha256 {sha256}, in configmap://digits-code-{sha256[:10]}" in told
+    assert f"sha256 {sha256}, in secret://digits-code-{sha256[:10]}" in told
     assert f"runs trainer.code, sha256 {sha256}, in /tpu-training/code/code" in space.kubectl("logs", "digits-2-0-1")
 
     space.kubectl("delete", "tpujob", "digits")
     wait_until(
-        lambda: not [name for name in space.names("configmap") if "code" in name], timeout=90, what="the code is gone"
+        lambda: not [name for name in space.names("secret") if "code" in name], timeout=90, what="the code is gone"
     )
 
 
@@ -106,26 +106,26 @@ def from_a_bucket(space: Space, storage: ObjectStorage, directory: Path) -> None
 
 def tampered_with_or_missing(space: Space) -> None:
     sha256 = hashlib.sha256(b"as submitted").hexdigest()
-    space.kubectl("create", "configmap", "tampered", "--from-literal=code.tar.gz=other")
-    for name, config_map in (("tampered", "tampered"), ("missing", "nowhere")):
-        body = job(entrypoint="train:task", code={"uri": f"configmap://{config_map}", "sha256": sha256})
+    space.kubectl("create", "secret", "generic", "tampered", "--from-literal=code.tar.gz=other")
+    for name, secret in (("tampered", "tampered"), ("missing", "nowhere")):
+        body = job(entrypoint="train:task", code={"uri": f"secret://{secret}", "sha256": sha256})
         body["metadata"]["name"] = name
         space.kubectl("apply", "-f", "-", input=yaml.safe_dump(body))
 
     space.kubectl("wait", "--for=condition=Failed", "tpujob/tampered", "--timeout=120s")
     failure = status(space.cluster, "tampered", space.name)["lastFailure"]
     assert (failure["class"], failure["attempt"]) == ("UserError", 1)
-    assert failure["message"].startswith("trainer.code.sha256: configmap://tampered has the sha256")
+    assert failure["message"].startswith("trainer.code.sha256: secret://tampered has the sha256")
 
     def why() -> str:
         return str(status(space.cluster, "missing", space.name).get("conditions"))
 
-    wait_until(lambda: 'configmap "nowhere" not found' in why(), timeout=120, what="the missing ConfigMap is named")
+    wait_until(lambda: 'secret "nowhere" not found' in why(), timeout=120, what="the missing Secret is named")
 
 
-def in_config_map(cluster: RealCluster, _: ObjectStorage) -> None:
+def in_secret(cluster: RealCluster, _: ObjectStorage) -> None:
     with a_space(cluster) as space, tempfile.TemporaryDirectory() as directory:
-        from_a_config_map_over_a_restart(space, Path(directory))
+        from_a_secret_over_a_restart(space, Path(directory))
 
 
 def in_bucket(cluster: RealCluster, storage: ObjectStorage) -> None:
@@ -134,14 +134,14 @@ def in_bucket(cluster: RealCluster, storage: ObjectStorage) -> None:
 
 
 STORIES = {
-    "code in a config map": Story(in_config_map, trains=True, stores=False),
+    "code in a secret": Story(in_secret, trains=True, stores=False),
     "code in a bucket": Story(in_bucket),
     "code that is wrong": Story.of_a_space(tampered_with_or_missing),
 }
 
 
-def test_a_gang_trains_with_code_from_a_config_map_over_a_restart(stories: Stories) -> None:
-    stories.end_of("code in a config map")
+def test_a_gang_trains_with_code_from_a_secret_over_a_restart(stories: Stories) -> None:
+    stories.end_of("code in a secret")
 
 
 def test_a_loop_of_the_users_own_runs_from_a_bucket(stories: Stories) -> None:

@@ -118,7 +118,7 @@ def worker(job: str, image: Image, container: dict[str, Any], spec: dict[str, An
         "automountServiceAccountToken": False,
         "containers": [trainer | container],
     }
-    metadata = {"name": pod_name(job), "labels": worker_labels(job, "4d5f", HOST)}
+    metadata = {"name": pod_name(job), "labels": worker_labels(job, HOST)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body | spec}
 
 

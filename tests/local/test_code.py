@@ -65,7 +65,7 @@ def test_code_that_the_job_itself_names_is_fetched_and_checked(runs: Runs, folde
 
 
 def test_code_in_a_cluster_is_asked_for_here(runs: Runs, folder: Path) -> None:
-    code = {"trainer.code": {"uri": "configmap://digits-code", "sha256": "0a" * 32}}
+    code = {"trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32}}
     refused = start(runs, folder, **code)
     assert refused.wait() == 2
-    assert "spec.trainer.code.uri: configmap://digits-code is in a cluster; here, add --code FOLDER" in refused.stderr
+    assert "spec.trainer.code.uri: secret://digits-code is in a cluster; here, add --code FOLDER" in refused.stderr

@@ -171,6 +171,15 @@ def shut_down(cluster: ModelCluster, pod: Object) -> None:
         end(cluster, pod, 143)
 
 
+def preempt(cluster: ModelCluster, pod: Object) -> None:
+    """The scheduler gives the pod's node to another, and the worker ends in time."""
+    _disrupt(
+        cluster, pod, "PreemptionByScheduler", "default-scheduler: preempting to accommodate a higher priority pod"
+    )
+    delete_by_hand(cluster, pod)
+    end(cluster, pod, 143)
+
+
 def nodes_come_back(cluster: ModelCluster) -> None:
     """Lost nodes come back and stop the pods deleted meanwhile; other workers kept running."""
     cluster.lost.clear()

@@ -527,6 +527,22 @@ def test_a_placeholder_on_a_node_that_is_lost_does_not_keep_its_name(minutes: fl
     assert "deletionTimestamp" not in cluster.pods[HELD[0]]["metadata"]
 
 
+def test_placeholders_whose_first_host_is_preempted_give_up_the_rest_of_its_pool() -> None:
+    """Another gang has this pool now, and the next placeholder of host 0 may come to another one."""
+    cluster = given_a_gang_on_the_smaller_slice(GROWING)
+    passes(cluster, 1800)
+    one_pass(cluster)
+    for name in HELD[:3]:
+        kubelet.make_ready(cluster, cluster.pods[name])
+    del cluster.pods[HELD[0]]
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    assert held(cluster) == [HELD[3]]
+    one_pass(cluster)
+    assert held(cluster) == HELD
+    assert where(cluster)[:2] == (2, 1)
+
+
 @pytest.mark.parametrize("what", ["suspended", "failed", "finished", "invalid"])
 def test_placeholders_go_when_the_job_stops(what: str) -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)

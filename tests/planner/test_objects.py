@@ -46,6 +46,7 @@ ENV = {
     "USER": "trainer",
 }
 
+ONE_HOST = {"spec.slice.acceleratorType": "v5litepod-4"}
 MULTISLICE = {"spec.slice.count": 2, "spec.trainer.backend": "XLASPMD"}
 
 
@@ -63,7 +64,6 @@ def test_its_metadata() -> None:
             "tpu-operator.dev/attempt": "3",
             "tpu-operator.dev/slice-index": "0",
             "tpu-operator.dev/host-index": "2",
-            "tpu-operator.dev/slice-id": "8b6b0c5e1f7a4c399d110242ac120002-3-0",
         },
         "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
         "ownerReferences": [OWNER],
@@ -125,19 +125,44 @@ def test_its_node() -> None:
     }
 
 
-def test_a_worker_shares_its_node_pool_only_with_its_slice() -> None:
-    own = ["8b6b0c5e1f7a4c399d110242ac120002-3-0"]
+def test_worker_0_has_a_node_pool_without_other_slices_and_its_peers_follow_it() -> None:
+    own, key = "8b6b0c5e1f7a4c399d110242ac120002-3-0", "tpu-operator.dev/slice-id"
+    same = {"key": key, "operator": "In", "values": [own]}
 
-    def term(*expressions: Object) -> Object:
-        selector = {"matchExpressions": list(expressions)}
-        pool = {"namespaceSelector": {}, "topologyKey": "cloud.google.com/gke-nodepool"}
-        return {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": selector, **pool}]}
+    def required(*terms: Object) -> Object:
+        return {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}
 
-    key = "tpu-operator.dev/slice-id"
-    assert pod()["spec"]["affinity"] == {
-        "podAffinity": term({"key": key, "operator": "In", "values": own}),
-        "podAntiAffinity": term({"key": key, "operator": "Exists"}, {"key": key, "operator": "NotIn", "values": own}),
+    def term(*expressions: Object, **namespaces: Object) -> Object:
+        selector = {"labelSelector": {"matchExpressions": list(expressions)}}
+        return selector | {"topologyKey": "cloud.google.com/gke-nodepool"} | namespaces
+
+    assert pod()["spec"]["affinity"] == {"podAffinity": required(term(same, namespaceSelector={}))}
+    # With it, a peer would be exempt from its own affinity, and could come before worker 0.
+    assert key not in pod()["metadata"]["labels"]
+    leader = pod(host=0)
+    assert leader["metadata"]["labels"][key] == own
+    labels = {"job-name": "digits", "attempt": "3", "slice-index": "0"}
+    peers = [{"key": f"tpu-operator.dev/{name}", "operator": "In", "values": [value]} for name, value in labels.items()]
+    assert leader["spec"]["affinity"]["podAffinity"] == required(term(*peers))
+    others = term({"key": key, "operator": "Exists"}, {**same, "operator": "NotIn"}, namespaceSelector={})
+    stopping = term({"key": "tpu-operator.dev/slice-index", "operator": "Exists"}, namespaceSelector={})
+    assert leader["spec"]["affinity"]["podAntiAffinity"] == required(others) | {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": stopping}]
     }
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"spec.slice.hardware": "CPU"},
+        ONE_HOST,
+    ],
+    ids=["on CPUs", "of one host"],
+)
+def test_a_slice_that_fills_no_node_pool_takes_none(spec: Object) -> None:
+    leader = pod(spec, host=0)
+    assert "tpu-operator.dev/slice-id" not in leader["metadata"]["labels"]
+    assert "affinity" not in leader["spec"]
 
 
 def test_it_tolerates_tpu_nodes_and_a_lost_node_for_half_a_minute() -> None:
@@ -228,13 +253,6 @@ def test_a_rehearsal_is_the_same_pod_without_tpus() -> None:
 
 def test_without_torch_xla_there_is_no_pjrt_device() -> None:
     assert env(ON_CPU | {"spec.trainer.backend": "Torch"}) == ENV
-
-
-ONE_HOST = {"spec.slice.acceleratorType": "v5litepod-4"}
-
-
-def test_a_slice_of_one_host_has_no_pod_affinity() -> None:
-    assert "affinity" not in pod(ONE_HOST, host=0)["spec"]
 
 
 def test_a_slice_of_one_host_needs_no_dns() -> None:
@@ -472,7 +490,7 @@ def test_the_users_pod_fields_pass_through() -> None:
             "spec.trainer.priorityClassName": "high",
             "spec.trainer.nodeSelector": {"cloud.google.com/gke-spot": "true"},
             "spec.trainer.podAnnotations": {"gke-gcsfuse/volumes": "true"},
-            "spec.trainer.podLabels": {"team": "vision", "tpu-operator.dev/attempt": "99"},
+            "spec.trainer.podLabels": {"team": "vision", "app.kubernetes.io/component": "mine"},
             "spec.trainer.terminationGracePeriodSeconds": 0,
         }
     )
@@ -516,7 +534,7 @@ def test_the_size_of_a_gangs_objects_is_linear_in_its_hosts() -> None:
 
 # A job with code.
 
-CODE = {"uri": "configmap://digits-code", "sha256": "0a" * 32}
+CODE = {"uri": "secret://digits-code", "sha256": "0a" * 32}
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
@@ -526,7 +544,7 @@ def test_every_attempt_mounts_the_same_code(attempt: int) -> None:
     items = [{"key": "code.tar.gz", "path": "code.tar.gz"}]
     assert spec["volumes"][-2:] == [
         {"name": "tpu-training-code", "emptyDir": {}},
-        {"name": "tpu-training-archive", "configMap": {"name": "digits-code", "items": items}},
+        {"name": "tpu-training-archive", "secret": {"secretName": "digits-code", "items": items}},
     ]
     assert spec["containers"][0]["volumeMounts"][-2:] == [
         {"name": "tpu-training-code", "mountPath": "/tpu-training/code"},
@@ -536,7 +554,7 @@ def test_every_attempt_mounts_the_same_code(attempt: int) -> None:
     assert resolution.resolved.code_sha256 == CODE["sha256"]
 
 
-def test_code_elsewhere_needs_no_config_map() -> None:
+def test_code_elsewhere_needs_no_secret() -> None:
     code = CODE | {"uri": "gs://bucket/digits/code.tar.gz"}
     assert [volume["name"] for volume in pod({"spec.trainer.code": code})["spec"]["volumes"]] == [
         "tpu-training-shm",

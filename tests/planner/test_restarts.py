@@ -299,6 +299,26 @@ def test_a_suspended_job_keeps_no_worker_at_all() -> None:
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
+def test_a_suspended_job_waits_only_for_workers_that_still_run() -> None:
+    cluster = given_a_running_gang()
+    fails(cluster, WORKERS[1])
+    one_pass(cluster)
+    workers = until_running(cluster)
+    kept = [cluster.pods[workers[0]], cluster.pods[WORKERS[1]]]
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    assert "waiting for 4 workers to stop" in ready_message(cluster), "not for the one that is kept for its log"
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    for pod in kept:
+        # Only a finalizer keeps it.
+        cluster.pods[pod["metadata"]["name"]] = pod
+        pod["metadata"] |= {"deletionTimestamp": format_time(cluster.now), "deletionGracePeriodSeconds": 0}
+    one_pass(cluster)
+    assert "no workers are running" in ready_message(cluster)
+    assert kstatus(cluster.job) == "Current"
+
+
 def test_a_deletion_names_the_uid_of_the_pod() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
@@ -342,6 +362,21 @@ def test_the_second_restart_waits_for_its_time() -> None:
     assert (actions(decided), decided.again) == ([], wait)
     cluster.now += wait
     assert actions(one_pass(cluster)) != []
+
+
+def test_a_gang_leaves_the_one_that_preempted_it_time_to_take_its_place() -> None:
+    """Even if the job's own backoff is shorter."""
+    backoff = {"initialSeconds": 1, "maxSeconds": 1}
+    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"backoff": backoff}}})
+    kubelet.preempt(cluster, cluster.pods[WORKERS[0]])
+    one_pass(cluster)
+    assert cluster.status.restarts.by_class == {"Preemption": 1}
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    decided = one_pass(cluster)
+    assert (actions(decided), decided.again) == ([], timedelta(seconds=10))
+    passes(cluster, 10)
+    assert "create Pod digits-2-0-0" in described(one_pass(cluster))
 
 
 def test_every_further_wait_is_longer() -> None:

@@ -69,6 +69,15 @@ def test_hosts_are_counted_and_grouped_by_reason_largest_group_first() -> None:
     assert (cluster.status.state, kstatus(cluster.job)) == (State.STARTING, "InProgress")
 
 
+def test_what_worker_0_lacks_comes_first_since_its_peers_follow_it_to_their_nodes() -> None:
+    cluster = given_a_created_gang()
+    for name in WORKERS:
+        finds_no_node(cluster, name, "0/84 nodes are available: 4 node(s) didn't match pod affinity rules.")
+    finds_no_node(cluster, WORKERS[0])
+    waits(cluster, 30)
+    assert f"0 of 4 hosts ready; 1 host: no node: {NO_NODE}; 3 hosts: no node: 0/84" in ready_message(cluster)
+
+
 def test_a_volume_that_cannot_be_mounted_is_recognised_from_the_pods_events() -> None:
     cluster = given_a_created_gang()
     for name in WORKERS:

@@ -39,8 +39,9 @@ class Run:
         return [record["evaluation"] for record in self.records if "evaluation" in record]
 
 
-def run(document: dict[str, Any], directory: Path) -> Run:
-    """`document`: a run spec for one host; `directory`: for the progress file."""
+def run(document: dict[str, Any], directory: Path, report: Path | None = None) -> Run:
+    """`document`: a run spec for one host; `directory`: for the progress file; `report`: for what a run at the desk
+    leaves."""
     progress = directory / "progress.jsonl"
     progress.unlink(missing_ok=True)
     environment = WorkerEnvironment(
@@ -50,6 +51,7 @@ def run(document: dict[str, Any], directory: Path) -> Run:
         master_addr="",
         master_port=0,
         progress_file=progress,
+        report_directory=report,
     )
     # Tiny tensors: more threads would only wait for each other.
     torch.set_num_threads(1)

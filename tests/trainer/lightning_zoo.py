@@ -11,10 +11,23 @@ from typing import Any
 
 import pytorch_lightning as lightning
 import torch
-from pytorch_lightning.callbacks import BaseFinetuning, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -59,6 +72,27 @@ class Plain(lightning.LightningModule):
 
     def val_dataloader(self) -> Any:
         return DataLoader(HELD_OUT, batch_size=4)
+
+
+class Collects(Plain):
+    """As Lightning's guide to its version 2 has it: outputs in a list, and a number of all of them at the end."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.outputs: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.outputs += self.layer(batch[0]).flatten().tolist()
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("highest", max(self.outputs))
+        self.outputs.clear()
+
+
+class CollectsAndGathers(Collects):
+    def on_validation_epoch_end(self) -> None:
+        self.log("of_all", self.all_gather(torch.tensor(max(self.outputs))).max())
+        super().on_validation_epoch_end()
 
 
 def asked(lr: float) -> LightningRun:
@@ -205,6 +239,22 @@ class _Unfreeze(BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
 
+class Grows(Plain):
+    """A callback changes something whenever an epoch begins, as BackboneFinetuning scales a rate."""
+
+    def configure_callbacks(self) -> Any:
+        return [LambdaCallback(on_train_epoch_start=lambda trainer, module: module.layer.weight.data.mul_(1.05))]
+
+
+class Pruned(Plain):
+    def configure_callbacks(self) -> Any:
+        return [ModelPruning("l1_unstructured", amount=0.25)]
+
+
+def bars(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[TQDMProgressBar()])
+
+
 class ShouldStop(Plain):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         # Only one replica wants to.
@@ -302,6 +352,30 @@ class Stepped(Plain):
         return [optimizer], [StepLR(optimizer, 1, 0.5)]
 
 
+class Cycles(Plain):
+    """Three steps of OneCycleLR, as a script computes them from a batch size of its own."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [{"scheduler": OneCycleLR(optimizer, self.lr, total_steps=3), "interval": "step"}]
+
+
+class Anneals(Plain):
+    """In epochs, of which the run has 2.5."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [CosineAnnealingLR(optimizer, 100)]
+
+
+def cycles(lr: float) -> LightningRun:
+    return LightningRun(Cycles(lr))
+
+
+def anneals(lr: float) -> LightningRun:
+    return LightningRun(Anneals(lr))
+
+
 def stepped(lr: float) -> LightningRun:
     return LightningRun(Stepped(lr))
 
@@ -312,6 +386,10 @@ def clipped(lr: float) -> LightningRun:
 
 def decided(lr: float) -> LightningRun:
     return LightningRun(Plain(lr), max_steps=3)
+
+
+def limited(lr: float, batches: float, whole: bool) -> LightningRun:
+    return LightningRun(Plain(lr), limit_val_batches=int(batches) if whole else batches)
 
 
 def unknown(lr: float) -> LightningRun:
@@ -357,3 +435,154 @@ class Essentials(Gan):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.global_rank == 1 and self.global_step == 3 * int(os.environ.get("TEST_STOP", "0")):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class MyFinder(LearningRateFinder):
+    """A class of one's own does not hide what it is."""
+
+
+REFUSED = {
+    "LearningRateFinder": LearningRateFinder,
+    "MyFinder": MyFinder,
+    "BatchSizeFinder": BatchSizeFinder,
+    "GradientAccumulationScheduler": lambda: GradientAccumulationScheduler({0: 1, 1: 2}),
+    "StochasticWeightAveraging": lambda: StochasticWeightAveraging(0.1),
+}
+
+
+def refused(lr: float, callback: str) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[REFUSED[callback]()])
+
+
+class Brings(Plain):
+    """Brings a callback from configure_callbacks."""
+
+    def configure_callbacks(self) -> Any:
+        return [MyFinder()]
+
+
+class _KeepsAFunction(Callback):
+    """From step `since` on, which is what makes it impossible to keep."""
+
+    def __init__(self, since: int) -> None:
+        self.since, self.step, self.loaded = since, 0, None
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "annealing": {"function": len, "rate": 0.5} if self.step >= self.since else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["annealing"] == {"rate": 0.5}
+
+
+def keeps_a_function(lr: float, since: int) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[_KeepsAFunction(since)])
+
+
+class _TriesRates(Callback):
+    """Tries another rate for a step, and goes back to where it was."""
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        (optimizer,) = trainer.optimizers
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/before.ckpt")
+            optimizer.param_groups[0]["lr"] = 6.3
+        if trainer.global_step == 5:
+            before = torch.load(f"{trainer.default_root_dir}/before.ckpt", weights_only=False)
+            module.load_state_dict(before["state_dict"])
+            trainer.strategy.load_optimizer_state_dict(before)
+
+
+def tries_rates(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[_TriesRates()])
+
+
+class ChangesPasses(Plain):
+    """A callback that accumulates from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.accumulate_grad_batches = 2
+
+
+class Halved(Plain):
+    """Changes its weights at the end of the training; `HalvedByEpoch`, of each epoch."""
+
+    where = "on_train_end"
+
+    def _halve(self, name: str) -> None:
+        if name == self.where:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.mul_(0.5)
+
+    def on_train_epoch_end(self) -> None:
+        self._halve("on_train_epoch_end")
+
+    def on_train_end(self) -> None:
+        self._halve("on_train_end")
+
+
+class HalvedByEpoch(Halved):
+    where = "on_train_epoch_end"
+
+
+def halved(lr: float) -> LightningRun:
+    return LightningRun(Halved(lr))
+
+
+def halved_by_epoch(lr: float) -> LightningRun:
+    return LightningRun(HalvedByEpoch(lr))
+
+
+def pruned(lr: float) -> LightningRun:
+    return LightningRun(Plain(lr), callbacks=[ModelPruning("l1_unstructured", amount=0.5)])
+
+
+class Centred(Plain):
+    """Computes with a running centre, which each replica's own examples move."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.register_buffer("centre", torch.zeros(8))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        loss = self.loss((features - self.centre, target))
+        self.centre.lerp_(features.mean(dim=0), 0.5)
+        return loss
+
+
+def centred(lr: float) -> LightningRun:
+    return LightningRun(Centred(lr))
+
+
+class OfEpoch(Dataset[Any]):
+    """Its examples are the epoch in which they are read."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.epoch)
+
+
+class Curriculum(Plain):
+    """Its loss is the epoch of its examples."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch.float().mean() + 0 * self.layer.weight.sum()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(OfEpoch(), batch_size=16, num_workers=2, persistent_workers=True)
+
+
+def curriculum(lr: float) -> LightningRun:
+    return LightningRun(Curriculum(lr))

@@ -180,6 +180,15 @@ def test_a_whole_run_leaves_its_result_its_curve_and_its_history(job: Path) -> N
     assert [(each["step"], each["rate"]) for each in rates] == [(step, step / 100) for step in range(1, 21)]
 
 
+def test_a_metric_named_loss_does_not_take_the_training_losss_place(job: Path) -> None:
+    with session() as run:
+        for step in range(1, 21):
+            run.step(step, 1 / step)
+        run.evaluated(20, {"loss": 7.0, "accuracy": 1.0})
+    assert words(job)["metrics"] == pytest.approx({"loss": 1 / 20, "evaluation_loss": 7.0, "accuracy": 1.0})
+    assert 'the metric "loss" is called "evaluation_loss"' in told(job)[-1]["warnings"][0]
+
+
 def test_a_loss_that_is_told_every_few_steps_stands_for_all_of_them(job: Path) -> None:
     with session() as run:
         for step in range(1, 21):

@@ -69,10 +69,10 @@ def test_the_folder_takes_the_place_of_the_images_working_directory(here: Path) 
     assert environ == {"PYTHONPATH": f"{directory}:/lib/of/mine"}
 
 
-def test_a_config_map_is_read_where_it_is_mounted(here: Path) -> None:
+def test_a_secret_is_read_where_it_is_mounted(here: Path) -> None:
     archive = packed(file("task.py"))
     (here / "mounted").write_bytes(archive)
-    code = CodeSpec(**code_of(archive, "configmap://digits-code"))
+    code = CodeSpec(**code_of(archive, "secret://digits-code"))
     assert (install(code, worker(here / "code", here / "mounted"), {}) / "task.py").exists()
 
 
@@ -157,7 +157,7 @@ def test_an_archive_that_is_too_large_is_not_read(here: Path, monkeypatch: pytes
     assert "has more than 100 bytes" in str(error)
 
 
-@pytest.mark.parametrize(("uri", "words"), [("configmap://x", "is not mounted"), ("s3://bucket/x", "gs://bucket/path")])
+@pytest.mark.parametrize(("uri", "words"), [("secret://x", "is not mounted"), ("s3://bucket/x", "gs://bucket/path")])
 def test_a_place_that_the_worker_cannot_know(here: Path, uri: str, words: str) -> None:
     error = refusal(CodeSpec(uri, "0" * 64), here)
     assert isinstance(error, BadSpecError)

@@ -294,6 +294,10 @@ def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint
         (None, "training_step returns None, which skips the batch"),
         ({"los": 1}, "training_step returns None, which skips the batch"),
         (0.5, "training_step: the loss is a float; it must return a tensor"),
+        (
+            {"loss": torch.ones(()), "loss_weight": torch.ones((), requires_grad=True)},
+            'training_step: "loss_weight" requires a gradient',
+        ),
     ],
 )
 def test_a_training_step_without_a_loss_is_refused(given: Any, complaint: str) -> None:

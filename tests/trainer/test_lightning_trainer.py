@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.trainer import fork_server, in_process, lightning_zoo
 from tests.trainer.gang import Launcher, run_spec
@@ -89,6 +90,10 @@ def test_a_plain_module_has_the_same_losses_and_metrics_under_both(passes: int, 
     assert lightnings.outcome.metrics == pytest.approx(own.outcome.metrics, rel=1e-6)
 
 
+def test_a_step_that_evaluates_its_loss_again_reports_the_one_that_it_began_with(tmp_path: Path) -> None:
+    assert run("Lbfgs", tmp_path).losses[0] == pytest.approx(run("asked", tmp_path).losses[0])
+
+
 def test_lightnings_trainer_clips_by_the_recipes_norm(tmp_path: Path) -> None:
     assert run("asked", tmp_path, gradientClipNorm="0.001").losses[-1] > 5 * run("asked", tmp_path).losses[-1]
 
@@ -115,7 +120,7 @@ def test_files_of_callbacks_and_loggers_lie_beside_the_checkpoints_and_the_repor
     assert list((tmp_path / "lightning").rglob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted"])
+@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted", "Grows"])
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end(
     name: str, step: int, tmp_path: Path
@@ -131,6 +136,22 @@ def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end
     assert again.outcome.metrics == whole.outcome.metrics
 
 
+def test_a_run_that_prunes_continues_and_says_that_it_prunes_otherwise(tmp_path: Path) -> None:
+    whole, only = tmp_path / "whole", tmp_path / "only"
+    first = run("Pruned", tmp_path, checkpoint={"uri": str(whole), "everySteps": 2, "keep": 9})
+    (folder,) = whole.glob("step-00000006-*")
+    shutil.copytree(folder, only / folder.name)
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("Pruned", tmp_path, job=job, checkpoint={"uri": str(only), "keep": 1})
+    assert (again.outcome.code, len(again.losses)) == (ExitCode.Succeeded, 4), again.outcome.message
+    said = "callback ModelPruning: a checkpoint has the pruned weights and not which they are"
+    assert all(any(text.startswith(said) for text in one.warnings) for one in (first, again))
+
+
+def test_a_progress_bar_is_left_out(tmp_path: Path) -> None:
+    assert run("bars", tmp_path).outcome.code is ExitCode.Succeeded
+
+
 def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left(tmp_path: Path) -> None:
     kept = {"uri": str(tmp_path / "kept"), "keep": 1}
     run("asked", tmp_path, trainSteps=6, checkpoint=kept)
@@ -138,6 +159,17 @@ def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left
     again = run("asked", tmp_path, job=job, batch={"global": 32, "perReplica": 32}, trainSteps=5, checkpoint=kept)
     assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
     assert len(again.losses) == 2
+
+
+def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    run("asked", tmp_path, trainSteps=6, checkpoint=kept)
+    grown = [torch.cat([values, values[:16]]) for values in lightning_zoo.DATA.tensors]
+    monkeypatch.setattr(lightning_zoo, "DATA", TensorDataset(*grown))
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("asked", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert any("has 80 examples, and had 64 when the checkpoint was written: the rest of" in w for w in again.warnings)
 
 
 def test_a_checkpoint_of_the_own_loop_is_not_continued(tmp_path: Path) -> None:
@@ -167,6 +199,17 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
 
 
+@pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])
+def test_a_number_of_one_processs_outputs_is_a_warning_once(name: str, launcher: Launcher) -> None:
+    gang = launcher.start(
+        spec(name, hosts=2, replicas=2, evaluateEverySteps=3, trainSteps=6), packages=fork_server.LIGHTNING
+    )
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    (said,) = (text for text in gang.progress()[-1]["warnings"] if text.startswith("on_validation_epoch_end logs"))
+    # What is gathered is the same in all.
+    assert "held-out data: highest. " in said
+
+
 def test_an_exception_of_the_module_ends_with_its_own_line(tmp_path: Path) -> None:
     outcome = run("Raises", tmp_path).outcome
     assert outcome.code is ExitCode.UserError
@@ -191,6 +234,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
         ("Gan", {"precision": "BFloat16"}, "recipe.precision: BFloat16: with Lightning's Trainer use"),
         ("Gan", {"gradientClipNorm": "1"}, "recipe.gradientClipNorm: the module makes its own steps"),
         ("decided", {}, "LightningRun: max_steps follows from recipe.trainSteps"),
+        ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches counts the batches of each"),
+        ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches counts the batches of"),
         ("unknown", {}, "unexpected keyword argument"),
     ],
 )
@@ -200,6 +245,51 @@ def test_what_lightnings_trainer_cannot_do_here_is_refused(
     outcome = run(name, tmp_path, **changes).outcome
     assert outcome.code is ExitCode.UserError
     assert complaint in outcome.message
+
+
+@pytest.mark.parametrize("batches", ["0", "1"])
+def test_validation_may_be_left_out_or_whole(batches: str, tmp_path: Path) -> None:
+    outcome = run("limited", tmp_path, parameters={"batches": batches, "whole": "false"}).outcome
+    assert outcome.code is ExitCode.Succeeded
+    assert ("val_loss" in outcome.metrics) == (batches == "1")
+
+
+@pytest.mark.parametrize("callback", lightning_zoo.REFUSED)
+def test_a_callback_that_contradicts_the_recipe_is_refused_before_the_first_step(callback: str, tmp_path: Path) -> None:
+    outcome = run("refused", tmp_path, parameters={"callback": callback}).outcome
+    assert outcome.code is ExitCode.UserError
+    assert not outcome.step
+    assert f"callback {callback}: " in outcome.message
+
+
+def test_so_is_one_that_the_module_brings_and_a_change_of_the_passes(tmp_path: Path) -> None:
+    assert "callback MyFinder: it trains with other learning rates" in run("Brings", tmp_path).outcome.message
+    assert "accumulate_grad_batches was set to 2" in run("ChangesPasses", tmp_path).outcome.message
+
+
+def test_a_state_that_was_loaded_in_mid_run_leaves_the_rates_to_the_recipe(tmp_path: Path) -> None:
+    done = run("tries_rates", tmp_path)
+    assert done.outcome.code is ExitCode.Succeeded, done.outcome.message
+    assert done.losses[-1] < 0.1
+
+
+def test_what_cannot_be_kept_is_known_before_the_first_step(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    outcome = run("keeps_a_function", tmp_path, parameters={"since": "0"}, checkpoint=kept).outcome
+    assert outcome.code is ExitCode.UserError
+    assert not outcome.step
+    assert "at /callbacks/_KeepsAFunction/annealing/function (a builtin_function_or_method)" in outcome.message
+
+
+def test_what_cannot_be_kept_later_costs_a_warning_and_no_checkpoint(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "everySteps": 2, "keep": 1}
+    first = run("keeps_a_function", tmp_path, parameters={"since": "3"}, checkpoint=kept)
+    assert first.outcome.code is ExitCode.Succeeded, first.outcome.message
+    said = [text for text in first.warnings if "leave out /callbacks/_KeepsAFunction/annealing/function" in text]
+    assert len(said) == 1
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("keeps_a_function", tmp_path, parameters={"since": "3"}, trainSteps=14, job=job, checkpoint=kept)
+    assert (again.outcome.code, again.outcome.step) == (ExitCode.Succeeded, 14), again.outcome.message
 
 
 def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer() -> None:
@@ -218,15 +308,24 @@ def test_parts_of_lightnings_two_packages_are_told_apart() -> None:
         refuse_mixed(module, [None, own()])
 
 
-def test_what_shows_only_in_a_step_names_the_way_out() -> None:
+def test_a_step_that_returns_none_is_a_warning_before_the_first_step_of_several_processes(launcher: Launcher) -> None:
+    gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.LIGHTNING)
+    assert ExitCode.UserError in gang.wait()
+    assert "warning: Lightning: training_step may return None" in gang.output()
+    assert "training_step returns None. A step of 2 processes cannot be skipped" in gang.output()
+
+
+@pytest.mark.parametrize(("world", "said"), [(1, "return tpu_trainer.LightningRun"), (2, "recipe.onNotFinite: Skip")])
+def test_where_it_returns_none_unseen_the_way_out_depends_on_the_processes(world: int, said: str) -> None:
     class Hidden(lightning_zoo.Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Any: ...
 
-    task, hooks = adopt(Hidden(0.1), None, hyperparameters(), Share(0, 1))
+    task, hooks = adopt(Hidden(0.1), None, hyperparameters(), Share(0, world))
     hooks.step_begins([torch.ones(2, 8), torch.ones(2, 1)], 1)
-    with pytest.raises(NeedsTrainerError) as needs:
+    with pytest.raises(UserCodeError) as needs:
         task.loss(task.model, None)
-    assert "return tpu_trainer.LightningRun(module, data) from the entrypoint" in str(needs.value.in_training())
+    error = needs.value.in_training() if isinstance(needs.value, NeedsTrainerError) else needs.value
+    assert said in str(error)
 
 
 class Reads(lightning_zoo.Plain):

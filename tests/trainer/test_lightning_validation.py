@@ -152,6 +152,44 @@ def test_metric_objects_cover_the_whole_set_logged_or_computed_at_the_end(world:
     assert found == [pytest.approx(expected, abs=1e-5)] * world
 
 
+def mean_of_outputs(module: Watching) -> None:
+    module.log("mean", sum(module.seen) / len(module.seen))
+    module.seen.clear()
+
+
+@pytest.mark.parametrize("world", [1, 2, 30])
+@pytest.mark.parametrize(
+    ("at_end", "warns"),
+    [
+        (mean_of_outputs, True),
+        # Equal by chance.
+        (lambda module: module.log("some", float(len(module.seen) > 0)), True),
+        (lambda module: module.log("mean", float(module.seen[0]), sync_dist=True), False),
+        (lambda module: module.log("metric", 1 - module.metrics["mean"].compute()), False),
+        (lambda module: module.log("metric", module.metrics["mean"]), False),
+    ],
+)
+def test_a_number_that_a_module_makes_of_its_own_outputs_is_a_remark_where_there_are_several_processes(
+    world: int, at_end: Callable[[Watching], None], warns: bool
+) -> None:
+    uses_metric = not warns
+
+    def step(module: Watching, values: Tensor) -> None:
+        if uses_metric:
+            module.metrics["mean"].update(values)
+
+    def replica(backend: Any) -> list[str]:
+        share = Share(backend.rank, world)
+        task, hooks = adopt(Watching(step, {"mean": MeanMetric()}, at_end), None, hyperparameters(), share)
+        for _ in range(2):
+            evaluate(task, ROWS, share, backend)
+        return list(hooks.remarks)
+
+    for remarks in in_threads(world, replica):
+        assert len(remarks) == int(warns and world > 1)
+        assert all(text.startswith("on_validation_epoch_end logs numbers") for text in remarks)
+
+
 def test_counts_beyond_the_integers_of_float32_stay_exact() -> None:
     def metrics() -> dict[str, nn.Module]:
         count = SumMetric()

@@ -44,13 +44,23 @@ def test_the_last_lines_of_a_long_traceback_stay() -> None:
     assert kept.endswith("line 499, in forward\nValueError: shapes")
 
 
-def test_metrics_that_fill_the_message_alone_are_dropped_from_the_end() -> None:
+def test_metrics_that_fill_the_message_alone_are_dropped_from_the_end_and_the_message_names_them() -> None:
     metrics = {f"metric_{i}": i / 7 for i in range(1000)}
     encoded = termination_message(Outcome(ExitCode.Succeeded, "trained", 10, metrics))
     assert len(encoded) <= TERMINATION_MESSAGE_LIMIT
     document = json.loads(encoded)
-    assert document["message"] == "trained"
-    assert list(document["metrics"]) == list(metrics)[: len(document["metrics"])]
+    kept = len(document["metrics"])
+    assert list(document["metrics"]) == list(metrics)[:kept]
+    names = ", ".join(list(metrics)[kept : kept + 3])
+    assert document["message"] == (
+        f"trained; {1000 - kept} metrics have no room here, with shorter names they would: {names} and "
+        f"{997 - kept} more"
+    )
+
+
+def test_metrics_that_have_room_need_no_words() -> None:
+    document = json.loads(termination_message(Outcome(ExitCode.Succeeded, "trained", 10, {"loss": 0.5})))
+    assert (document["message"], document["metrics"]) == ("trained", {"loss": 0.5})
 
 
 def test_metrics_of_an_evaluation_are_dropped_with_their_names() -> None:
@@ -59,7 +69,7 @@ def test_metrics_of_an_evaluation_are_dropped_with_their_names() -> None:
     encoded = termination_message(Outcome(ExitCode.Succeeded, "trained", 10, metrics, rung=rung))
     assert len(encoded) <= TERMINATION_MESSAGE_LIMIT
     document = json.loads(encoded)
-    assert document["message"] == "trained"
+    assert document["message"].startswith(f"trained; {40 - len(document['metrics'])} metrics have no room here")
     assert len(document["metrics"]) > 0
     assert document["rung"]["evaluated"] == list(document["metrics"]) == list(metrics)[: len(document["metrics"])]
 

@@ -112,3 +112,45 @@ def test_only_float32_becomes_bfloat16_and_shared_weights_stay_shared() -> None:
     assert (halved.phase.dtype, halved.exact.dtype) == (torch.complex64, torch.float64)
     assert halved.head.weight.dtype == halved.mask.dtype == torch.bfloat16
     assert halved.first.weight is halved.second.weight
+
+
+class Scaled(nn.Module):
+    """The gradient of its weight is the mean of the features, and after one step with rate 1 so is the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(256))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -(x * self.weight).sum(-1).mean()
+
+
+def scaled(hp: Hyperparameters) -> Task:
+    features = torch.rand(64, 256, generator=torch.Generator().manual_seed(5)) + 0.5
+    build = lambda parameters, hp: torch.optim.SGD(parameters, lr=1.0)  # noqa: E731
+    train, loss = TensorDataset(features), lambda model, batch: model(batch[0])
+    return Task(model=Scaled(), train=train, loss=loss, optimizer=build)
+
+
+CROSSED = {"sharding": "Optimizer", "onNotFinite": "Skip", "gradientClipNorm": "1e9", "emaDecay": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "changes"),
+    [("torch", 1, {}), ("torch", 2, CROSSED), ("xla", 2, CROSSED), ("chips", 2, {}), ("xla-spmd", 2, {})],
+    ids=["torch", "torch, crossed", "xla, crossed", "chips", "xla-spmd"],
+)
+def test_bfloat16_gradients_of_many_passes_are_summed_in_float32(
+    launcher: Launcher, tmp_path: Path, kind: str, replicas: int, changes: dict[str, Any]
+) -> None:
+    spec = {"entrypoint": "tests.trainer.test_precision:scaled", "precision": "BFloat16", **changes}
+    steps = {"trainSteps": 1, "warmupSteps": 0, "checkpoint": {"uri": str(tmp_path / "kept"), "keep": 1}}
+    passes = {"global": 64, "perReplica": 1, "accumulation": 64 // replicas}
+    gang = start_replicas(launcher, kind, replicas, batch=passes, **spec, **steps)
+    assert set(gang.wait()) == {0}, gang.output()
+    (weights,) = (tmp_path / "kept").rglob("model.safetensors")
+    expected = scaled(None).train.tensors[0].bfloat16().double().mean(0)
+    found = load_file(weights)["weight"].double()
+    # One rounding to bfloat16's eight bits, of the sum; the partitioner rounds in every pass, too.
+    limit = 2**-7 if kind == "xla-spmd" else 2**-8
+    assert ((found - expected).abs() / expected).max().item() < limit

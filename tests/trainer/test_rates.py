@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ def layer_decay(hp: Hyperparameters) -> Task:
             {"params": list(layer.parameters()), "lr_scale": 0.75 ** (11 - depth)} for depth, layer in enumerate(model)
         ]
         return Spy(made, lr=hp.learning_rate)
+
+    return Task(model=model, train=tasks.examples(), loss=tasks.loss, optimizer=groups)
+
+
+def two_groups(hp: Hyperparameters) -> Task:
+    """The first has the multiple of the recipe's rate that the variable FIRST says."""
+    model = tasks.Network()
+
+    def groups(parameters: Any, hp: Hyperparameters) -> Spy:
+        *others, head = parameters
+        share = float(os.environ["FIRST"])
+        return Spy([{"params": others, "lr": share * hp.learning_rate}, {"params": [head]}], lr=hp.learning_rate)
 
     return Task(model=model, train=tasks.examples(), loss=tasks.loss, optimizer=groups)
 
@@ -83,9 +96,9 @@ class Unscaled(Module):
         super().__init__(base)
 
 
-def trained(entrypoint: str, directory: Path, **changes: Any) -> Run:
+def trained(entrypoint: str, directory: Path, rate: float = RATE, **changes: Any) -> Run:
     USED.clear()
-    optimizer = {"name": "adamw", "learningRate": str(RATE)}
+    optimizer = {"name": "adamw", "learningRate": str(rate)}
     made = run(
         run_spec(entrypoint=f"tests.trainer.test_rates:{entrypoint}", **changes) | {"optimizer": optimizer}, directory
     )
@@ -99,6 +112,21 @@ def test_the_groups_of_a_layer_decay_keep_their_multiples_of_the_recipes_rate(tm
     assert USED[0] == pytest.approx([RATE / 5 * scale for scale in scales])
     assert USED[-1] == pytest.approx([RATE * scale for scale in scales])
     assert made.warnings == []
+
+
+@pytest.mark.parametrize("first", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("batch", "rate", "ramp"), [(8, RATE / 2, [1.0, 1.0]), (32, 2 * RATE, [0.75, 1.0])], ids=["lower", "higher"]
+)
+def test_the_ramp_after_a_move_is_the_recipes_whatever_multiple_of_its_rate_the_groups_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, batch: int, rate: float, ramp: list[float]
+) -> None:
+    monkeypatch.setenv("FIRST", str(first))
+    same: dict[str, Any] = {"warmupSteps": 0, "checkpoint": {"uri": str(tmp_path / "checkpoints"), "keep": 1}}
+    trained("two_groups", tmp_path, trainSteps=12, **same)
+    moved = {"trainSteps": 24 * 16 // batch, "batch": {"global": batch, "perReplica": batch // 8}}
+    trained("two_groups", tmp_path, rate, **moved, **same)
+    assert USED[:2] == [pytest.approx([rate * factor * first, rate * factor]) for factor in ramp]
 
 
 def test_a_warm_up_made_by_hand_is_used(tmp_path: Path) -> None:

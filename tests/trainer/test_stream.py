@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 from tests.trainer import tasks
 from tpu_trainer import Task
-from tpu_trainer.data import Order, Position, Share, has_length, stream_batches
+from tpu_trainer.data import Order, Position, Share, has_length, repeated, stream_batches
 from tpu_trainer.errors import UserCodeError
 
 
@@ -55,9 +55,9 @@ class StatefulNumbers(Numbers):
 Seen = list[tuple[list[int], Position]]
 
 
-def seen(dataset: Numbers, order: Order, steps: int, said: list[str] | None = None) -> Seen:
+def seen(dataset: Numbers, order: Order, steps: int) -> Seen:
     task = Task(model=tasks.Network(), train=dataset, loss=tasks.loss)
-    batches = stream_batches(task, order, 0, (said if said is not None else []).append)
+    batches = stream_batches(task, order, 0)
     return [(batch.tolist(), position) for batch, position in islice(batches, steps * order.passes)]
 
 
@@ -86,7 +86,7 @@ class Shuffled(Numbers):
 def test_a_dataset_that_shuffles_gives_all_processes_the_same_stream(first_batch: int) -> None:
     def own(rank: int) -> list[list[int]]:
         task = Task(model=tasks.Network(), train=Shuffled(12), loss=tasks.loss)
-        batches = stream_batches(task, Order(4, 3, Share(rank, 2)), first_batch, [].append)
+        batches = stream_batches(task, Order(4, 3, Share(rank, 2)), first_batch)
         return [batch.tolist() for batch, _ in islice(batches, 3)]
 
     first = own(0)
@@ -110,14 +110,34 @@ def test_a_dataset_with_a_state_continues_inside_its_epoch(taken: int) -> None:
     assert seen(StatefulNumbers(22), Order(4, 0, Share(0, 1), start=start), 20 - taken) == whole[taken:]
 
 
-def test_a_dataset_without_a_state_begins_its_epoch_again_and_says_so() -> None:
-    said: list[str] = []
-    continued = seen(Numbers(20), Order(4, 0, Share(0, 1), start=Position(epoch=2, offset=8)), 2, said)
+class WritesOnly(Numbers):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "state", "why"),
+    [
+        (Numbers(20), None, "the train dataset has no state_dict() and no load_state_dict()"),
+        (WritesOnly(20), {}, "the train dataset has no load_state_dict()"),
+        (StatefulNumbers(20), None, "the checkpoint has no state of the train data"),
+    ],
+)
+def test_a_dataset_without_a_state_begins_its_epoch_again_and_says_so(
+    dataset: Numbers, state: dict[str, Any] | None, why: str
+) -> None:
+    start = Position(epoch=2, offset=8, dataset=state)
+    continued = seen(dataset, Order(4, 0, Share(0, 1), start=start), 2)
     assert [rows for rows, _ in continued] == [[2000, 2001, 2002, 2003], [2004, 2005, 2006, 2007]]
-    assert said == [
-        "the train dataset has no state_dict(): epoch 2 begins again, and the 8 examples that the run had taken of it "
-        "are trained on once more"
-    ]
+    assert repeated(dataset, start) == (
+        f"{why}: epoch 2 begins again, and the 8 examples that the run had taken of it are trained on once more "
+        "(docs/data.md)"
+    )
+
+
+def test_a_stream_that_continues_exactly_is_no_finding() -> None:
+    assert repeated(StatefulNumbers(20), Position(2, 8, {"taken": 8})) is None
+    assert repeated(Numbers(20), Position(2, 0)) is None
 
 
 def test_a_stream_shorter_than_one_global_batch_is_an_error() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Optional
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Any, Literal, Optional
 
 import pytest
 
@@ -79,6 +81,10 @@ def test_a_class_is_called_by_its_constructors_names_and_kwargs_get_the_rest() -
     assert called(Model, recipe({"width": "3", "depth": "2"})).given == (3, 0.5, {"depth": 2})
 
 
+class Size(Enum):
+    SMALL, LARGE = "s", "l"
+
+
 def test_positional_only_parameters_are_filled_in_order() -> None:
     def task(a: int, b: int = 2, /, c: int = 3) -> Any:
         return a, b, c
@@ -98,6 +104,11 @@ def test_positional_only_parameters_are_filled_in_order() -> None:
         (str, "12", "12"),
         (Any, "12", "12"),
         (int | None, "7", 7),
+        (Literal["small", "large"], "large", "large"),
+        (Literal[18, 50] | None, "50", 50),
+        (Size, "LARGE", Size.LARGE),
+        (Size, "l", Size.LARGE),
+        (PurePosixPath, "/data/train", PurePosixPath("/data/train")),
         (Optional[float], "7", 7.0),  # noqa: UP045 - as older code writes it
     ],
 )
@@ -140,6 +151,9 @@ def test_without_annotation_and_default_a_text_is_read_as_json(text: str, value:
 def of_a_list(sizes: list[int]) -> None: ...
 
 
+def of_a_size(size: Size) -> None: ...
+
+
 def of_an_int(width: int, depth: int = 1) -> None: ...
 
 
@@ -163,6 +177,7 @@ def of_a_bool(fast: bool) -> None: ...
         (of_an_int, {"width": "2.5"}, 'recipe.parameters.width: expected an integer, got "2.5"'),
         (of_an_int, {"width": "inf"}, 'recipe.parameters.width: expected an integer, got "inf"'),
         (of_a_bool, {"fast": "maybe"}, 'recipe.parameters.fast: expected true or false, got "maybe"'),
+        (of_a_size, {"size": "XL"}, 'recipe.parameters.size: expected one of s, l, SMALL, LARGE, got "XL"'),
         (of_a_list, {"sizes": "1,2"}, "recipe.parameters.sizes: a list cannot be made from a text; take bool, int"),
         (lambda: None, {"width": "8"}, "recipe.parameters has width, which it does not take; its parameters are none"),
     ],

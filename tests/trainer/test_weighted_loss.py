@@ -41,6 +41,17 @@ def mean(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(logits, labels.flatten(), weight=CLASSES, ignore_index=IGNORED)
 
 
+def test_a_weight_that_depends_on_the_model_is_refused() -> None:
+    def gated(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        gate = torch.sigmoid(model(batch[0]).mean((1, 2)))
+        return (gate * batch[0].mean((1, 2))).sum(), gate.sum()
+
+    outcome = run(lambda hp, rank: Task(model=nn.Linear(6, 3), train=examples(), loss=gated), 2).outcome
+    assert outcome.code is ExitCode.UserError
+    assert outcome.message.startswith("the weight of the task's loss requires a gradient")
+    assert "weight.detach()" in outcome.message
+
+
 LAYOUTS = {
     "1 host": (1, {"global": 16, "perReplica": 16}),
     "2 hosts": (2, {"global": 16, "perReplica": 8}),

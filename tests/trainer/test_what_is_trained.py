@@ -363,7 +363,11 @@ class Bent(Net):
         ),
         (lazy, "the model's 0.weight has no shape before the first batch"),
         (Elsewhere, "the optimizer holds a parameter of shape [2] that is not in the task's model"),
-        (Bent, "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported"),
+        (
+            Bent,
+            "optimizer LBFGS evaluates its closure more than once a step (SAM, LBFGS), which is not supported in the "
+            "trainer's own loop. A LightningModule can have it, under Lightning's Trainer: return tpu_tra",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_a_user_error(make: Callable[[], nn.Module], sentence: str) -> None:
@@ -384,6 +388,18 @@ def test_a_model_that_cannot_be_trained_is_a_user_error(make: Callable[[], nn.Mo
     outcome = run(task, 2).outcome
     assert outcome.code is ExitCode.UserError
     assert outcome.message.startswith(sentence)
+
+
+def test_what_is_unfrozen_and_gets_no_gradient_is_told_once() -> None:
+    def thaw(model: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
+        model.spare.requires_grad_(step >= 12)
+        model.back.requires_grad_(step % 2 == 0)
+
+    ran = run(lambda hp, rank: loaded(Net, AdamW, thaw), 2)
+    (warning,) = [warning for warning in ran.warnings if "unfrozen" in warning]
+    assert warning.startswith(
+        "spare.weight, spare.bias were unfrozen during the training and got no gradient in the 10"
+    )
 
 
 @pytest.mark.parametrize("by_epoch", [True, False], ids=["in the epoch's hook", "in the step's hook"])

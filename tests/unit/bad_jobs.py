@@ -297,7 +297,7 @@ _SLICE: list[Row] = [
     ({"acceleratortype": "v3-8"}, "acceleratortype", "unknown field; nearest: acceleratorType"),
 ]
 
-CODE = {"uri": "configmap://code", "sha256": "09af" * 16}
+CODE = {"uri": "secret://code", "sha256": "09af" * 16}
 
 _TRAINER: list[Row] = [
     ({"code": {"uri": CODE["uri"]}}, "code.sha256", "is required"),
@@ -305,8 +305,8 @@ _TRAINER: list[Row] = [
     ({"code": CODE | {"sha256": "09AF" * 16}}, "code.sha256", "is not a SHA-256: 64 digits of 0-9 and a-f"),
     ({"code": CODE | {"uri": "s3://bucket/x/y"}}, "code.uri", "is not gs://bucket/folder/FILE, an absolute path"),
     ({"code": CODE | {"uri": "gs://bucket/y"}}, "code.uri", "is not gs://bucket/folder/FILE, an absolute path"),
-    ({"code": CODE | {"uri": "configmap://Code"}}, "code.uri", "or configmap://NAME"),
-    ({"code": CODE | {"uri": "configmap://a/b"}}, "code.uri", "or configmap://NAME"),
+    ({"code": CODE | {"uri": "secret://Code"}}, "code.uri", "or secret://NAME"),
+    ({"code": CODE | {"uri": "secret://a/b"}}, "code.uri", "or secret://NAME"),
     ({"code": CODE | {"folder": "."}}, "code.folder", "unknown field"),
     ({"image": ABSENT}, "image", "is required"),
     ({"image": ""}, "image", "at least 1 character"),
@@ -366,6 +366,14 @@ _TRAINER: list[Row] = [
         "has its own size",
     ),
     ({"hostNetwork": "yes"}, "hostNetwork", "boolean"),
+    *(
+        (
+            {field: {"team": "vision", "tpu-operator.dev/slice-id": "mine"}},
+            field,
+            "leave out: tpu-operator.dev/slice-id",
+        )
+        for field in ("podLabels", "podAnnotations")
+    ),
     ({"securityContext": {"privileged": True}}, "securityContext.privileged", "unknown field"),
     ({"securityContext": {"runAsUser": -1}}, "securityContext.runAsUser", "-1 is too small; the minimum is 0"),
     ({"securityContext": {"runAsUser": 2**31}}, "securityContext.runAsUser", "is too large"),

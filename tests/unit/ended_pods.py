@@ -345,6 +345,7 @@ EXIT_CODES = (
     FailedPod("a hang that the trainer saw", exited(71), "Hang", "Hung", "the worker exited with code 71"),
     FailedPod("no storage", exited(74), "Infrastructure", "StorageFailed", "the worker exited with code 74"),
     FailedPod("a loss of no number", exited(65), "NotFinite", "NotFinite", "the worker exited with code 65"),
+    FailedPod("lost checkpoints", exited(66), "UserError", "CheckpointUnusable", "the worker exited with code 66"),
     FailedPod("no right to the storage", exited(77), "UserError", "StorageDenied", "the worker exited with code 77"),
     FailedPod("replicas that came apart", exited(76), "Unknown", "Diverged", "the worker exited with code 76"),
     FailedPod("told to stop", exited(75), "Preemption", "Preempted", "the worker exited with code 75"),

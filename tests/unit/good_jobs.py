@@ -78,7 +78,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.trainer.hostNetwork": True},
     {"spec.trainer.code": {"uri": "gs://a.bucket_1/x/code.tar.gz", "sha256": "09af" * 16}},
     {"spec.trainer.code": {"uri": "/mnt/my code.tar.gz", "sha256": "09af" * 16}},
-    _OWN_LOOP | {"spec.trainer.code": {"uri": "configmap://digits.code-1", "sha256": "09af" * 16}},
+    _OWN_LOOP | {"spec.trainer.code": {"uri": "secret://digits.code-1", "sha256": "09af" * 16}},
     {"spec.trainer.backend": "Torch", "spec.slice.hardware": "CPU"},
     {
         "spec.trainer.backend": "Torch",

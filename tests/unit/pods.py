@@ -30,7 +30,7 @@ def pod(host: int = 0, *, attempt: int = 1, slice_index: int = 0, owner: str = U
             "name": name,
             "namespace": "default",
             "uid": f"uid-of-{name}",
-            "labels": worker_labels("digits", owner, worker),
+            "labels": worker_labels("digits", worker),
             "ownerReferences": [
                 {
                     "apiVersion": "tpu-operator.dev/v1alpha1",

@@ -72,8 +72,8 @@ def test_the_report_of_a_job_in_a_cluster_has_its_ladder(
     rung = {"slice": "v5litepod-4", "chips": 4, "replicas": 4, "globalBatchSize": 32, "learningRate": "0.05"}
     stages = [rung | {"steps": 100, "verdict": "Passed", "attempt": 1, "examplesPerSecond": "904"}]
     (tmp_path / "history.json").write_bytes(document(typical()))
-    cluster.show(seen_job(spec={"report": {"uri": str(tmp_path)}}, stages=stages))
-    result = tpujob(kubeconfig, "report", "--job", "digits", "-o", str(tmp_path / "page.html"))
+    cluster.show(seen_job(spec={"report": {"uri": "/mnt/reports"}}, stages=stages))
+    result = tpujob(kubeconfig, "report", str(tmp_path), "--job", "digits", "-o", str(tmp_path / "page.html"))
     assert (result.exit_code, result.output) == (0, f"{tmp_path / 'page.html'}\n")
     assert "The ladder" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -82,6 +82,17 @@ def test_a_job_without_a_report_is_told_so(cluster: OneJobCluster, kubeconfig: P
     show(cluster, "running")
     assert told(tpujob(kubeconfig, "report", "--job", "digits")) == [
         "tpujob: digits: spec.report.uri: is not set, so the job leaves no report"
+    ]
+
+
+def test_a_directory_that_a_job_names_is_not_read_on_this_machine(
+    cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "history.json").write_bytes(document(typical()))
+    cluster.show(seen_job(spec={"report": {"uri": str(tmp_path)}}))
+    assert told(tpujob(kubeconfig, "report", "--job", "digits")) == [
+        f"tpujob: digits: spec.report.uri: {tmp_path} is a directory of the workers; if it is mounted here, name it:"
+        f" report {tmp_path} --job digits"
     ]
 
 

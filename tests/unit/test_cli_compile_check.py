@@ -179,13 +179,13 @@ def test_each_alternative_has_a_verdict(answers: Answers) -> None:
     assert [one["slice"] for one in document["alternatives"]] == ["v5litepod-32", "v6e-16"]
 
 
-CODE = {"spec.trainer.code": {"uri": "configmap://code", "sha256": "0" * 64}}
+CODE = {"spec.trainer.code": {"uri": "secret://code", "sha256": "0" * 64}}
 
 
 def test_code_in_a_cluster_is_asked_for_as_a_folder(answers: Answers, tmp_path: Path) -> None:
     result = checked(changes=CODE)
     assert result.exit_code == 2
-    assert "spec.trainer.code.uri: configmap://code is in a cluster; here, add --code FOLDER" in result.stderr
+    assert "spec.trainer.code.uri: secret://code is in a cluster; here, add --code FOLDER" in result.stderr
     assert checked("--code", str(tmp_path), changes=CODE).exit_code == 0
 
 

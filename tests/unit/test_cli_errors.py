@@ -33,6 +33,13 @@ def told(result: Result, source: Path) -> str:
     return line.removeprefix(f"tpujob: {source}: ")
 
 
+def laughs(level: str) -> bytes:
+    """YAML that unfolds to a thousand million words. `level`: with {} for ten aliases of the level below."""
+    aliases = [", ".join([f"*a{number}"] * 10) for number in range(9)]
+    levels = [f"a{number}: &a{number} {level.format(below)}" for number, below in enumerate(aliases, start=1)]
+    return "\n".join(["a0: &a0 {k: words}", *levels]).encode()
+
+
 @pytest.mark.parametrize("command", ["plan", "validate", "run"])
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -50,6 +57,14 @@ def told(result: Result, source: Path) -> str:
         (b"a: 2024-13-45\n", "not valid YAML: month must be in 1..12"),
         (b"a: " + b"1" * 5000, "not valid YAML: "),
         (b"a: \0", "not valid YAML: "),
+        (
+            laughs("[{}]"),
+            "line 7, column 25: not valid YAML: has more than 3145728 characters with all",
+        ),
+        (laughs("{{<<: [{}]}}"), "line 7, column 30: not valid YAML: has more than 3145728 characters with all"),
+        (b"a: &a [1, *a]\n", "line 1, column 11: not valid YAML: *a contains itself"),
+        (b"a: " + b"[" * 200_000, "line 1, column 202: not valid YAML: nested more than 200 levels deep"),
+        (b"#" * 2**24 + b"#", "has more than 16777216 characters"),
         (b"\x80\x81\xfe\xff", "not a UTF-8 text file"),
         ("é".encode("latin-1"), "not a UTF-8 text file"),
     ],

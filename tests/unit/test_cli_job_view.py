@@ -431,7 +431,7 @@ def test_a_job_that_moved_pays_the_price_of_each_slice(table: dict[str, str], sh
         ("perChipHour: {v5e: 1}\nregion: us", "a table of prices has perChipHour"),
         ("- 1", "a table of prices has perChipHour"),
         ("{", "cannot be read"),
-        (None, "cannot be read"),
+        (None, "no such file or directory"),
     ],
 )
 def test_a_table_of_prices_that_is_none_is_refused_with_the_reason(tmp_path: Path, text: str | None, said: str) -> None:

@@ -46,6 +46,9 @@ def test_a_report_is_of_a_place_or_of_a_job() -> None:
         ("nowhere", "nowhere: no history.json here; the trainer writes it to spec.report.uri"),
         ("memory://nowhere", "memory://nowhere: no history.json here; the trainer writes it to spec.report.uri"),
         ("torn", "torn/history.json: not JSON: "),
+        ("deep", "deep/history.json: not JSON: maximum recursion depth exceeded"),
+        ("large", "large: history.json has more than 64 MiB, which no trainer writes"),
+        ("folder", "folder: cannot be read: Is a directory"),
         ("what://there", "what://there: cannot be read: ValueError: Protocol not known: what"),
     ],
 )
@@ -54,6 +57,11 @@ def test_what_is_missing_or_wrong_is_one_line_and_exit_status_2(
 ) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "history.json").write_bytes(b'{"schema": "hist')
+    for name in ("deep", "large", "folder/history.json"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "deep" / "history.json").write_bytes(b"[" * 100_000)
+    with (tmp_path / "large" / "history.json").open("wb") as file:
+        file.truncate(5 * 10**9)
     monkeypatch.chdir(tmp_path)
     result = report(place)
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Where packed code goes: the bucket of the checkpoints, what the user says, or a ConfigMap while it fits."""
+"""Where packed code goes: the bucket of the checkpoints, what the user says, or a Secret while it fits."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.jobs import job_body
-from tpu_training_operator.api.constants import LARGEST_CONFIG_MAP
+from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.trainer import Trainer
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.cli.code_option import left_out
@@ -17,21 +17,21 @@ from tpu_training_operator.cli.packing import Packed
 
 SMALL = Packed(b"archive", {"train.py": 7})
 FILE = f"code-{SMALL.sha256}.tar.gz"
-CONFIG_MAP = f"configmap://digits-code-{SMALL.sha256[:10]}"
+SECRET = f"secret://digits-code-{SMALL.sha256[:10]}"
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "given", "uri"),
     [
-        (None, None, CONFIG_MAP),
-        ("/mnt/checkpoints", None, CONFIG_MAP),
+        (None, None, SECRET),
+        ("/mnt/checkpoints", None, SECRET),
         ("gs://bucket/run/", None, f"gs://bucket/run/default/digits/{FILE}"),
-        ("gs://bucket/run", "configmap", CONFIG_MAP),
+        ("gs://bucket/run", "secret", SECRET),
         ("gs://bucket/run", "gs://other/code/", f"gs://other/code/{FILE}"),
         (None, "/mnt/code", f"/mnt/code/{FILE}"),
     ],
 )
-def test_the_bucket_of_the_checkpoints_comes_before_a_config_map(
+def test_the_bucket_of_the_checkpoints_comes_before_a_secret(
     checkpoint: str | None, given: str | None, uri: str
 ) -> None:
     job = parse_job(job_body({"spec.checkpoint": {"uri": checkpoint}} if checkpoint else {}))
@@ -39,10 +39,10 @@ def test_the_bucket_of_the_checkpoints_comes_before_a_config_map(
 
 
 @pytest.mark.parametrize(("beyond", "fits"), [(0, True), (1, False)])
-def test_a_config_map_has_a_limit_and_a_bucket_is_the_way_out(beyond: int, fits: bool) -> None:
-    packed, job = Packed(bytes(LARGEST_CONFIG_MAP + beyond), {"data.npy": 5_000_000}), parse_job(job_body())
+def test_a_secret_has_a_limit_and_a_bucket_is_the_way_out(beyond: int, fits: bool) -> None:
+    packed, job = Packed(bytes(LARGEST_SECRET + beyond), {"data.npy": 5_000_000}), parse_job(job_body())
     if fits:
-        assert place_of(packed, job, None).startswith("configmap://")
+        assert place_of(packed, job, None).startswith("secret://")
     else:
         with pytest.raises(NoPlace, match=r"1048577 bytes .* holds 1048576 .*--code-to gs://.*data.npy 4.8 MiB"):
             place_of(packed, job, None)
@@ -51,7 +51,7 @@ def test_a_config_map_has_a_limit_and_a_bucket_is_the_way_out(beyond: int, fits:
 
 @pytest.mark.parametrize("given", ["s3://bucket/x", "relative", ""])
 def test_another_place_is_refused(given: str) -> None:
-    with pytest.raises(NoPlace, match="expected gs://bucket/path, an absolute path, or configmap"):
+    with pytest.raises(NoPlace, match="expected gs://bucket/path, an absolute path, or secret"):
         place_of(SMALL, parse_job(job_body()), given)
 
 

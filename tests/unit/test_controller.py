@@ -28,6 +28,9 @@ class Seen:
         await asyncio.sleep(0.001)
         return None
 
+    def is_restarting(self, key: JobKey) -> bool:
+        return False
+
     def settle_seconds(self, key: JobKey) -> float:
         return 0.0
 

@@ -3,9 +3,12 @@
 import time
 from dataclasses import dataclass
 
+import aiohttp
 import pytest
 
+from tests.unit.tls_probe import LOOPBACK
 from tpu_training_operator.runtime.health import Health, Unhealthy
+from tpu_training_operator.runtime.health_server import serve_health
 
 
 @dataclass
@@ -84,3 +87,24 @@ def test_a_stuck_process_is_unhealthy(
 ) -> None:
     with pytest.raises(Unhealthy, match=why):
         health(monkeypatch, controller, silence).check()
+
+
+async def asked(port: int) -> tuple[int, dict[str, object]]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{LOOPBACK}:{port}/healthz") as answer:
+        return answer.status, await answer.json()
+
+
+async def test_the_kubelet_is_told_the_ages_or_why_to_restart(caplog: pytest.LogCaptureFixture) -> None:
+    well = True
+
+    def check() -> dict[str, float]:
+        if not well:
+            raise Unhealthy("a pass has been stuck for 301 s")
+        return {"longestStandstillSeconds": 1.0}
+
+    async with serve_health(0, check) as port:
+        assert await asked(port) == (200, {"longestStandstillSeconds": 1.0})
+        well = False
+        for _ in range(2):
+            assert await asked(port) == (503, {"message": "a pass has been stuck for 301 s"})
+    assert len(caplog.records) == 1, "strangers may ask, too"

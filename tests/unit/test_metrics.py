@@ -46,7 +46,8 @@ def everything_happens(metrics: Metrics, name: str) -> None:
     metrics.key_done(key)
     for code in (0, 200, 299, 409, 418, 999):
         metrics.request_answered("GET", code, 0.1)
-        metrics.report_answered(code)
+        metrics.report_answered(code, is_known=True)
+        metrics.report_answered(code, is_known=False)
     for state in (None, *State):
         metrics.job_seen(key, state)
     metrics.status_written(*job_of_a_newer_operator(name[:128]))

@@ -1,6 +1,7 @@
 """What the metrics count between one status and the next: each thing once, and nothing that did not happen."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,10 @@ from tests.unit.statuses import at, condition, failure, goodput, ready, status, 
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
+from tpu_training_operator.domain.observed import parse_time
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.metrics.transitions import unready_since
 
 ONE, TWO = JobKey("default", "one"), JobKey("default", "two")
 HANG, PREEMPTION = FailureClass.HANG, FailureClass.PREEMPTION
@@ -62,6 +65,36 @@ def test_the_longest_wait_for_workers_continues_through_restarts() -> None:
     now += 20
     metrics.job_seen(ONE, State.RESTARTING)
     assert value(metrics, "tpujob_longest_unready_seconds") == 30
+
+
+def test_a_new_process_knows_for_how_long_a_job_has_waited() -> None:
+    now = 100.0
+    metrics = Metrics(lambda: now)
+    metrics.jobs_listed({ONE: State.STARTING})
+    metrics.job_seen(ONE, State.STARTING, unready_seconds=3600)
+    now += 10
+    assert value(metrics, "tpujob_longest_unready_seconds") == 3610
+
+
+CREATED = -30
+
+
+@pytest.mark.parametrize(
+    ("seen", "since"),
+    [
+        (Status(), CREATED),
+        (status(), 0),
+        (waiting(90), 90),
+        (ready(90), 0),
+        (status(conditions=[condition(ConditionType.SUSPENDED, False, 50)]), 50),
+        (status(conditions=[condition(ConditionType.SUSPENDED, True, 50)]), 0),
+        (status(conditions=[condition(ConditionType.ADMITTED, True, 70)]), 70),
+    ],
+    ids=["created", "started", "failed", "ready", "resumed", "suspended", "admitted"],
+)
+def test_a_job_waits_since_the_last_time_that_it_began_to(seen: Status, since: int) -> None:
+    noon = parse_time(at(0))
+    assert unready_since(seen, noon + timedelta(seconds=CREATED)) == noon + timedelta(seconds=since)
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - {State.STARTING, State.RESTARTING}))

@@ -29,7 +29,7 @@ class Told(Metrics):
     def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
         raise AssertionError("only who lists them can tell")
 
-    def job_seen(self, key: JobKey, state: State | None) -> None:
+    def job_seen(self, key: JobKey, state: State | None, unready_seconds: float | None = None) -> None:
         self.states.append(state)
 
     def job_gone(self, key: JobKey) -> None:

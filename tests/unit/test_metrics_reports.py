@@ -25,9 +25,10 @@ class Door:
 
     def __init__(self) -> None:
         self.status = 200
+        self.is_known = True
 
     def trusts(self, token: str) -> bool:
-        return True
+        return self.is_known
 
     async def sender(self, token: str, key: JobKey, address: str) -> Sender:
         if self.status != 200:
@@ -80,6 +81,15 @@ async def test_a_report_is_counted_by_its_answer(
     assert answers(metrics) == {result: 1}
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 429])
+async def test_a_refusal_of_a_sender_that_was_never_accepted_is_counted_apart(
+    worker: TestClient[Any, Any], metrics: Metrics, door: Door, status: int
+) -> None:
+    door.status, door.is_known = status, False
+    await reports(worker)
+    assert answers(metrics) == {"stranger": 1}
+
+
 async def test_an_unreadable_report_is_malformed(worker: TestClient[Any, Any], metrics: Metrics) -> None:
     await reports(worker, data=b"step 7")
     assert answers(metrics) == {"malformed": 1}
@@ -98,4 +108,4 @@ async def test_more_reports_than_allowed_are_too_many(worker: TestClient[Any, An
 
 async def test_a_report_to_nowhere_is_not_found(worker: TestClient[Any, Any], metrics: Metrics) -> None:
     await reports(worker, "/nowhere")
-    assert answers(metrics) == {"not_found": 1}
+    assert answers(metrics) == {"stranger": 1}

@@ -94,7 +94,7 @@ def test_it_leaves_out_what_git_ignores(tmp_path: Path) -> None:
 
         listed = git(tmp_path, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
         # Git is asked about a folder's files, and the packing of nothing is an error.
-        ours = [*packing._files(tmp_path)]
+        ours = [name for name, _ in packing._files(tmp_path)]
 
         assert sorted(ours) == sorted(filter(None, listed)), chosen
 
@@ -102,6 +102,80 @@ def test_it_leaves_out_what_git_ignores(tmp_path: Path) -> None:
 def test_a_pattern_with_many_stars_takes_no_longer(tmp_path: Path) -> None:
     lay(tmp_path, "a" * 200, "a" * 100 + "b", ".gitignore", text="*a" * 12 + "*b\n")
     assert sorted(pack(tmp_path).sizes) == [".gitignore", "a" * 200]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**/" * 6 + " x", "/" + "**/" * 40 + "a*b*c*d*e*f", "**/d/" * 20 + "x", "**/d*d/" * 20 + "*x/**"]
+)
+def test_a_pattern_with_many_folders_takes_no_longer(tmp_path: Path, pattern: str) -> None:
+    deep = "/".join(["dd"] * 60)
+    lay(tmp_path, f"{deep}/file")
+    (tmp_path / ".gitignore").write_text(pattern)
+    assert names(pack(tmp_path)) == [".gitignore", f"{deep}/file"]
+
+
+def test_a_folder_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    here = tmp_path
+    for _ in range(40):
+        here = here / ("d" * 40)
+        here.mkdir()
+    with pytest.raises(CannotPack, match=r"'d{40}/.*' has a name that cannot be unpacked everywhere; leave it out"):
+        pack(tmp_path)
+
+
+def test_the_users_own_ignore_file_counts_as_in_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    lay(home, ".config/git/ignore", text="*.local\n")
+    lay(tmp_path, "code/a.py", "code/b.local", "code/c.global")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
+    assert names(pack(tmp_path / "code")) == ["a.py", "c.global"]
+    lay(home, "everywhere", text="*.global\n")
+    (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/everywhere\n")
+    if shutil.which("git"):
+        assert names(pack(tmp_path / "code")) == ["a.py", "b.local"]
+
+
+SECRETS = (
+    *(".env", ".env.production", ".netrc", ".git-credentials", ".npmrc", ".pypirc", "keys/ID_RSA", "keys/id_ed25519"),
+    *("infra/terraform.tfstate", "infra/prod.tfvars", "tls/server.pem", "tls/server.key", "my-service.kubeconfig"),
+    *("client_secret_1.json", "conf/credentials.json", "home/.config/gcloud/application_default_credentials.json"),
+)
+SECRET_FOLDERS = (".aws/", ".docker/", ".kube/", ".ssh/", "home/.config/gcloud/")
+
+
+def test_files_that_often_hold_secrets_are_left_out_and_told(tmp_path: Path) -> None:
+    harmless = (
+        ".env.example",
+        "a.py",
+        "credentials.py",
+        "docker/x.py",
+        "env/keys.txt",
+        "keys/id_rsa.pub",
+        "secrets.py",
+    )
+    lay(tmp_path, *harmless, *SECRETS, *(f"{folder}config" for folder in SECRET_FOLDERS))
+    packed = pack(tmp_path)
+    assert names(packed) == sorted(harmless)
+    below = tuple(name for name in SECRETS if not name.startswith(SECRET_FOLDERS))
+    assert packed.secrets == tuple(sorted((*below, *SECRET_FOLDERS)))
+
+
+def test_a_secret_is_packed_if_tpujobignore_names_it(tmp_path: Path) -> None:
+    lay(tmp_path, "a.py", ".env", "tls/ca.pem", "tls/server.pem", ".aws/config", "x/.netrc", ".npmrc")
+    (tmp_path / ".gitignore").write_text("!.npmrc\n.tpujobignore\n.gitignore\n")
+    (tmp_path / ".tpujobignore").write_text("!.env\n!tls/ca.pem\n!.aws/\n!*.pem\n!.*\n")
+    packed = pack(tmp_path)
+    assert [name for name in names(packed) if "ignore" not in name] == [".aws/config", ".env", "a.py", "tls/ca.pem"]
+    assert packed.secrets == (".npmrc", "tls/server.pem", "x/.netrc")
+
+
+def test_what_git_ignores_is_not_told_as_a_secret(tmp_path: Path) -> None:
+    lay(tmp_path, "a.py", ".env")
+    (tmp_path / ".gitignore").write_text(".env\n.gitignore\n")
+    assert (names(pack(tmp_path)), pack(tmp_path).secrets) == (["a.py"], ())
 
 
 def test_the_ignore_files_above_the_folder_count_as_in_git(tmp_path: Path) -> None:
@@ -162,6 +236,18 @@ def test_what_cannot_be_packed_is_said_with_what_to_do(tmp_path: Path) -> None:
         f"--code {folder}: 'to-folder' is a link to a folder; a link to a file is packed as that file{remedy}",
         f"--code {folder}: 'to-nothing' is a link to nothing{remedy}",
     ]
+
+
+@pytest.mark.parametrize("target", ["ignored.py", ".git/config", ".env", "sub/__pycache__/x.pyc"])
+def test_a_link_does_not_bring_back_what_is_left_out(tmp_path: Path, target: str) -> None:
+    lay(tmp_path, "a.py", target)
+    (tmp_path / ".gitignore").write_text("ignored.py\n")
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    (tmp_path / "other").symlink_to("link")
+    with pytest.raises(CannotPack) as raised:
+        pack(tmp_path)
+    problem = f"is a link to {tmp_path / target}, which is left out"
+    assert [problem in line for line in raised.value.message.splitlines()] == [True, True]
 
 
 def test_links_in_a_circle_are_links_to_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.unit.progress_desk import GOOD, KEY, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
+from tpu_training_operator.runtime import ports
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import MOST_BYTES, serve
@@ -111,7 +112,7 @@ async def test_a_worker_that_does_not_trust_the_server_affects_nobody_else(
 
 @pytest.mark.parametrize("beginning", [b"", request("Content-Length: 10")[:-2]], ids=["nothing", "half a head"])
 async def test_a_silent_connection_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
-    monkeypatch.setattr(module, "_SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(ports, "_SECONDS_TO_ASK", 0.05)
     async with served(desk) as wire:
         assert await wire.say(beginning) == b""
 
@@ -119,7 +120,7 @@ async def test_a_silent_connection_is_closed(desk: Desk, monkeypatch: pytest.Mon
 async def test_a_connection_without_a_handshake_is_closed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_SECONDS_TO_SHAKE_HANDS", 0.05)
+    monkeypatch.setattr(ports, "_SECONDS_TO_SHAKE_HANDS", 0.05)
     async with served(desk) as wire, asyncio.timeout(SECONDS):
         reader, writer = await asyncio.open_connection(LOOPBACK, wire.port)
         assert await reader.read() == b""
@@ -129,7 +130,7 @@ async def test_a_connection_without_a_handshake_is_closed(
 
 async def test_a_body_that_does_not_arrive_is_408(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_READ", 0.05)
-    monkeypatch.setattr(module, "_SECONDS_TO_DRAIN", 0.05)
+    monkeypatch.setattr(ports, "_SECONDS_TO_DRAIN", 0.05)
     async with served(desk) as wire:
         answer = await wire.say(request("Content-Length: 10", body=b"half"))
     assert answer.startswith(b"HTTP/1.1 408 ")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, time_at
+from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
@@ -66,6 +67,28 @@ async def test_finished_jobs_are_left_alone_until_their_ttl_expires() -> None:
     assert await looked_at(*jobs) == ["new", "running", "unreadable", "due"]
 
 
+def suspended(name: str, changes: dict[str, Any] | None = None, **status: Any) -> Object:
+    said = {"type": "Ready", "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
+    seen = {"metadata.generation": 2, "spec.runPolicy": {"suspend": True}} | (changes or {})
+    return a_job(name, seen, **{"state": "Suspended", "observedGeneration": 2, "conditions": [said]} | status)
+
+
+WAITS = {"type": "Reconciling", "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
+
+
+async def test_suspended_jobs_are_left_alone_unless_something_is_due() -> None:
+    jobs = [
+        suspended("at-rest"),
+        suspended("changed", {"metadata.generation": 3}),
+        suspended("resumed", {"spec.runPolicy": {"suspend": False}}),
+        suspended("going", {"metadata.deletionTimestamp": time_at(0)}),
+        suspended("queued", {"metadata.labels": {LABEL_QUEUE: "team"}}),
+        suspended("stopping", conditions=[WAITS]),
+        suspended("out-of-budget", {"spec.runPolicy": {}}),
+    ]
+    assert await looked_at(*jobs) == ["changed", "resumed", "going", "queued", "stopping", "out-of-budget"]
+
+
 @pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-03-01T12:00:00", "never"])
 async def test_a_nonsensical_time_does_not_affect_other_jobs(time: str) -> None:
     odd = finished("odd", TTL, after=-60)
@@ -87,9 +110,12 @@ async def test_a_namespace_that_cannot_be_listed_does_not_affect_the_others(
     assert counted.states == []
 
 
-async def test_finished_jobs_are_counted_too() -> None:
+async def test_finished_jobs_are_counted_too_and_those_of_other_controllers_are_not() -> None:
     counted = Counted()
-    await jobs_to_reconcile(Listed({None: [a_job("new"), finished("kept", after=-60)]}), (), lambda: NOON, counted)
+    others = a_job("of-others", {"spec.managedBy": "example.com/other"})
+    await jobs_to_reconcile(
+        Listed({None: [a_job("new"), finished("kept", after=-60), others]}), (), lambda: NOON, counted
+    )
     assert counted.states == [
         {JobKey("default", "new"): None, JobKey("default", "kept"): State.SUCCEEDED},
     ]

@@ -157,6 +157,16 @@ def test_betas_and_averages_keep_their_memory_in_examples_on_request() -> None:
     assert (kept.betas, kept.weight_decay, kept.ema_decay) == ({"beta2": "0.999"}, "0.1", "0.9999")
 
 
+@given(k=st.integers(1, 64), limit=st.integers(1, 40))
+def test_weight_decay_keeps_its_time_scale_in_epochs_whatever_caps_the_rate(k: int, limit: int) -> None:
+    optimizer = {"name": "adamw", "learningRate": "3e-4", "weightDecay": "0.1"}
+    scaling = {"weightDecay": True, "maxLearningRate": f"{limit}e-4"}
+    scaled = scale(recipe(batch=256, optimizer=optimizer, scaling=scaling), 8, 8 * k)
+    assert scaled.weight_decay is not None
+    shrinks_by_epoch = float(scaled.learning_rate) * float(scaled.weight_decay) / k
+    assert shrinks_by_epoch == pytest.approx(3e-4 * 0.1, rel=1e-8)
+
+
 @pytest.mark.parametrize(("rule", "decay"), [("Linear", "0.1"), ("SquareRoot", "0.2"), ("None", "0.4")])
 def test_weight_decay_compensates_for_the_learning_rate(rule: str, decay: str) -> None:
     optimizer = {"name": "adamw", "learningRate": "3e-4", "weightDecay": "0.1"}

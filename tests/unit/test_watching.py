@@ -91,13 +91,45 @@ async def settled(api: OneJobCluster, operator: Operator) -> None:
 
 
 async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> None:
-    api.show(seen_job(), pod(0))
+    api.show(seen_job(), *map(pod, range(4)))
     async with watching(api) as operator:
         await operator.until(lambda: bool(operator.hints))
         asked = len(api.asked)
         assert await operator.cluster.get(JOBS, "default", "digits")
-        assert (await operator.gang(), len(api.asked)) == (["digits-1-0-0"], asked), "its pass finds it in memory"
+        assert (len(await operator.gang()), len(api.asked)) == (4, asked), "its pass finds it in memory"
     assert operator.hints == [(KEY, None, Haste.IDLE)]
+
+
+BROKEN = {
+    "a worker has ended": (seen_job(), [*map(pod, range(3)), ended(pod(3), 1)]),
+    "a worker is missing": (seen_job(), [*map(pod, range(3))]),
+    "all are missing": (seen_job(), []),
+    "it restarts": (seen_job("Restarting", attempt=2), [ended(pod(0), 1)]),
+}
+
+
+@pytest.mark.parametrize(("job", "pods"), BROKEN.values(), ids=BROKEN)
+async def test_a_gang_that_stands_idle_at_the_start_goes_first(
+    api: OneJobCluster, job: Object, pods: list[Object]
+) -> None:
+    api.show(job, *pods)
+    async with watching(api) as operator:
+        await operator.until(lambda: bool(operator.hints))
+    assert operator.hints == [(KEY, None, Haste.FIRST)]
+
+
+@pytest.mark.parametrize(("pods", "hints"), [(0, []), (1, [(KEY, None, Haste.IDLE)])])
+async def test_a_suspended_job_is_no_hint_at_the_start_unless_it_has_workers(
+    api: OneJobCluster, pods: int, hints: list[object]
+) -> None:
+    job = seen_job("Suspended", spec={"runPolicy": {"suspend": True}}, observedGeneration=1)
+    job["metadata"]["generation"] = 1
+    api.show(job, *map(pod, range(pods)))
+    async with watching(api) as operator:
+        async with asyncio.timeout(PATIENCE):
+            while not api._watches[JOBS.plural]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert operator.hints == hints
 
 
 async def test_a_finished_job_whose_workers_still_run_is_a_hint_at_the_start(api: OneJobCluster) -> None:

@@ -28,7 +28,7 @@ from tpu_trainer.last_words import leave_words
 from tpu_trainer.outcome import outcome_of
 from tpu_trainer.spec import CodeSpec, read_run_spec
 
-_CONFIG_MAP = "configmap://"
+_MOUNTED = "secret://"
 _SUBMIT_AGAIN = "delete the job and submit it again (tpujob submit --code)"
 _PACKAGES = frozenset(("numpy", "safetensors", "torch", "torch_tpu", "torch_xla", "tpu_trainer"))
 
@@ -63,7 +63,7 @@ def install(
 
 def _fetch(code: CodeSpec, environment: WorkerEnvironment) -> bytes:
     """At most one byte more than is allowed."""
-    if code.uri.startswith(_CONFIG_MAP):
+    if code.uri.startswith(_MOUNTED):
         if environment.code_archive is None:
             raise BadSpecError(f"trainer.code.uri: {code.uri} is not mounted in this worker")
         archive = _read(environment.code_archive, code.uri)

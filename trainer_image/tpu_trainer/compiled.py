@@ -103,6 +103,12 @@ def compile_update(optimizer: Optimizer, device: torch.device) -> bool:
 
 
 def _compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    from torch._dynamo import config
+
+    # torch 2.9 does not look at a parameter again once it has seen it, so one that a hook unfreezes would never be
+    # trained. Another torch may not have the setting.
+    if hasattr(config, "skip_tensor_guards_with_matching_dict_tags"):
+        config.skip_tensor_guards_with_matching_dict_tags = False
     backend = "tpu" if device.type == "tpu" else "inductor"
     compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=False)
     return compiled

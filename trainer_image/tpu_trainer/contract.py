@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     Succeeded = 0
     UserError = 1
     NotFinite = 65
+    CheckpointUnusable = 66
     PeerLost = 69
     InternalError = 70
     Hung = 71

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from tpu_trainer import epochs
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Collate, Orders, Task
 
@@ -87,6 +88,26 @@ class Order:
         with GENERATORS:
             seed_generators(random_seed(self.seed, batch, 0 if alike else self.share.rank))
             yield
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Processes that read `dataset` ahead. `init`: called in each with its number, before it reads."""
+
+    count: int = 0
+    init: Callable[[int], object] | None = None
+    dataset: Any = None
+
+    def begin(self, number: int) -> None:
+        """A loader's worker_init_fn."""
+        if self.init is not None:
+            # The loader may have another one, which reads the task's.
+            vars(get_worker_info())["dataset"] = self.dataset
+            self.init(number)
+
+
+NO_WORKERS = Workers()
+"""The process itself reads."""
 
 
 def seed_generators(value: int) -> None:
@@ -188,11 +209,11 @@ class PassSampler:
         self._size, self._order, self._own = size, order, own
         self.positions: deque[Position] = deque()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[epochs.Indices]:
         for whole, position in global_batches(self._size, self._order, self._own):
             for own in self._order.in_passes(whole[self._order.own_rows].tolist()):
                 self.positions.append(position)
-                yield list(own)
+                yield epochs.Indices(own, position.epoch)
 
 
 def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[Batch, Position]]:
@@ -205,7 +226,8 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
     """
     sampler = PassSampler(length_of(task.train, "train"), order, task.order)
     drawn = random_seed(order.seed, first_batch, order.share.rank)
-    batches = load(task.train, sampler, task.collate, task.workers, drawn)
+    dataset: Any = epochs.OfEpochs(task.train) if any(epochs.with_epochs(task.train)) else task.train
+    batches = load(dataset, sampler, task.collate, training_workers(task), drawn)
     for number in count(first_batch):
         with order.drawing(number):
             batch = next(batches)
@@ -216,21 +238,20 @@ def stream_batches(
     task: Task,
     order: Order,
     first_batch: int,
-    say: Callable[[str], None],
     seen: Callable[[Sequence[Any]], None] | None = None,
 ) -> Iterator[tuple[Batch, Position]]:
     """`train_batches` for an iterable dataset, in the order in which its examples come.
 
     Every process reads the whole stream and collates only its own rows, so a stream should yield cheap records and
     decode them in `collate`. It is iterated again for every epoch, after `set_epoch(epoch)` if it has that. With
-    `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again, and `say` is
-    told. `seen` is given the examples of the first global batch, also if they do not fill it.
+    `state_dict()` and `load_state_dict()` it continues inside an epoch; otherwise the epoch begins again (`repeated`).
+    `seen` is given the examples of the first global batch, also if they do not fill it.
 
     Raises:
         UserCodeError: an epoch does not fill a batch, or the dataset raised.
     """
     collate = task.collate or default_collate
-    start = _continued(task.train, order.start, say)
+    start = _continued(task.train, order.start)
     epoch, offset, batch = start.epoch, start.offset, first_batch
     while True:
         # All processes must read the same stream: what shuffles it draws the same in each.
@@ -258,19 +279,42 @@ def stream_batches(
         epoch, offset = epoch + 1, 0
 
 
-def _continued(dataset: Any, start: Position, say: Callable[[str], None]) -> Position:
-    """Puts the dataset where `start` is, or says that its epoch begins again."""
-    if start.offset == 0:
-        return start
-    if start.dataset is not None and hasattr(dataset, "load_state_dict"):
+def _continued(dataset: Any, start: Position) -> Position:
+    """Puts the dataset where `start` is, or returns the beginning of its epoch if that cannot be done."""
+    if repeated(dataset, start) is not None:
+        return Position(start.epoch, 0)
+    if start.offset:
         with user_code("load_state_dict() of the task's dataset"):
             dataset.load_state_dict(start.dataset)
-        return start
-    say(
-        f"the train dataset has no state_dict(): epoch {start.epoch} begins again, and the {start.offset} examples "
-        "that the run had taken of it are trained on once more"
+    return start
+
+
+def repeated(dataset: Any, start: Position) -> str | None:
+    """What to say of a stream that cannot continue inside the epoch; None if it can."""
+    lacking = [f"no {name}()" for name in ("state_dict", "load_state_dict") if not hasattr(dataset, name)]
+    if start.offset == 0 or not (lacking or start.dataset is None):
+        return None
+    why = "the checkpoint has no state of the train data"
+    if lacking:
+        why = f"the train dataset has {' and '.join(lacking)}"
+    return (
+        f"{why}: epoch {start.epoch} begins again, and the {start.offset} examples that the run had taken of it are "
+        "trained on once more (docs/data.md)"
     )
-    return Position(start.epoch, 0)
+
+
+def resized(dataset: object, before: int | None, start: Position) -> str | None:
+    """What to say of map-style data that had `before` examples when the checkpoint was written; None if it still has,
+    or if that is not known."""
+    if before is None or not has_length(dataset) or (now := length_of(dataset, "train")) == before:
+        return None
+    rest = (
+        f"the rest of epoch {start.epoch} follows another order, so that some of its examples are trained on twice and "
+        "others not at all; from the next epoch on all are"
+        if start.offset
+        else f"from epoch {start.epoch} on, all of them are trained on"
+    )
+    return f"the task's train dataset has {now} examples, and had {before} when the checkpoint was written: {rest}"
 
 
 def state_of(dataset: Any) -> Mapping[str, Any] | None:
@@ -296,12 +340,11 @@ def load(
     dataset: Any,
     batches: Sequence[list[int]] | PassSampler,
     collate: Collate | None,
-    workers: int = 0,
+    workers: Workers = NO_WORKERS,
     seed: int = 0,
 ) -> Iterator[Batch]:
-    """The collated batches that `batches` (lists of indices) names.
-
-    `workers` processes read them ahead; their random numbers begin with `seed`.
+    """The collated batches that `batches` (lists of indices) names, read ahead by `workers`. Their random numbers begin
+    with `seed`.
 
     Raises:
         UserCodeError: the dataset raised, including StopIteration, which would pass for the loader's own end.
@@ -310,13 +353,30 @@ def load(
     generator = torch.Generator().manual_seed(seed)
     with user_code("the task's dataset"):
         loader: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers, generator=generator
+            dataset,
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=workers.count,
+            worker_init_fn=workers.begin,
+            generator=generator,
         )
         iterator = iter(loader)
     for _ in count() if isinstance(batches, PassSampler) else batches:
         with user_code("the next batch of the task's dataset"):
             batch = next(iterator)
         yield batch
+
+
+def refuse_own_iterator(loader: DataLoader[Any], name: str) -> None:
+    """Raises UserCodeError for a loader whose class makes its batches by itself: it would never be iterated."""
+    for method in ("__iter__", "_get_iterator"):
+        owner = next(kind for kind in type(loader).__mro__ if method in vars(kind))
+        if owner.__module__.partition(".")[0] not in ("torch", "torchdata"):
+            raise UserCodeError(
+                f"{name}: {owner.__name__} has an {method} of its own, which would never be called: the trainer orders "
+                "and divides the examples, and takes only the dataset, the sampler, collate_fn, and the workers of a "
+                "DataLoader. Do to the batches what it does in collate_fn, on_after_batch_transfer or the step itself"
+            )
 
 
 def has_length(dataset: object) -> bool:
@@ -338,14 +398,28 @@ def length_of(dataset: Any, name: str) -> int:
         return len(dataset)
 
 
+def epochs_of(task: Task, steps: int, global_batch: int) -> int | None:
+    """Epochs that are begun in so many steps; None if it is unknown how many examples an epoch has."""
+    sized = task.train if task.order is None else task.order
+    if not has_length(task.train) or not hasattr(sized, "__len__"):
+        return None
+    size = len(sized)  # type: ignore[arg-type]
+    return -(-steps // max(1, size // global_batch))
+
+
 def evaluation_size(task: Task) -> int:
     """Examples to evaluate on, over all of the task's held-out datasets; 0 for a task without evaluation."""
     return sum(length_of(dataset, called(name)) for name, dataset in held_out(task).items())
 
 
-def evaluation_workers(task: Task) -> int:
-    """Processes that read held-out data ahead."""
-    return task.workers if task.evaluation_workers is None else task.evaluation_workers
+def training_workers(task: Task) -> Workers:
+    return Workers(task.workers, task.worker_init, task.train)
+
+
+def evaluation_workers(task: Task, dataset: Dataset[Any]) -> Workers:
+    """Processes that read one of the held-out datasets ahead."""
+    count = task.workers if task.evaluation_workers is None else task.evaluation_workers
+    return Workers(count, task.evaluation_worker_init, dataset)
 
 
 def held_out(task: Task) -> dict[str, Dataset[Any]]:

@@ -5,16 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
+from tpu_trainer.checkpoint.snapshot import weights_of
+from tpu_trainer.context import RunContext
 from tpu_trainer.contract import MOST_METRICS, ExitCode
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.errors import StorageError
+from tpu_trainer.errors import StorageError, UserCodeError
 from tpu_trainer.instruments import Instruments
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.telling import Telling
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_CHANGED_LATE = (
+    "the weights were changed after the last evaluation (by evaluation_ends, or at the end of the fit): its metrics "
+    "are not those of the weights that are saved. Change them in train_ends or on_train_end"
+)
+
+
+def save_result(step: int, position: Position, instruments: Instruments, *, again: bool = False) -> None:
+    """Saves the weights as the hooks of the end have left them, if that is not what the newest checkpoint has. `again`:
+    in any case.
+
+    Raises:
+        NotFiniteError, DivergedError: as `Instruments.save`.
+    """
+    last = step, instruments.weights()
+    if instruments.evaluated not in (None, last):
+        instruments.telling.finding(Finding("Evaluation", step, _CHANGED_LATE))
+    if again or instruments.saved != last:
+        instruments.closing.ended = True
+        instruments.save(step, position, now=False, closes=True)
+    instruments.telling.progress.say(f"the last weights have the checksum {last[1]}")
+
+
+def leave_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
+    """On the user's machine, a run without checkpoints leaves its weights beside its report."""
+    directory, writes = context.environment.report_directory, context.telling.aloud
+    if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
+        return
+    try:
+        for name, content in weights_of(model, average):
+            if writes:
+                (directory / name).write_bytes(content)
+    except (OSError, UserCodeError) as error:
+        context.telling.progress.say(f"the weights were not kept: {error}")
 
 
 def keep_last(step: int, position: Position, instruments: Instruments) -> None:
@@ -26,6 +65,7 @@ def keep_last(step: int, position: Position, instruments: Instruments) -> None:
     checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
     position = instruments.position or position
     if checkpoints.finish() or checkpoints.save_now(step, position, health) is not None:
+        checkpoints.close()
         return
     newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
     raise StorageError(

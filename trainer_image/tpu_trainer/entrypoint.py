@@ -13,7 +13,9 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
@@ -258,8 +260,9 @@ def as_written(text: str) -> bool | int | float | str:
     return float(text) if _REAL.fullmatch(text) else text
 
 
-def from_text(text: str, kind: Any) -> bool | int | float | str:
-    """`text` as a bool, int, float or str; `as_written` if `kind` is None. An int may be written "1e3".
+def from_text(text: str, kind: Any) -> Any:
+    """`text` as a bool, int, float, str or path, or as one of a Literal's or an Enum's values, of which an Enum's are
+    known by name, too; `as_written` if `kind` is None. An int may be written "1e3".
 
     Raises:
         ValueError: the text does not fit, or `kind` is another type.
@@ -278,8 +281,23 @@ def from_text(text: str, kind: Any) -> bool | int | float | str:
             return _whole(text, number) if kind is int else number
         except (ValueError, OverflowError):
             raise ValueError(f'expected {"an integer" if kind is int else "a number"}, got "{text}"') from None
+    if get_origin(kind) is Literal:
+        return _one_of(text, {str(value): value for value in get_args(kind)})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _one_of(text, {**{str(one.value): one for one in kind}, **kind.__members__})
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return kind(text)
     name = getattr(kind, "__name__", str(kind))
-    raise ValueError(f"a {name} cannot be made from a text; take bool, int, float or str, or the object as `hp`")
+    raise ValueError(
+        f"a {name} cannot be made from a text; take bool, int, float, str, a path, a Literal or an Enum, or the object "
+        "as `hp`"
+    )
+
+
+def _one_of(text: str, values: Mapping[str, Any]) -> Any:
+    if text not in values:
+        raise ValueError(f'expected one of {", ".join(values)}, got "{text}"')
+    return values[text]
 
 
 def _whole(text: str, number: float) -> int:

@@ -29,7 +29,7 @@ class WorkerEnvironment:
     `host_index` counts over the whole job, all slices together. The rendezvous address matters with several hosts only.
     `report_directory`: for the report if the run spec names no place. `hang_seconds`: overrides the watchdog's own
     limit. `progress_service`: None if nobody listens. `local_rank`: the process's place on its host, set by `host`.
-    `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if a ConfigMap brings it.
+    `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if a Secret brings it.
     """
 
     run_spec: Path

@@ -57,6 +57,12 @@ class StorageDeniedError(StorageError):
     code = ExitCode.StorageDenied
 
 
+class CheckpointUnusableError(TrainerError):
+    """The job has checkpoints of its own and can continue none of them; at step 0 it would lose what they hold."""
+
+    code = ExitCode.CheckpointUnusable
+
+
 class DivergedError(TrainerError):
     """The replicas no longer run the same program, or no longer hold the same parameters."""
 

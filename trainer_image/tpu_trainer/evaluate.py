@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import (
@@ -23,6 +23,7 @@ from tpu_trainer.data import (
     load,
 )
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.modes import evaluating
 from tpu_trainer.task import Batch, Evaluator, Metrics, Task
 
 if TYPE_CHECKING:
@@ -33,16 +34,14 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
     """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
     Leaves the model's modules in the modes they were in. The task's workers read ahead. `batches`: at most so many per
-    process.
+    process. One model is evaluated: the caller sees to it that all replicas have the same buffers (`Buffers.lent`).
 
     Raises:
         UserCodeError: the metrics raised, or returned something they must not.
     """
     if evaluation_size(task) == 0:
         return {}
-    with _evaluating(task.model), torch.no_grad():
-        # Running statistics (batch norm) come from each replica's own examples; one model is evaluated, rank 0's.
-        backend.broadcast(list(task.model.buffers()))
+    with evaluating(task.model), torch.no_grad():
         found: dict[str, float] = {}
         for name, dataset in held_out(task).items():
             if (size := length_of(dataset, called(name))) == 0:
@@ -142,26 +141,15 @@ class _Read:
     def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
         """The plan's batches, collated, on the CPU, each with what its rows count, and its place in the plan."""
         task = self.task
-        workers = min(evaluation_workers(task), len(self.plan))
+        workers = evaluation_workers(task, self.dataset)
+        workers = replace(workers, count=min(workers.count, len(self.plan)))
         indices = [batch.indices for batch in self.plan]
         read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
         for planned in self.plan:
             # What is drawn here must not come between what is drawn for a training batch that is read meanwhile.
-            with nullcontext() if workers else GENERATORS:
+            with nullcontext() if workers.count else GENERATORS:
                 batch = next(read)
             yield (batch, torch.tensor(planned.counted)), planned
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        # One by one: a part that its owner has frozen stays in evaluation mode.
-        for module in training:
-            module.training = True
 
 
 def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> dict[str, float]:

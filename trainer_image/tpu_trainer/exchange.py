@@ -8,7 +8,7 @@ steps at once. All replicas read the same sums after the same step, so they deci
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +51,12 @@ class Loss:
         """From what the task's `loss` returned in one of a step's `passes`.
 
         Raises:
-            UserCodeError: it is neither a mean nor (sum, weight), or not on the replica's device.
+            UserCodeError: it is neither a mean nor (sum, weight), not on the replica's device, or as in `check_weight`.
         """
         if isinstance(returned, tuple) and len(returned) == 2:
             total, weight = returned
             if _is_scalar(total) and _is_scalar(weight):
+                check_weight(weight, "the weight of the task's loss")
                 return _on(device, Loss(wide(total), wide(weight)))
             found = f"({_described(total)}, {_described(weight)})"
         elif _is_scalar(returned):
@@ -143,8 +144,10 @@ def exchange(
     backend: Backend,
     squares: bool = False,
     logged: Row | None = None,
+    earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> Sums:
-    """Replaces every gradient by the gradient of the mean loss over all replicas.
+    """Replaces every gradient by the gradient of the mean loss over all replicas. `earlier`: gradients of the step's
+    earlier passes that are not with their parameters (`EarlierPasses`).
 
     A parameter without a gradient on any replica keeps none, as in plain PyTorch, where optimizers skip it. A parameter
     that only some replicas used gets the same gradient on all.
@@ -156,9 +159,10 @@ def exchange(
         UserCodeError: a gradient is sparse.
     """
     alone = backend.terms == 1 or backend.one_program
-    used = [parameter.grad is not None for parameter in parameters]
+    earlier = earlier or {}
+    used = [parameter.grad is not None or parameter in earlier for parameter in parameters]
     sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
-    gradients, signals = take(sent, loss, wishes, squares)
+    gradients, signals = take(sent, loss, wishes, squares, earlier)
     if logged is not None:
         signals = torch.cat([signals, logged.values.to(signals.dtype)])
     count = len(signals)
@@ -186,13 +190,18 @@ def exchange(
 
 
 def take(
-    parameters: Sequence[nn.Parameter], loss: Loss, wishes: Wishes, squares: bool = False
+    parameters: Sequence[nn.Parameter],
+    loss: Loss,
+    wishes: Wishes,
+    squares: bool = False,
+    earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
-    """Takes the gradients off the parameters (zeros where there is none); returns them and this replica's signals.
+    """Takes the gradients off the parameters (zeros where there is none) and adds those of `earlier` passes; returns
+    them and this replica's signals.
 
     They travel as real numbers in float32, or in float64 if that is their type.
     """
-    gradients = [_travelling(parameter) for parameter in parameters]
+    gradients = [_travelling(parameter, (earlier or {}).get(parameter)) for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     kind = torch.float64 if loss.total.dtype == torch.float64 else torch.float32
@@ -323,7 +332,9 @@ def _as_data(value: Tensor, backend: Backend) -> Tensor:
     return value if value.device.type == backend.device.type else backend.to_device(value)
 
 
-def _travelling(parameter: nn.Parameter) -> Tensor:
+def _travelling(parameter: nn.Parameter, earlier: Tensor | None) -> Tensor:
+    if parameter.grad is None and earlier is not None:
+        return earlier
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     if gradient.layout is not torch.strided:
         raise UserCodeError(
@@ -333,7 +344,18 @@ def _travelling(parameter: nn.Parameter) -> Tensor:
     # Detached only if it has to be: a sync leaves out an alias that nothing has used yet, and to read it then runs a
     # program of its own.
     real = as_real(gradient.detach() if gradient.requires_grad else gradient)
-    return real if real.dtype == torch.float64 else real.float()
+    real = real if real.dtype == torch.float64 else real.float()
+    return real if earlier is None else real + earlier
+
+
+def check_weight(weight: Tensor, what: str) -> None:
+    """Raises UserCodeError if the weight depends on the model. The gradient of a sum over a weight that does has a
+    second term, which needs the sums of all replicas before the backward pass."""
+    if weight.requires_grad:
+        raise UserCodeError(
+            f"{what} requires a gradient, and the trainer divides by the sum of all weights as by a constant: return "
+            "weight.detach() if it is one, or else the mean over the batch, sum / weight, alone"
+        )
 
 
 def _is_scalar(value: Any) -> bool:

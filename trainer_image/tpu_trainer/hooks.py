@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+
+    from tpu_trainer.horizon import Scheduled
 
 
 OFFERED = (
@@ -31,11 +33,24 @@ class Hooks:
     clips = False
     """The task clips its gradients itself, in `before_update`."""
 
+    @property
+    def changes_gradients(self) -> bool:
+        """`before_update` may change gradients, so that their length must be measured again to clip them."""
+        return type(self).before_update is not Hooks.before_update
+
     gives_closure = False
     """`update` passes a closure to the optimizer's step, which may call it once."""
 
     monitors: tuple[str, ...] = ()
     """Metrics that `evaluated` needs; known once the optimizer is built."""
+
+    scheduled: tuple[Scheduled, ...] = ()
+    """The schedulers of the task; known once the optimizer is built."""
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What users should know of the evaluations so far."""
+        return ()
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""
@@ -68,14 +83,23 @@ class Hooks:
         """After the update. The gradients are gone, and the device may still be working on the step."""
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        """After `step` steps; the metrics are over all replicas. The last evaluation comes after `train_ends`."""
+        """After `step` steps; the metrics are over all replicas. The last evaluation comes after `train_ends`, and the
+        last checkpoint after this: weights that are changed here are saved, but not evaluated."""
 
     def epoch_ends(self, epoch: int) -> None:
         """After the last step of `epoch`, also if the training is over inside of it; not in a run that is told to stop,
         because it continues there."""
 
     def train_ends(self, *, stopped: bool) -> None:
-        """After the last step. `stopped`: early, on request or by an evaluation; no evaluation follows then."""
+        """After the last step. `stopped`: early, on request or by an evaluation. What this does to the weights is
+        evaluated and saved, except in a run that is stopped on request, which continues where it was."""
+
+    def ended_before(self) -> None:
+        """In place of all hooks from `train_begins` to `train_ends`, in a run that continues with a checkpoint whose
+        weights the hooks of the end have changed already."""
+
+    def fit_ends(self) -> None:
+        """Nothing more will be trained or evaluated."""
 
     def failed(self, error: BaseException) -> None:
         """The run ends with `error`."""

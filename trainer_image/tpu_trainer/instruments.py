@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpu_trainer.backends.base import Backend
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.clock import Clock, Phase, process_seconds
 from tpu_trainer.data import Position
@@ -19,6 +20,7 @@ from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import NotFiniteError
 from tpu_trainer.exchange import MOST_STEPS, Loss, Reading, Signals
+from tpu_trainer.last_weights import Closing
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.task import Batch
 from tpu_trainer.telemetry.history import FirstLoss, Sample
@@ -38,7 +40,8 @@ CHECKUP_EVERY = 100
 @dataclass
 class Instruments:
     """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for; `logbook`:
-    what the task logs; `whole`: makes of this process's position in the data the whole job's, in a collective."""
+    what the task logs; `whole`: makes of this process's position in the data the whole job's, in a collective;
+    `checksum`: of the weights, a collective; `closing`: takes it for the next checkpoint; `buffers`: the model's."""
 
     backend: Backend
     clock: Clock
@@ -49,12 +52,19 @@ class Instruments:
     noise: NoiseScale | None
     telling: Telling
     logbook: Logbook
+    buffers: Buffers
     first: int = 0
     whole: Callable[[Position], Position] = lambda position: position
+    checksum: Callable[[], str] = str
+    closing: Closing = field(default_factory=Closing)
 
     def __post_init__(self) -> None:
         self.position: Position | None = None
         """Where the whole job stood in the data at the newest save."""
+        self.saved: tuple[int, str] | None = None
+        """The step of the newest save, and the checksum of its weights."""
+        self.evaluated: tuple[int, str] | None = None
+        """The same of the last evaluation."""
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._read_through = self.first
@@ -80,6 +90,9 @@ class Instruments:
     def left_out(self, text: str) -> None:
         """Of parameters that the optimizer does not train."""
         self.telling.finding(Finding("Optimizer", self.first, text))
+
+    def of_data(self, text: str) -> None:
+        self.telling.finding(Finding("Data", self.first, text))
 
     def settle(self, step: int) -> None:
         """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
@@ -150,8 +163,19 @@ class Instruments:
             raise
         return reading
 
-    def save(self, step: int, position: Position, *, now: bool) -> None:
-        """Takes a checkpoint; with `now` the run is being stopped, so this returns once it is written.
+    def forward_begins(self) -> None:
+        """Before the first forward pass of a step: rank 0's buffers everywhere, where a pass may read them."""
+        with self.clock.during(Phase.DEVICE):
+            self.buffers.step_begins(self.doctor.set_aside)
+
+    def weights(self) -> str:
+        """Their checksum; a collective that belongs to no step."""
+        with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
+            return self.checksum()
+
+    def save(self, step: int, position: Position, *, now: bool, closes: bool = False) -> None:
+        """Takes a checkpoint; with `now` the run is being stopped, so this returns once it is written. `closes`: of the
+        training's end, so that hooks may still change the weights and have this step's checkpoint written once more.
 
         Raises:
             NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
@@ -159,6 +183,10 @@ class Instruments:
         self.doctor.judge_parameters(step)
         with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
             self.position = self.whole(position)
+            self.buffers.share()
+        self.closing.weights = self.weights()
+        self.saved = step, self.closing.weights
+        self.checkpoints.closes = closes
         with self.clock.during(Phase.CHECKPOINT):
             save = self.checkpoints.save_now if now else self.checkpoints.save
             save(step, self.position, self.doctor.finiteness.health)

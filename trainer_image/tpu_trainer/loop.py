@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.epochs import noticed
 from tpu_trainer.errors import user_code
 from tpu_trainer.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.passes import EarlierPasses
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch
 from tpu_trainer.trainable import Trainable, Work
@@ -54,31 +56,35 @@ def train(
     signals = Signals(backend, start.step)
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-    flags = Flags(backend)
+    flags, earlier = Flags(backend), EarlierPasses(work.task.model)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
-        hooks.train_begins()
-        hooks.epoch_begins(epoch)
+        if start.ended:
+            hooks.ended_before()
+        else:
+            hooks.train_begins()
+            hooks.epoch_begins(epoch)
     if work.steering.owes(start.step) and evaluate_now(start.step):
         instruments.save(start.step, start.position, now=False)
     trained = replace(trained, early=work.steering.early_end(start.step))
     samples = instruments.sampling(batches)
 
-    for step in range(start.step + 1, hp.last_step + 1) if trained.early is None else ():
+    for step in range(start.step + 1, hp.last_step + 1) if trained.early is None and not start.ended else ():
         last = step == hp.last_step
         backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
         batch, position = next(samples)
         if position.epoch != epoch:
-            with user_code("the end of an epoch"):
+            with user_code("the end of an epoch"), noticed(work.task.train, not work.task.workers, instruments.of_data):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
             instruments.settle(step - 1)
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend)
+            loss = _forward_backward(work, step, batch, backend, instruments.forward_begins)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
+                earlier.keep()
                 backend.sync()
                 batch, position = next(samples)
                 loss = loss.plus(_forward_backward(work, step, batch, backend))
@@ -86,7 +92,9 @@ def train(
         parameters = trainable.now(settled=last or work.task.hooks is None)
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
-            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, instruments.logbook.row())
+            row = instruments.logbook.row()
+            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, row, earlier.take())
+        trainable.watch(parameters)
 
         work.rates.set(step - 1)
         update.make(parameters, sums)
@@ -98,37 +106,47 @@ def train(
             backend.sync()
 
         signals.add(sums)
-        evaluates = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0 and not last
+        due = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0
+        # A trial's last step is in the middle of the training.
+        evaluates = work.trial if last else due
         saves = checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
         if reading := instruments.read(signals, step, work.rates.present, whole=evaluates or saves or last):
             trained = Trained(step, reading.losses[-1], position, stopped=reading.stopping and not last)
             saves = saves or reading.saving
         if saves or last or trained.stopped:
-            instruments.save(step, position, now=trained.stopped)
+            instruments.save(step, position, now=trained.stopped, closes=last)
         # After the reading: a run that is to stop has no time for an evaluation.
         if evaluates and not trained.stopped:
             is_best = evaluate_now(step)
-            trained = replace(trained, early=work.steering.early_end(step))
-            if not saves and (is_best or trained.early):
-                instruments.save(step, position, now=False)
+            trained = replace(trained, early=None if last else work.steering.early_end(step))
+            if not (saves or last) and (is_best or trained.early):
+                instruments.save(step, position, now=False, closes=trained.early is not None)
         ends = trained.stopped or trained.early is not None
         instruments.after_step(signals, step, ends=last or ends)
         if ends:
             break
 
-    with user_code("the end of the training"):
-        # A run that is stopped continues inside its epoch.
-        if not trained.stopped:
-            hooks.epoch_ends(epoch)
-        hooks.train_ends(stopped=trained.stopped or work.steering.evaluated == trained.step)
+    if not start.ended:
+        with user_code("the end of the training"):
+            # A run that is stopped continues inside its epoch, and so does the job after a trial.
+            if not (trained.stopped or work.trial):
+                hooks.epoch_ends(epoch)
+            hooks.train_ends(stopped=trained.stopped or work.steering.evaluated == trained.step)
+        # What they have left pending would be compiled into the evaluation.
+        backend.sync()
     return trained
 
 
-def _forward_backward(work: Work, step: int, batch: Batch, backend: Backend) -> Loss:
-    """The batch's part of the step's loss; adds its gradients to the parameters'."""
+def _forward_backward(
+    work: Work, step: int, batch: Batch, backend: Backend, begins: Callable[[], None] = lambda: None
+) -> Loss:
+    """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
+    which may have changed buffers, or the modes of modules."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
+    begins()
+    with user_code("the task's loss"):
         loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
     with user_code("the backward pass"):
         work.hooks.before_backward(loss.total)

@@ -62,7 +62,10 @@ def refuse_closure(optimizer: Optimizer) -> None:
     """
     closure = _closure(optimizer)
     if closure is not None and closure.default is closure.empty:
-        raise closure_repeated(optimizer)
+        raise UserCodeError(
+            f"{closure_repeated(optimizer)} in the trainer's own loop. A LightningModule can have it, under "
+            "Lightning's Trainer: return tpu_trainer.LightningRun(module, data)"
+        )
 
 
 def takes_closure(optimizer: Optimizer) -> bool:

@@ -13,6 +13,7 @@ from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
 from tpu_trainer.errors import TrainerError
 
 _CUT = "... "
+_SHOWN, _LONGEST_NAME = 3, 60
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ _TELLING = (
     ExitCode.BadSpec,
     ExitCode.NotFinite,
     ExitCode.Diverged,
+    ExitCode.CheckpointUnusable,
     ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,
@@ -85,12 +87,15 @@ def termination_message(outcome: Outcome) -> bytes:
     """At most TERMINATION_MESSAGE_LIMIT bytes of valid JSON.
 
     A message that is too long loses its beginning, because a traceback says what happened in its last lines.
-    Alternatives and metrics are dropped, last ones first, only if without words they would fill half of it.
+    Alternatives and metrics are dropped, last ones first, only if without words they would fill half of it; the message
+    says how many metrics.
     """
     # A lone surrogate (an undecodable file name in a traceback) has no UTF-8 form.
     message = outcome.message.encode("utf-8", "replace").decode()
+    metrics = list(outcome.metrics)
     while len(_encode(outcome, "")) > TERMINATION_MESSAGE_LIMIT // 2 and (less := _less(outcome)) is not None:
         outcome = less
+    message += _without(metrics[len(outcome.metrics) :])
     whole = _encode(outcome, message)
     if len(whole) <= TERMINATION_MESSAGE_LIMIT:
         return whole
@@ -108,6 +113,16 @@ def termination_message(outcome: Outcome) -> bytes:
 def finite(value: float | None) -> float | None:
     """JSON has no NaN and no infinity: a diverged loss is written as null."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _without(dropped: Sequence[str]) -> str:
+    """What the message says of metrics that it has no room for."""
+    if not dropped:
+        return ""
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in dropped[:_SHOWN]]
+    more = f" and {len(dropped) - _SHOWN} more" if dropped[_SHOWN:] else ""
+    which = "metric has" if len(dropped) == 1 else "metrics have"
+    return f"; {len(dropped)} {which} no room here, with shorter names they would: {', '.join(names)}{more}"
 
 
 def _tail(message: str, characters: int) -> str:

@@ -10,21 +10,25 @@ from tpu_trainer.checkpoint.handover import give_average, give_model, give_optim
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.compiled import compile_loss, compile_update
 from tpu_trainer.context import RunContext
-from tpu_trainer.data import evaluation_size, size_difference
+from tpu_trainer.data import epochs_of, evaluation_size, resized, size_difference
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.entrypoint import Loaded, load_task
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.horizon import differences
+from tpu_trainer.last_weights import Closing
 from tpu_trainer.logbook import Logbook
+from tpu_trainer.modes import enter_training_mode
 from tpu_trainer.optimizers import build_optimizer, refuse_closure, unused
 from tpu_trainer.precision import in_precision
+from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
 from tpu_trainer.sharding import Sharding, refuse_whole_parameters
 from tpu_trainer.spec import OnNotFinite
 from tpu_trainer.steering import Steering
 from tpu_trainer.storage import Storage, start_of, tell_origin
 from tpu_trainer.task import Hyperparameters, Task
-from tpu_trainer.trainable import Growth, Work, enter_training_mode, refuse_lazy, refuse_synchronised_norm
+from tpu_trainer.trainable import Growth, Work, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.update import Average, count_on_device
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ def prepare(
     spec, backend, tell = context.spec, context.backend, context.telling.finding
     _tell_of_data(context, task, hp)
     steered = storage.steering_of(found)
-    start = start_of(found, hp, spec, steered)
+    start = replace(start_of(found, hp, spec, steered), ended=storage.ended(found))
     begun_with = _place_model(context, task.model, found)
     optimizer = build_optimizer(task, hp)
     if not hooks.gives_closure:
@@ -67,10 +71,11 @@ def prepare(
     growth, logbook = Growth(task.model, optimizer), Logbook(backend, warn)
     # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
     rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
-    steering = Steering(spec, start, rates, hooks.monitors)
+    steering, closing = Steering(spec, start, rates, hooks.monitors), Closing(start.ended)
     if evaluation_size(task) == 0:
         steering.check({})
-    for text in unused(task, hooks, optimizer, hp):
+    epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
+    for text in (*unused(task, hooks, optimizer, hp), *differences(hooks.scheduled, hp.train_steps, epochs)):
         tell(Finding("Recipe", start.step, text))
     if found is not None and storage.target is not None:
         growth.load(found.snapshot.document.get("growth"))
@@ -83,6 +88,7 @@ def prepare(
             hooks.load(state)
         steering.load(steered)
         tell_origin(start, found, storage.target.author, hp, context.telling)
+        _tell_of_resized(context, task, found, start)
     return Work(
         task,
         hooks,
@@ -93,6 +99,8 @@ def prepare(
         start,
         steering,
         logbook=logbook,
+        closing=closing,
+        trial=spec.end_after_steps is not None,
         average=_average(context, task.model, hp, found),
         noise_scale=_has_noise_scale(context),
         skips=skips,
@@ -121,6 +129,12 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
         tell(Finding("DatasetSize", 0, difference))
     if task.evaluation is not None and evaluation_size(task) == 0:
         tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
+
+
+def _tell_of_resized(context: RunContext, task: Task, found: Found, start: Start) -> None:
+    text = resized(task.train, found.snapshot.document.get("trainExamples"), start.position)
+    if text is not None:
+        context.telling.finding(Finding("Data", start.step, text))
 
 
 def _place_model(context: RunContext, model: nn.Module, found: Found | None) -> str | None:

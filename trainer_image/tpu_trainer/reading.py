@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import Order, Position, has_length, is_sharded, stream_batches, train_batches
+from tpu_trainer.data import Order, Position, has_length, is_sharded, repeated, stream_batches, train_batches
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.errors import UserCodeError
 from tpu_trainer.same_data import FirstBatch, check_examples, check_lengths, check_order, check_stream
@@ -59,12 +59,11 @@ def open_reading(
     backend: Backend,
     host: int,
     tell: Tell,
-    say: Callable[[str], None],
 ) -> Reading:
     """The passes `passes`, counted over the run, from `order.start` on. A collective: the processes compare the first
     batch of a stream.
 
-    epoch_size: what the recipe says. say: takes what belongs into the log only.
+    epoch_size: what the recipe says.
 
     Raises:
         UserCodeError: the data cannot be read, or the processes read different streams.
@@ -80,8 +79,10 @@ def open_reading(
         return Reading(batches, partial(whole_position, backend=backend, plan=plan))
     if (text := _read_by_all(task, world)) is not None:
         tell(Finding("Data", 0, text))
+    if (text := repeated(task.train, order.start)) is not None:
+        tell(Finding("Data", first // order.passes, text))
     examples = FirstBatch(task.train, order, first)
-    batches = islice(stream_batches(task, order, first, say, examples), len(passes))
+    batches = islice(stream_batches(task, order, first, examples), len(passes))
     if not passes or world == 1:
         return Reading(batches)
     # Read here, by the training's own thread: comparing is a collective.

@@ -34,7 +34,8 @@ class Leg:
 class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
-    legs: the stretches trained so far, the present one last. health: the checkpoint's.
+    legs: the stretches trained so far, the present one last. health: the checkpoint's. ended: the checkpoint is of the
+    training's end, which the hooks must not make a second time.
     """
 
     step: int = 0
@@ -43,6 +44,7 @@ class Start:
     ramp: Ramp | None = None
     legs: tuple[Leg, ...] = ()
     health: Health = field(default_factory=Health)
+    ended: bool = False
 
     def examples_after(self, step: int, global_batch: int) -> int:
         return self.examples + (step - self.step) * global_batch
@@ -51,7 +53,8 @@ class Start:
 def document(
     start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: Health
 ) -> dict[str, Any]:
-    """What a checkpoint after `step` steps keeps of the run, as JSON. `learning_rate`: of the last step."""
+    """What a checkpoint after `step` steps keeps of a run, as JSON. `learning_rate`: the recipe's in the last step; in
+    older checkpoints the first parameter group's."""
     return {
         "examples": start.examples_after(step, hp.global_batch_size),
         "globalBatch": hp.global_batch_size,

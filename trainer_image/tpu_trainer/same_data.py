@@ -21,7 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import (
     GENERATORS,
+    NO_WORKERS,
     Order,
+    Workers,
     called,
     epoch_order,
     evaluation_workers,
@@ -32,6 +34,7 @@ from tpu_trainer.data import (
     length_of,
     seed_generators,
     state_of,
+    training_workers,
 )
 from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.errors import UserCodeError, user_code
@@ -141,14 +144,15 @@ def check_examples(task: Task, seed: int, backend: Backend, host: int) -> list[s
     """
     if backend.world == 1:
         return []
-    said, workers = [], evaluation_workers(task)
+    said, ahead = [], training_workers(task)
     if has_length(task.train):
-        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, task.workers))
+        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, ahead))
     elif is_sharded(task.train):
         read = _of_shard(task.train, seed)
-        said.append(compare("examples in training shard 0", read, SHARD, backend, host, task.workers))
+        said.append(compare("examples in training shard 0", read, SHARD, backend, host, ahead))
     for name, dataset in held_out(task).items():
-        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host, workers))
+        ahead = evaluation_workers(task, dataset)
+        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host, ahead))
     return [text for text in said if text is not None]
 
 
@@ -224,14 +228,19 @@ def _of_shard(stream: Any, seed: int) -> Read:
     return read
 
 
-def readings(read: Read, times: int, workers: int) -> Prints:
+def readings(read: Read, times: int, workers: Workers) -> Prints:
     """The fingerprints of the examples, `times` times. With `workers` a worker reads: a file that a dataset opens at
     its first reading must not be open in this process, or the training's workers would share the place in it."""
-    if not workers:
+    if not workers.count:
         with GENERATORS, kept_generators():
             return [[fingerprint(example) for example in read()] for _ in range(times)]
     loader: DataLoader[Any] = DataLoader(
-        _Readings(read, times), batch_size=None, collate_fn=list, num_workers=1, generator=torch.Generator()
+        _Readings(read, times),
+        batch_size=None,
+        collate_fn=list,
+        num_workers=1,
+        worker_init_fn=workers.begin,
+        generator=torch.Generator(),
     )
     found: Prints = next(iter(loader))
     return found
@@ -248,7 +257,7 @@ class _Readings(IterableDataset[Any]):
         yield [[fingerprint(example) for example in self._read()] for _ in range(self._times)]
 
 
-def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: int = 0) -> str | None:
+def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: Workers = NO_WORKERS) -> str | None:
     """Whether `read` gives equal examples in all processes: None, or what to warn of. A collective.
 
     kind: what the examples are. rule: what would be right. workers: that the task has for them.

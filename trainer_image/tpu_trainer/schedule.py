@@ -109,6 +109,11 @@ class LearningRate:
         rate = self._optimizer.param_groups[0].get("lr")
         return 0.0 if rate is None else float(rate)
 
+    def reached(self, steps: int) -> float:
+        """The recipe's own rate in the last of `steps` steps, of which groups may have other shares; the first group's
+        if the rates are the task's."""
+        return self._hp.learning_rate * self._factor_of(steps - 1) if self._whose is Whose.RECIPE else self.present
+
     def set(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
@@ -119,14 +124,16 @@ class LearningRate:
             self._taken_over(step)
         if self._whose is not Whose.RECIPE:
             return
-        self._factor = self.reduction
-        self._factor *= rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
-        if self.ramp is not None:
-            self._factor *= self.ramp.factor(step)
+        self._factor = self._factor_of(step)
         for group, rate in zip(groups, self._built, strict=True):
             if rate is not None:
                 group["lr"] = rate * self._factor
         self._last = [_Seen.of(group) for group in groups]
+
+    def _factor_of(self, step: int) -> float:
+        """By which the recipe's rate is multiplied in step `step`, counted from 0."""
+        factor = self.reduction * rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
+        return factor if self.ramp is None else factor * self.ramp.factor(step)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON: whose the rates are, the groups' original rates and their present ones."""
@@ -149,6 +156,11 @@ class LearningRate:
         for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
             if rate is not None:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
+
+    def rewind(self, kept: Mapping[str, Any]) -> None:
+        """The groups have the rates of a `state` of this run again: whoever set rates then sets them from here on."""
+        self._whose = Whose(kept["whose"])
+        self._last = [_Seen.of(group) for group in self._optimizer.param_groups]
 
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
         """Groups that a hook had added come with the rate of their last step; here they get their original rate, in

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.horizon import Scheduled
 from tpu_trainer.optimizers import build_optimizer
 
 if TYPE_CHECKING:
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from tpu_trainer.task import Batch, Hyperparameters, Task
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A scheduler, stepped after every `frequency`-th "step" or "epoch" of the run. With `monitor` it is stepped with
-    that metric instead, after every evaluation."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
 
 
 _COUNTED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
@@ -132,6 +121,10 @@ class SchedulingHooks(Hooks):
         self._schedules: Schedules | None = None
         self._epoch = 0
 
+    @property
+    def changes_gradients(self) -> bool:
+        return self._own.changes_gradients
+
     def configure(self, parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> Optimizer:
         """The Task's `optimizer`, with its scheduler."""
         given = self._task.scheduler
@@ -141,7 +134,8 @@ class SchedulingHooks(Hooks):
         with user_code("the task's scheduler"):
             scheduler = build(optimizer, hp)
         check_scheduler(scheduler, optimizer, "the task's scheduler")
-        self._schedules = Schedules(optimizer, (Scheduled(scheduler, interval),), lambda each, _: each.step())
+        self.scheduled = (Scheduled(scheduler, interval),)
+        self._schedules = Schedules(optimizer, self.scheduled, lambda each, _: each.step())
         return optimizer
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:

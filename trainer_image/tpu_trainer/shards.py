@@ -30,7 +30,16 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from torch.utils.data._utils import worker as torch_worker
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import GENERATORS, Order, Position, permutation, random_seed, seed_generators
+from tpu_trainer.data import (
+    GENERATORS,
+    Order,
+    Position,
+    Workers,
+    permutation,
+    random_seed,
+    seed_generators,
+    training_workers,
+)
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.task import Batch, Task
 
@@ -230,7 +239,7 @@ def shard_batches(
     """
     order, collate = plan.order, task.collate or default_collate
     places = {str(lane): list(place) for lane, place in plan.places.items()}
-    passes = _read_ahead(task.train, plan, task.workers) if task.workers else _read(task.train, plan)
+    passes = _read_ahead(training_workers(task), plan) if task.workers else _read(task.train, plan)
     for number, (examples, moved) in enumerate(passes):
         taken = plan.start + (number // order.passes + 1) * order.global_batch
         with order.drawing(first_batch + number), user_code("collating a batch"):
@@ -280,13 +289,17 @@ def _one_pass(lanes: Mapping[int, Lane], plan: Plan, numbers: Iterator[int]) -> 
     return examples, moved
 
 
-def _read_ahead(stream: Any, plan: Plan, workers: int) -> Iterator[Pass]:
+def _read_ahead(ahead: Workers, plan: Plan) -> Iterator[Pass]:
     """The same passes as `_read`, by processes that deal out the lanes among themselves."""
-    workers = min(workers, len(plan.own_lanes))
+    workers = min(ahead.count, len(plan.own_lanes))
     with user_code("the task's dataset"):
         # A generator of its own: the loader draws a number when it begins.
         loader: DataLoader[Tensor] = DataLoader(
-            _Reader(stream, plan, workers), batch_size=None, num_workers=workers, generator=torch.Generator()
+            _Reader(ahead.dataset, plan, workers),
+            batch_size=None,
+            num_workers=workers,
+            worker_init_fn=ahead.begin,
+            generator=torch.Generator(),
         )
         # It takes turns among the workers.
         given = iter(loader)

@@ -282,7 +282,7 @@ class CheckpointSpec:
 
 @dataclass(frozen=True)
 class CodeSpec:
-    """The user's code as a .tar.gz: gs://..., an absolute path, or configmap://NAME, which is mounted. `sha256`: of the
+    """The user's code as a .tar.gz: gs://..., an absolute path, or secret://NAME, which is mounted. `sha256`: of the
     archive."""
 
     uri: Text

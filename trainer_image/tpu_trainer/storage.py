@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.checkpoint.best import Best, best_in
-from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare
+from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare, reading
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
@@ -23,7 +23,7 @@ from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
 from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated, take_part, take_snapshot
 from tpu_trainer.checkpoint.store import open_store
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
-from tpu_trainer.data import Position
+from tpu_trainer.data import Position, has_length, length_of
 from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
@@ -77,6 +77,7 @@ class Storage:
         """The checkpoint to continue from, the same in every process; None if there is none. A collective.
 
         Raises, in every process:
+            CheckpointUnusableError: the job's own checkpoints cannot be continued.
             UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
             StorageError: the storage refuses.
         """
@@ -94,10 +95,17 @@ class Storage:
 
     def steering_of(self, found: Found | None) -> Mapping[str, Any] | None:
         """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
-        if found is None or self.target is None or not self.target.author.may_continue(found.commit.author):
+        if found is None or not self._is_own(found):
             return None
         kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
         return kept
+
+    def ended(self, found: Found | None) -> bool:
+        """Whether the checkpoint is this job's own, and its training had ended."""
+        return found is not None and self._is_own(found) and bool(found.snapshot.document.get("ended"))
+
+    def _is_own(self, found: Found) -> bool:
+        return self.target is not None and self.target.author.may_continue(found.commit.author)
 
     def checkpoints(
         self,
@@ -115,10 +123,13 @@ class Storage:
         if spec.checkpoint is not None and self.target is not None and not telling.aloud and all_take_part:
             return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
 
+        size = length_of(work.task.train, "train") if has_length(work.task.train) else None
+
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.present, work.hp, health)
+            kept = document(work.start, step, position, work.rates.reached(step), work.hp, health)
+            kept["trainExamples"] = size
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
-            kept["logged"] = work.logbook.state()
+            kept |= {"logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
                 kept["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
@@ -189,12 +200,14 @@ class Storage:
     def _chosen(self, telling: Telling) -> Found | None:
         assert self.target is not None
         author, say = self.target.author, telling.progress.say
-        found = choose_own(
-            self.target.store, author, self.elsewhere, say, lambda text: telling.finding(Finding("Checkpoint", 0, text))
-        )
-        if found is None and self.elsewhere is not None:
-            found = choose_elsewhere(self.elsewhere, author, say)
-        # After the choice, which names what it passes over: this removes torn checkpoints of this job.
+
+        def warn(text: str) -> None:
+            telling.finding(Finding("Checkpoint", 0, text))
+
+        with reading(self.target):
+            found = choose_own(self.target.store, author, self.elsewhere, say, warn)
+            if found is None and self.elsewhere is not None:
+                found = choose_elsewhere(self.elsewhere, author, say, warn)
         prepare(self.target)
         return found
 
@@ -274,8 +287,8 @@ def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec, steering: 
 
 
 def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
-    """What to say of a run that has no steps left; None if it has some."""
-    if found is None or start.step < hp.last_step:
+    """What to say of a run that has no steps left, or whose training had ended; None if it trains."""
+    if found is None or (start.step < hp.last_step and not start.ended):
         return None
     return (
         f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "

@@ -174,8 +174,9 @@ class Task:
 
     model: on the CPU; the trainer moves it and makes all replicas start from rank 0's weights.
     train: map-style (`len()` and `[i]`), at least one global batch long; what is left over at the end of an epoch is
-        dropped. Or an IterableDataset, read in the order in which it comes; every process reads all of it. Or a
-        `ShardedStream`, of which each process reads its own part.
+        dropped. Or an IterableDataset, read in the order in which it comes; every process reads all of it. With
+        `state_dict()` and `load_state_dict()` it continues inside an epoch after a resume. Or a `ShardedStream`, of
+        which each process reads its own part.
     loss: (model, batch) -> the MEAN loss over the batch, a tensor of shape []; or (sum, weight), two such tensors, for
         a mean over unequal weights (class weights, padding): the step's loss is the sum of all sums divided by the sum
         of all weights.
@@ -189,6 +190,8 @@ class Task:
     evaluation_collate: the same for `evaluation`; left out, `collate`.
     workers: processes per trainer process that read ahead; 0 is none. A stream that is not sharded has none.
     evaluation_workers: the same for `evaluation`, while it lasts; left out, `workers`.
+    worker_init: called in each of these processes with its number, before it reads; torch's worker_init_fn.
+    evaluation_worker_init: the same for `evaluation`.
     order: (epoch, seed, size) -> the indices of an epoch's examples, in order and the same in every process: weighted,
         by length, with repetitions. Left out, a permutation. For map-style data.
     hooks: what to do around steps, epochs and evaluations.
@@ -209,6 +212,8 @@ class Task:
     evaluator: Evaluator | None = None
     evaluation_collate: Collate | None = None
     evaluation_workers: int | None = None
+    worker_init: Callable[[int], object] | None = None
+    evaluation_worker_init: Callable[[int], object] | None = None
     order: Orders | None = None
     hooks: Hooks | None = None
     scheduler: Scheduler | tuple[Scheduler, str] | None = None

@@ -7,7 +7,7 @@ evaluation mode or back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from tpu_trainer.backends.base import Backend
+from tpu_trainer.checkpoint.snapshot import tensors_of
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
+from tpu_trainer.last_weights import Closing, checksum_of
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.resume import Start
 from tpu_trainer.schedule import LearningRate
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 Group = dict[str, Any]
 
 _SHOWN = 3
+_PATIENCE = 10
+"""Steps after which a parameter that was unfrozen should have had a gradient."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Work:
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
     None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
-    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is.
+    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. trial: a rung
+    of a ladder, whose end is not the training's.
     """
 
     task: Task
@@ -55,15 +61,23 @@ class Work:
     noise_scale: bool
     skips: bool
     logbook: Logbook
+    closing: Closing
+    trial: bool = False
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None
     sharding: Sharding | None = None
 
+    def checksum(self, backend: Backend) -> str:
+        """Of the model's weights and buffers, and of the averaged weights; a collective."""
+        average = {} if self.average is None else self.average.tensors
+        return checksum_of((tensors_of(self.task.model), average), backend)
+
 
 class Trainable:
     """The parameters in the optimizer's groups, in the model's order, which is the same on all replicas: the groups'
-    own order may come from a set. `tell`: is told once of parameters that get a gradient and are in no group."""
+    own order may come from a set. `tell`: is told once of parameters that get a gradient and are in no group, and of
+    parameters that are unfrozen and get none."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, tell: Callable[[str], None]) -> None:
         self._model, self._optimizer, self._tell = model, optimizer, tell
@@ -71,6 +85,8 @@ class Trainable:
         self._held: list[nn.Parameter] = []
         self._ordered: list[nn.Parameter] = []
         self._others: list[nn.Parameter] = []
+        self._trained: set[nn.Parameter] | None = None
+        self._silent: dict[nn.Parameter, int] = {}
 
     def now(self, *, settled: bool) -> list[nn.Parameter]:
         """Those that require a gradient. All others lose theirs, which no update and no `zero_grad` would touch.
@@ -95,6 +111,24 @@ class Trainable:
                 parameter.grad = None
         return trained
 
+    def watch(self, trained: Sequence[nn.Parameter]) -> None:
+        """Tells of what has been unfrozen and gets no gradient on any replica. `trained`: from `now`, after the
+        exchange."""
+        before, self._trained = self._trained, set(trained)
+        unfrozen = set() if before is None else self._trained - before
+        silent = [parameter for parameter in trained if parameter.grad is None]
+        self._silent = {
+            parameter: self._silent.get(parameter, 0) + 1
+            for parameter in silent
+            if parameter in unfrozen or parameter in self._silent
+        }
+        if late := {parameter for parameter, steps in self._silent.items() if steps == _PATIENCE}:
+            names = [name for name, parameter in self._model.named_parameters() if parameter in late]
+            self._tell(
+                f"{_listed(names)} {'was' if len(names) == 1 else 'were'} unfrozen during the training and got no "
+                f"gradient in the {_PATIENCE} steps since: the loss does not use them, so they are not trained"
+            )
+
     def _order(self, held: list[nn.Parameter]) -> None:
         model, ids = list(self._model.parameters()), {id(parameter) for parameter in held}
         known = {id(parameter) for parameter in model}
@@ -112,12 +146,10 @@ class Trainable:
     def _left_out(self) -> str:
         others, named = {id(parameter) for parameter in self._others}, list(self._model.named_parameters())
         names = [name for name, parameter in named if parameter.grad is not None and id(parameter) in others]
-        more = f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else ""
-        shown = f"{', '.join(names[:_SHOWN])}{more}"
         return (
-            f"{len(names)} of the model's {len(named)} parameters are not trained: {shown} get a gradient from the loss"
-            " and are in no parameter group of the optimizer. Add them to one, or freeze them (requires_grad_(False)),"
-            " which saves their gradients"
+            f"{len(names)} of the model's {len(named)} parameters are not trained: {_listed(names)} get a gradient "
+            "from the loss and are in no parameter group of the optimizer. Add them to one, or freeze them "
+            "(requires_grad_(False)), which saves their gradients"
         )
 
 
@@ -249,26 +281,16 @@ def refuse_synchronised_norm(model: nn.Module, backend: str, device: torch.devic
             )
 
 
-def enter_training_mode(model: nn.Module) -> str | None:
-    """Puts a model that is in evaluation mode as a whole, as libraries load it, into training mode; returns a remark.
-
-    A part that the task itself has put into evaluation mode stays there, which is how batch norm is frozen.
-    """
-    if not model.training:
-        model.train()
-        return "the task's model is in evaluation mode: all of it is put into training mode"
-    if resting := [name for name, module in model.named_modules() if not module.training]:
-        more = f" and {len(resting) - 1} more" if resting[1:] else ""
-        return f"stays in evaluation mode, as the task has set it: {resting[0]}{more}"
-    return None
-
-
 def _options(group: Group) -> Group:
     """The group's options that fit into JSON, which are all of them in torch's own optimizers."""
     plain = {
         key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
     }
     return {key: value for key, value in plain.items() if isinstance(value, int | float | str | list | tuple | None)}
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
 
 
 def _misfit(there: str, here: str) -> UserCodeError:

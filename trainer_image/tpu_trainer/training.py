@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from tpu_trainer.backends.base import move_model
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
-from tpu_trainer.checkpoint.snapshot import is_lightnings, weights_of
+from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings
 from tpu_trainer.clock import Phase
 from tpu_trainer.context import RunContext
 from tpu_trainer.data import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import Loaded
 from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
@@ -110,7 +112,10 @@ def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> I
         noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
         telling=context.telling,
         logbook=work.logbook,
+        buffers=Buffers(work.task.model, backend),
         first=work.start.step,
+        checksum=lambda: work.checksum(backend),
+        closing=work.closing,
     )
 
 
@@ -122,23 +127,31 @@ class _Training:
 
     def whole(self, done: str | None) -> Outcome:
         """`done`: what to say of a run whose steps were all made before it began."""
-        self.context.begin(self.work.start.step)
+        instruments, start = self.instruments, self.work.start
+        self.context.begin(start.step)
+        if done is not None:
+            # The checkpoint that the run has begun with.
+            instruments.saved = start.step, instruments.weights()
         try:
             trained = self.train()
         except NeedsTrainerError:
             raise
         except BaseException:
-            self.instruments.leave()
+            instruments.leave()
             raise
         if trained.stopped:
-            return stopped(trained.step, trained.loss, self.instruments)
-        evaluated = self._last_evaluation(trained)
+            return stopped(trained.step, trained.loss, instruments)
+        evaluated, is_best = self._last_evaluation(trained)
+        self._fit_ends()
         tell_left_out(trained.step, evaluated, self.context.telling)
+        # A rung of a ladder is not the result.
+        if not self.work.trial:
+            save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)
         with self.context.clock.during(Phase.CHECKPOINT):
-            keep_last(trained.step, trained.position, self.instruments)
-            # A rung of a ladder is not the result.
-            if self.context.spec.end_after_steps is None:
-                self._leave_weights()
+            keep_last(trained.step, trained.position, instruments)
+            if not self.work.trial:
+                average = self.work.average
+                leave_weights(self.context, self.work.task.model, None if average is None else average.tensors)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded(ending, trained.step, trained.loss, evaluated, self.instruments)
@@ -147,6 +160,8 @@ class _Training:
         work, instruments, backend = self.work, self.instruments, self.context.backend
         with user_code("the start of the training"), work.growth.restored():
             work.hooks.fit_begins(work.optimizer, work.start.step)
+        if self.context.spec.checkpoint is not None:
+            check_state(work.optimizer, work.hooks.state)
         # A resumed run has done it before.
         if work.start.step == 0:
             with work.hooks.rehearsal():
@@ -163,7 +178,9 @@ class _Training:
             except NeedsTrainerError as needs:
                 # The other replicas may not have come to it.
                 raise needs.in_training() from None
-        if not trained.stopped:
+        if trained.stopped:
+            self._fit_ends()
+        else:
             instruments.finish_log(trained.step)
         return trained
 
@@ -172,8 +189,8 @@ class _Training:
         order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
         passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
         host, epoch_size = context.environment.host_index, context.spec.dataset_size
-        say, tell = context.telling.progress.say, context.telling.finding
-        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell, say)
+        tell = context.telling.finding
+        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
         """In the middle of the training. Whether it is the best evaluation so far."""
@@ -181,19 +198,26 @@ class _Training:
             metrics, values = self._evaluate(step)
             return self._judge(step, values, metrics)
 
-    def _last_evaluation(self, trained: Trained) -> dict[str, float]:
-        steering = self.work.steering
-        # An evaluation has just ended the training.
-        if steering.evaluated == trained.step:
-            return dict(steering.metrics)
+    def _last_evaluation(self, trained: Trained) -> tuple[dict[str, float], bool]:
+        """After all hooks of the training's end. The metrics, and whether they are the best so far."""
+        steering, step = self.work.steering, trained.step
+        judged = steering.evaluated == step
+        # An evaluation has just ended the training, and no hook has changed the weights since.
+        if judged and (self.work.trial or self.instruments.evaluated == (step, self.instruments.weights())):
+            return dict(steering.metrics), False
         self.context.telling.progress.evaluating(evaluation_size(self.work.task))
         with self.context.clock.during(Phase.EVALUATE):
-            metrics, values = self._evaluate(trained.step)
-            is_best = self._judge(trained.step, values, metrics)
-        # Otherwise the checkpoint that this run wrote after its last step has the evaluation by now.
-        if is_best and trained.loss is None:
-            self.instruments.save(trained.step, trained.position, now=False)
-        return metrics
+            metrics, values = self._evaluate(step)
+            if judged:
+                # It has ended the training, whatever the hooks have made of the weights.
+                self._note(step, values, metrics)
+                return metrics, False
+            return metrics, self._judge(step, values, metrics)
+
+    def _fit_ends(self) -> None:
+        with user_code("the end of the fit"):
+            self.work.hooks.fit_ends()
+        self.context.backend.sync()
 
     @property
     def _evaluation_rows(self) -> int:
@@ -204,9 +228,17 @@ class _Training:
     def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """The metrics, and rank 0's values of those that the run follows."""
         work, backend = self.work, self.context.backend
-        with closed(), nullcontext() if work.average is None else work.average.in_model():
+        if evaluation_size(work.task):
+            self.instruments.evaluated = step, self.instruments.weights()
+        with (
+            closed(),
+            self.instruments.buffers.lent(),
+            nullcontext() if work.average is None else work.average.in_model(),
+        ):
             metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
         self.context.telling.evaluated(step, metrics)
+        for text in work.hooks.remarks:
+            self.context.telling.finding(Finding("Evaluation", step, text))
         values = work.steering.agreed(metrics, backend)
         if metrics:
             with user_code("the end of an evaluation"):
@@ -222,24 +254,12 @@ class _Training:
         if rates.reduction != before and not self.work.hooks.own_schedule:
             share = f"{rates.reduction:.6g} times the recipe's"
             self.context.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
-        known = {name: finite(value) for name, value in {**metrics, **values}.items()}
-        self.instruments.checkpoints.evaluated(step, known)
+        self._note(step, values, metrics)
         return is_best
 
-    def _leave_weights(self) -> None:
-        """On the user's machine, a run without checkpoints leaves its weights beside its report."""
-        context, work = self.context, self.work
-        directory = context.environment.report_directory
-        writes = context.telling.aloud
-        if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
-            return
-        try:
-            average = work.average.tensors if work.average else None
-            for name, content in weights_of(work.task.model, average):
-                if writes:
-                    (directory / name).write_bytes(content)
-        except (OSError, UserCodeError) as error:
-            context.telling.progress.say(f"the weights were not kept: {error}")
+    def _note(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        known = {name: finite(value) for name, value in {**metrics, **values}.items()}
+        self.instruments.checkpoints.evaluated(step, known)
 
     def _finish(self) -> None:
         """Calls the task's `finish` in the reporting replica; the others wait.

@@ -5,7 +5,7 @@ With recipe.onNotFinite: Skip, a step whose loss or gradients are not finite lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.exchange import Sums
+from tpu_trainer.exchange import Sums, square
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.in_place import quickly
 from tpu_trainer.steady import SteadyNumbers
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+Place = tuple[Any, ...]
+"""What a tensor belongs to, and where it is there."""
 
 
 class Average:
@@ -46,6 +49,11 @@ class Average:
         """The averages by parameter name, on the device."""
         return self._held
 
+    @property
+    def grows(self) -> bool:
+        """Whether the next update takes in a parameter."""
+        return any(each.requires_grad and name not in self._held for name, each in self._parameters.items())
+
     @torch.no_grad()
     def update(self) -> None:
         """After the optimizer's step."""
@@ -55,7 +63,9 @@ class Average:
                 now = parameter.detach().to(held.dtype)
                 quickly(Tensor.lerp_, (held, now, 1 - self._decay), {})
             elif parameter.requires_grad:
-                self._held[name] = parameter.detach().to(_precise(parameter.dtype), copy=True)
+                # Not .to(copy=True): on XLA that shares the parameter's buffer, and the next step, which changes the
+                # average in place, would take it from a parameter that it does not change.
+                self._held[name] = parameter.detach().to(_precise(parameter.dtype)).clone()
 
     @torch.no_grad()
     def load(self, kept: Mapping[str, Tensor]) -> None:
@@ -108,22 +118,30 @@ class Update:
         with user_code("the optimizer's step"):
             self._hooks.before_update(self._optimizer)
             if self._clip_norm is not None:
-                clip(parameters, sums, self._clip_norm)
+                clip(parameters, self._norm(parameters, sums), self._clip_norm)
             with self._numbers:
                 self._hooks.update(self._optimizer)
         if self._average is not None:
             self._average.update()
+
+    def _norm(self, parameters: Sequence[nn.Parameter], sums: Sums) -> Tensor:
+        if not self._hooks.changes_gradients:
+            return sums.norm
+        with torch.no_grad():
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            return square(gradients, sums.norm).sqrt()
 
 
 class SkippingUpdate(Update):
     """Undoes steps that are not finite. All replicas decide alike, because they have the same sums.
 
     The host must not wait for the device in every step. So on a device that works ahead the step is always made, and
-    the device then chooses between old and new values. Only when a step trains a parameter for the first time does the
-    host wait: that step creates the optimizer's state, so there are no old values.
+    the device then chooses between old and new values. The host does wait where there are no old values, in a step that
+    creates state: the optimizer's for a parameter that is trained for the first time, or a new average. And it waits in
+    every step of an optimizer that counts on the host, as torch's Adagrad does.
 
-    What a skipped step leaves unchanged: parameters and their average, the optimizer's state in tensors on the device
-    (`count_on_device` moves torch's step counts there), and the model's buffers, which the forward pass has changed.
+    What a skipped step leaves unchanged: parameters and their average, the optimizer's state, and the model's buffers,
+    which the forward pass has changed.
     """
 
     def __init__(
@@ -139,38 +157,49 @@ class SkippingUpdate(Update):
         """`aside`: a context for work that belongs to no step."""
         super().__init__(optimizer, hooks, average, clip_norm, backend)
         self._model, self._aside = model, aside
-        self._begun: list[tuple[Tensor, Tensor]] = []
+        self._begun: dict[Place, Tensor] = {}
         self._known: set[nn.Parameter] = set()
+        # For the finiteness of the next step: this one has changed what the device cannot undo.
+        self._waits = False
 
     def begins(self) -> None:
-        self._begun = _copies(self._model.buffers())
+        self._begun = _copies(self._buffers())
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
-        buffers, self._begun = self._begun, []
+        begun, self._begun = self._begun, {}
         trained = [parameter for parameter in parameters if parameter.grad is not None]
-        if self._backend.device.type == "cpu" or not self._known.issuperset(trained):
-            if self._read(sums.finite(self._backend)):
+        finite = sums.finite(self._backend)
+        if self._needs_answer(trained):
+            if self._read(finite):
+                _, before = self._parts(trained)
                 self._step(parameters, sums)
+                _, now = self._parts(trained)
+                self._waits = now != before
                 self._known.update(trained)
             else:
-                _put_back(buffers)
+                self._put_back(self._buffers(), begun)
             return
-        finite = sums.finite(self._backend)
         with torch.no_grad():
             for parameter in trained:
                 assert parameter.grad is not None
                 parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
-        before = [old for _, old in _copies([*trained, *self._state()])]
+        changing, rest = self._parts(trained)
+        before = begun | _copies(changing)
         self._step(parameters, sums)
-        now = [*trained, *self._state()]
-        if len(now) != len(before):
-            raise UserCodeError(
-                f"recipe.onNotFinite: Skip cannot undo a step of {type(self._optimizer).__name__}: the number of "
-                "tensors in its state changes from step to step; use Stop or Warn"
-            )
-        with torch.no_grad():
-            for tensor, old in [*zip(now, before, strict=True), *buffers]:
-                tensor.copy_(torch.where(finite, tensor, old))
+        changed, rest_now = self._parts(trained)
+        now, self._waits = self._buffers() | changed, rest_now != rest
+        if self._waits or _shapes(now) != _shapes(before):
+            # Rare, and most steps are finite.
+            if not self._read(finite):
+                raise self._lasting()
+            return
+        self._put_back(now, {place: torch.where(finite, tensor, before[place]) for place, tensor in now.items()})
+
+    def _needs_answer(self, trained: Sequence[nn.Parameter]) -> bool:
+        """Whether the host must know if the step is finite before it makes it."""
+        if self._backend.device.type == "cpu" or self._waits or not self._known.issuperset(trained):
+            return True
+        return self._average is not None and self._average.grows
 
     def _read(self, finite: Tensor) -> bool:
         with self._aside():
@@ -179,22 +208,65 @@ class SkippingUpdate(Update):
             (here,) = self._backend.to_host([finite])
         return bool(here)
 
-    def _state(self) -> Iterator[Tensor]:
-        for tensor in tensors_in(list(self._optimizer.state.values())):
-            if tensor.device.type == self._backend.device.type:
-                yield tensor
+    def _put_back(self, tensors: Mapping[Place, Tensor], values: Mapping[Place, Tensor]) -> None:
+        if _shapes(tensors) != _shapes(values):
+            raise self._lasting()
+        with torch.no_grad():
+            for place, value in values.items():
+                tensors[place].copy_(value)
+
+    def _lasting(self) -> UserCodeError:
+        return UserCodeError(
+            "recipe.onNotFinite: Skip cannot undo a step that is not finite: it has changed which tensors the model's "
+            f"buffers or the state of {type(self._optimizer).__name__} consist of; use Stop or Warn"
+        )
+
+    def _buffers(self) -> dict[Place, Tensor]:
+        # By name: a forward pass may put another tensor in a buffer's place.
+        return {("buffer", name): buffer for name, buffer in self._model.named_buffers()}
+
+    def _parts(self, trained: Sequence[nn.Parameter]) -> tuple[dict[Place, Tensor], dict[Place, Any]]:
+        """What a step changes on the device, by place, and what the device cannot undo if a step changes it: the
+        optimizer's numbers on the host, in its state and its groups, and the state of parameters without a gradient,
+        by torch's count of the writes to it.
+
+        To choose between old and new values of that state, too, would make programs that differ only in which of two
+        tensors of one shape they read where, and torch_xla 2.9 takes one such program for the other.
+        """
+        groups = self._optimizer.param_groups
+        resting = {id(parameter) for group in groups for parameter in group["params"]}
+        resting.difference_update(map(id, trained))
+        changed: dict[Place, Tensor] = {("parameter", id(parameter)): parameter for parameter in trained}
         if self._average is not None:
-            yield from self._average.tensors.values()
+            changed |= {("average", name): tensor for name, tensor in self._average.tensors.items()}
+        # The rate is the trainer's to set.
+        options = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
+        rest: dict[Place, Any] = {}
+        for place, value in (*self._state(), *_leaves(options)):
+            if isinstance(value, int | float):
+                rest[place] = value
+            elif isinstance(value, Tensor) and value.device.type != self._backend.device.type:
+                rest[place] = value.item() if value.numel() == 1 else value._version
+            elif isinstance(value, Tensor) and place[0] in resting:
+                rest[place] = value._version
+            elif isinstance(value, Tensor):
+                changed[place] = value
+        return changed, rest
+
+    def _state(self) -> Iterator[tuple[Place, Any]]:
+        # By its owner and not by its order, which changes: a divided optimizer moves what it has updated to the end.
+        for owner, state in self._optimizer.state.items():
+            yield from _leaves(state, (id(owner),))
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[nn.Parameter], sums: Sums, limit: float) -> None:
-    """Scales the exchanged gradients so that they are no longer than `limit` together.
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scales the exchanged gradients, whose length together is `norm`, so that they are no longer than `limit`.
 
-    As torch.nn.utils.clip_grad_norm_ does, but by the length that the exchange has measured, and without a read of the
-    device. A length that is not finite makes all gradients so.
+    As torch.nn.utils.clip_grad_norm_ does, but by a length that the exchange has measured already, as a rule, and
+    without a read of the device. A length that is not finite makes all gradients so.
     """
-    factor = (limit / (sums.norm + 1e-6)).clamp(max=1.0)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
             quickly(Tensor.mul_, (parameter.grad, factor.to(parameter.grad.dtype)), {})
@@ -209,26 +281,29 @@ def count_on_device(optimizer: Optimizer, device: torch.device) -> None:
             options["capturable"] = True
 
 
-def _copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor with a copy of its present values."""
-    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+def _copies(tensors: Mapping[Place, Tensor]) -> dict[Place, Tensor]:
+    return {place: tensor.detach().clone() for place, tensor in tensors.items()}
 
 
-def _put_back(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, old in copies:
-            tensor.copy_(old)
+def _shapes(tensors: Mapping[Place, Tensor]) -> dict[Place, torch.Size]:
+    return {place: tensor.shape for place, tensor in tensors.items()}
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in nested mappings, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
+    return (leaf for _, leaf in _leaves(value) if isinstance(leaf, Tensor))
+
+
+def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """All that nested mappings, lists and tuples hold, each with the keys that lead to it."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(each, (*place, key))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
+        for number, each in enumerate(value):
+            yield from _leaves(each, (*place, number))
+    else:
+        yield place, value
 
 
 def _precise(kind: torch.dtype) -> torch.dtype:

@@ -13,6 +13,8 @@ MANAGER = "tpu-training-operator"
 # In spec.managedBy: this operator, as if the field were left out.
 MANAGED_BY_US = f"{GROUP}/{MANAGER}"
 
+# Of labels and annotations that only the operator sets.
+OWN_PREFIX = f"{GROUP}/"
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_SLICE_INDEX = f"{GROUP}/slice-index"
@@ -94,8 +96,8 @@ MAX_HOSTS = 5000
 MOST_CODE_FILES = 10_000
 LARGEST_CODE_ARCHIVE = 64 * 1024**2
 LARGEST_CODE = 256 * 1024**2
-# What the API server accepts as the values of one ConfigMap, counted before base64.
-LARGEST_CONFIG_MAP = 2**20
+# What the API server accepts as the values of one ConfigMap or Secret, counted before base64.
+LARGEST_CONFIG_MAP = LARGEST_SECRET = 2**20
 
 # Linux allows 128 KiB for one environment string (MAX_ARG_STRLEN), including its name and the final zero.
 MAX_HOST_NAMES_LENGTH = 128 * 1024 - len("TPU_WORKER_HOSTNAMES=") - 1

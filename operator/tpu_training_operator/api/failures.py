@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
 
     USER_ERROR = 1
     NOT_FINITE = 65
+    CHECKPOINT_UNUSABLE = 66
     PEER_LOST = 69
     INTERNAL_ERROR = 70
     HUNG = 71
@@ -31,6 +32,7 @@ class FailureReason(StrEnum):
     STORAGE_DENIED = "StorageDenied"
     POD_DELETED = "PodDeleted"
     WORKER_HIDDEN = "WorkerHidden"
+    PREEMPTED_BY_SCHEDULER = "PreemptionByScheduler"
     NOT_STARTED = "NotStarted"
     NO_PROGRESS = "NoProgress"
     STRAGGLER = "Straggler"

@@ -85,8 +85,8 @@ _FRACTION = r"^0(\.[0-9]+)?$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
 STORAGE_PATTERN = r"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+|/.+)$"
-CONFIG_MAP_SCHEME = "configmap://"
-_CODE = rf"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+/[^/]+|/.+|{CONFIG_MAP_SCHEME}[a-z0-9]([-a-z0-9.]*[a-z0-9])?)$"
+CODE_SCHEME = "secret://"
+_CODE = rf"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+/[^/]+|/.+|{CODE_SCHEME}[a-z0-9]([-a-z0-9.]*[a-z0-9])?)$"
 # As a Kubernetes Job has it: a DNS subdomain, a slash, a path.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -110,7 +110,7 @@ PATTERN_MEANINGS = {
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
     TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
     STORAGE_PATTERN: "gs://bucket/path or an absolute path such as /mnt/checkpoints/digits",
-    _CODE: "gs://bucket/folder/FILE, an absolute path such as /mnt/code/code.tar.gz, or configmap://NAME",
+    _CODE: "gs://bucket/folder/FILE, an absolute path such as /mnt/code/code.tar.gz, or secret://NAME",
     _CONTROLLER: "a controller's name after its domain, such as kueue.x-k8s.io/multikueue",
     _SHA256: "a SHA-256: 64 digits of 0-9 and a-f",
     _BINARY_SIZE: "a size such as 512Mi or 16Gi",

@@ -4,14 +4,15 @@ A closed set of pod fields instead of an embedded pod template: it keeps the CRD
 ask for host paths, the host's processes or privilege.
 """
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, RESERVED_ENV
+from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV
 from tpu_training_operator.api.model import (
-    CONFIG_MAP_SCHEME,
+    CODE_SCHEME,
     ENTRYPOINT_PATTERN,
     ApiModel,
     Boolean,
@@ -92,16 +93,16 @@ class Code(ApiModel):
 
     uri: CodeUri = Field(
         description="Where the packed folder is, a .tar.gz: gs://bucket/folder/FILE, an absolute path on a volume that"
-        f" every worker mounts, or configmap://NAME for the key {CODE_ARCHIVE_KEY} of a ConfigMap of the namespace."
+        f" every worker mounts, or secret://NAME for the key {CODE_ARCHIVE_KEY} of a Secret of the namespace."
     )
     sha256: Sha256 = Field(
         description="SHA-256 of that file. Workers refuse any other file, and checkpoints record it."
     )
 
     @property
-    def config_map(self) -> str | None:
-        """The name of the ConfigMap that holds it, if one does."""
-        return self.uri.removeprefix(CONFIG_MAP_SCHEME) if self.uri.startswith(CONFIG_MAP_SCHEME) else None
+    def secret(self) -> str | None:
+        """The name of the Secret that holds it, if one does."""
+        return self.uri.removeprefix(CODE_SCHEME) if self.uri.startswith(CODE_SCHEME) else None
 
 
 class EnvVar(ApiModel):
@@ -214,6 +215,21 @@ def _reserved(name: str) -> bool:
     return name.startswith(ENV_PREFIX) or name in RESERVED_ENV
 
 
+def _no_own_keys(field: str, read: "Callable[[Trainer], Mapping[str, str] | None]") -> Rule:
+    """By the operator's labels workers are found, placed and allowed to reach each other."""
+
+    def own(trainer: "Trainer") -> list[str]:
+        return [key for key in read(trainer) or () if key.startswith(OWN_PREFIX)]
+
+    return Rule(
+        cel=f"!has(self.{field}) || self.{field}.all(key, !key.startsWith('{OWN_PREFIX}'))",
+        message=f"{OWN_PREFIX}* is the operator's own",
+        holds=lambda trainer: not own(trainer),
+        field=field,
+        explain=lambda trainer: f"{OWN_PREFIX}* is the operator's own; leave out: {', '.join(own(trainer))}",
+    )
+
+
 _RESERVED_LIST = "[" + ", ".join(f"'{name}'" for name in RESERVED_ENV) + "]"
 
 StringMap = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=64)]
@@ -316,6 +332,8 @@ class Trainer(ApiModel):
             holds=lambda trainer: trainer.shared_memory is None or not mounts_shared_memory(trainer),
             field="sharedMemory",
         ),
+        _no_own_keys("podLabels", lambda trainer: trainer.pod_labels),
+        _no_own_keys("podAnnotations", lambda trainer: trainer.pod_annotations),
     )
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
@@ -396,10 +414,16 @@ class Trainer(ApiModel):
         None, description="Node taints that the worker pods tolerate, in addition to the taint of TPU nodes."
     )
     priority_class_name: ShortText | None = Field(
-        None, description="PriorityClass of the worker pods, which decides who preempts whom."
+        None,
+        description="PriorityClass of the worker pods. A gang that finds no free slice takes the one of a gang of lower"
+        " priority.",
     )
-    pod_labels: StringMap | None = Field(None, description="Labels added to the worker pods.")
-    pod_annotations: StringMap | None = Field(None, description="Annotations added to the worker pods.")
+    pod_labels: StringMap | None = Field(
+        None, description=f"Labels added to the worker pods; none that begins with {OWN_PREFIX}."
+    )
+    pod_annotations: StringMap | None = Field(
+        None, description=f"Annotations added to the worker pods; none that begins with {OWN_PREFIX}."
+    )
     termination_grace_period_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = Field(
         30,
         description="Seconds between SIGTERM and SIGKILL when a worker is stopped, for a last checkpoint. GKE"

@@ -13,7 +13,7 @@ import yaml
 from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.api.slice import Hardware, SliceRef
 from tpu_training_operator.cli.errors import CommandError
-from tpu_training_operator.cli.job_file import Loader
+from tpu_training_operator.cli.yaml_text import load
 from tpu_training_operator.domain.recipe.resolve import Resolution
 
 Body = dict[str, Any]
@@ -131,7 +131,7 @@ def _value(assignment: str, path: Sequence[str], text: str) -> Any:
     if _wants_text(path):
         return text
     try:
-        return yaml.load(text, Loader)  # noqa: S506 - a safe loader, the one of job files
+        return load(text)
     except (yaml.YAMLError, ValueError) as error:
         raise CommandError(f"--set {assignment}: not valid YAML: {' '.join(str(error).split())}") from None
 

@@ -12,6 +12,7 @@ from tpu_training_operator.cli.job_file import JobFile, check
 from tpu_training_operator.cli.packing import Packed, size_text
 from tpu_training_operator.domain.words import count
 
+_MOST_SHOWN = 10
 _OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_trainer")
 
 
@@ -39,25 +40,35 @@ def code_problem(file: JobFile, code: Path | None, python_path: list[Path]) -> P
     trainer = file.job.spec.trainer
     if code is not None or trainer.code is None:
         return find_problem(trainer, python_path)
-    if trainer.code.config_map is None:
+    if trainer.code.secret is None:
         # The worker that fetches it finds out what it holds.
         return None
     return Problem("spec.trainer.code.uri", f"{trainer.code.uri} is in a cluster; here, add --code FOLDER")
 
 
 def left_out(file: JobFile, packed: Packed | None) -> list[str]:
-    """A warning if the entrypoint is not in the folder: perhaps an ignore file leaves it out. And one for each
-    file that takes the place of a module that the trainer needs."""
+    """A warning if files look like secrets, and one if the entrypoint is not in the folder: perhaps an ignore file
+    leaves it out. And one for each file that takes the place of a module that the trainer needs."""
     entrypoint = file.job.spec.trainer.entrypoint
     if packed is None:
         return []
-    notes = list(_hiding(packed))
+    notes = [*_secrets(packed), *_hiding(packed)]
     if entrypoint is not None and not packed.has_module(entrypoint):
         module = entrypoint.partition(":")[0]
         notes.append(
             f"entrypoint {entrypoint}: no module {module} is packed; only a package installed in the image can have it"
         )
     return notes
+
+
+def _secrets(packed: Packed) -> Iterator[str]:
+    if packed.secrets:
+        names = [ascii(name)[1:-1] for name in packed.secrets]
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        yield (
+            f"left out, because such files often hold secrets: {', '.join(names[:_MOST_SHOWN])}{more}; to pack one that"
+            f" the workers need, name it in .tpujobignore: !{names[0]}"
+        )
 
 
 def _hiding(packed: Packed) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where packed code waits for the workers: a file in the job's bucket or on a shared volume, or a ConfigMap."""
+"""Where packed code waits for the workers: a file in the job's bucket or on a shared volume, or a Secret."""
 
 import base64
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.api.constants import LARGEST_CONFIG_MAP
+from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.model import CONFIG_MAP_SCHEME
+from tpu_training_operator.api.model import CODE_SCHEME
 from tpu_training_operator.cli.errors import CommandError
 from tpu_training_operator.cli.packing import Packed, largest, size_text
 from tpu_training_operator.domain.recipe.checkpointing import folder
 
-CONFIG_MAP = "configmap"
+IN_CLUSTER = "secret"
 # Enough of the hash that two archives of one job differ.
 _SHOWN_OF_HASH = 10
 
@@ -26,22 +26,22 @@ class NoPlace(CommandError):
 def place_of(packed: Packed, job: TPUTrainingJob, given: str | None) -> str:
     """For `trainer.code.uri`. `given`: what --code-to says. By default the job's folder in a bucket, because it takes
     any size; a directory of the workers' is not one of this machine's. Raises NoPlace for code that is too large for a
-    ConfigMap."""
+    Secret."""
     checkpoint = job.spec.checkpoint
     if given is None and checkpoint is not None and checkpoint.uri.startswith("gs://"):
         given = folder(job, checkpoint)
-    if given is not None and given != CONFIG_MAP:
+    if given is not None and given != IN_CLUSTER:
         if not given.startswith(("gs://", "/")):
-            raise NoPlace(f"--code-to {given}: expected gs://bucket/path, an absolute path, or {CONFIG_MAP}")
+            raise NoPlace(f"--code-to {given}: expected gs://bucket/path, an absolute path, or {IN_CLUSTER}")
         return f"{given.rstrip('/')}/code-{packed.sha256}.tar.gz"
     size = len(packed.archive)
-    if size > LARGEST_CONFIG_MAP:
+    if size > LARGEST_SECRET:
         raise NoPlace(
-            f"the packed code has {size} bytes ({size_text(size)}), and a ConfigMap holds {LARGEST_CONFIG_MAP} (1 MiB,"
+            f"the packed code has {size} bytes ({size_text(size)}), and a Secret holds {LARGEST_SECRET} (1 MiB,"
             " counted before base64): set checkpoint.uri to gs://bucket/path, or name another bucket with"
             f" --code-to gs://bucket/path; {largest(packed.sizes)}"
         )
-    return f"{CONFIG_MAP_SCHEME}{job.name}-code-{packed.sha256[:_SHOWN_OF_HASH]}"
+    return f"{CODE_SCHEME}{job.name}-code-{packed.sha256[:_SHOWN_OF_HASH]}"
 
 
 def put(archive: bytes, uri: str) -> None:
@@ -54,7 +54,7 @@ def put(archive: bytes, uri: str) -> None:
     except ImportError as error:
         raise NoPlace(
             f"{uri}: writing to a bucket needs gcsfs: pip install 'tpu-training-operator[gcs]', or add"
-            f" --code-to {CONFIG_MAP} for code of at most 1 MiB"
+            f" --code-to {IN_CLUSTER} for code of at most 1 MiB"
         ) from error
     except Exception as error:
         # Each file system has errors of its own for denied access and lost connections.
@@ -83,8 +83,8 @@ def _put_into_directory(archive: bytes, path: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def config_map(name: str, packed: Packed, job: dict[str, Any]) -> dict[str, Any]:
-    """`job`: as stored. The ConfigMap is deleted with it."""
+def secret(name: str, packed: Packed, job: dict[str, Any]) -> dict[str, Any]:
+    """`job`: as stored. The Secret is deleted with it. Unlike a ConfigMap, role `view` cannot read it."""
     metadata = job["metadata"]
     owner = {
         "apiVersion": constants.API_VERSION,
@@ -94,7 +94,7 @@ def config_map(name: str, packed: Packed, job: dict[str, Any]) -> dict[str, Any]
     }
     return {
         "apiVersion": "v1",
-        "kind": "ConfigMap",
+        "kind": "Secret",
         "metadata": {
             "name": name,
             "namespace": metadata["namespace"],
@@ -102,5 +102,5 @@ def config_map(name: str, packed: Packed, job: dict[str, Any]) -> dict[str, Any]
             "ownerReferences": [owner],
         },
         "immutable": True,
-        "binaryData": {constants.CODE_ARCHIVE_KEY: base64.b64encode(packed.archive).decode()},
+        "data": {constants.CODE_ARCHIVE_KEY: base64.b64encode(packed.archive).decode()},
     }

@@ -4,13 +4,14 @@ Only the text of these files decides: unlike git, this does not know which ignor
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-IGNORE_FILES = (".gitignore", ".tpujobignore")
-"""In the order in which they apply: the later one has the last word."""
+# In the order in which they apply: the later one has the last word.
+GIT_IGNORE, OUR_IGNORE = ".gitignore", ".tpujobignore"
 
-_STAR, _ACROSS = "[^/]*", ("(?:.*/)?", ".*")
+_STAR, _FOLDERS, _ALL = "[^/]*", "(?:.*/)?", ".*"
+_WILDCARDS = frozenset("*?[")
 _CLASSES = {
     "alnum": "a-zA-Z0-9",
     "alpha": "a-zA-Z",
@@ -25,39 +26,53 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """`whole`: it matches paths from its file's directory on; otherwise names in any directory below."""
+    """`whole`: it matches paths from its file's directory on; otherwise names in any directory below. `names`: it says
+    which path it means, without wildcards."""
 
     matches: re.Pattern[str]
     whole: bool
     keeps: bool
     only_directories: bool
+    names: bool
+
+    def applies(self, path: str, *, is_directory: bool) -> bool:
+        """`path`: from its file's directory on."""
+        if self.only_directories and not is_directory:
+            return False
+        return self.matches.fullmatch(path if self.whole else path.rpartition("/")[2]) is not None
 
 
 @dataclass(frozen=True)
 class IgnoreFile:
-    """`directory`: where it lies, with a slash at the end unless it is empty."""
+    """`directory`: where it lies, with a slash at the end unless it is empty. `is_ours`: it is a .tpujobignore."""
 
     directory: str
     patterns: tuple[Pattern, ...]
+    is_ours: bool = False
 
 
-def parse_ignore_file(directory: str, text: str) -> IgnoreFile:
+def parse_ignore_file(directory: str, text: str, *, is_ours: bool = False) -> IgnoreFile:
     found = (_pattern(line.removesuffix("\r")) for line in text.removeprefix("\ufeff").split("\n"))
-    return IgnoreFile(directory, tuple(pattern for pattern in found if pattern is not None))
+    return IgnoreFile(directory, tuple(pattern for pattern in found if pattern is not None), is_ours)
 
 
 def is_ignored(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) -> bool:
     """Whether the path is left out, by the last pattern that matches it. `files`: those of all directories above it,
     the topmost first. The caller does not look into directories that are left out."""
-    name = path.rpartition("/")[2]
     for file in reversed(files):
         below = path.removeprefix(file.directory)
         for pattern in reversed(file.patterns):
-            if pattern.only_directories and not is_directory:
-                continue
-            if pattern.matches.fullmatch(below if pattern.whole else name):
+            if pattern.applies(below, is_directory=is_directory):
                 return not pattern.keeps
     return False
+
+
+def is_asked_for(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) -> bool:
+    """Whether a .tpujobignore names the path in a line such as `!.env`."""
+    ours = ((path.removeprefix(file.directory), pattern) for file in files if file.is_ours for pattern in file.patterns)
+    return any(
+        pattern.keeps and pattern.names and pattern.applies(below, is_directory=is_directory) for below, pattern in ours
+    )
 
 
 def _pattern(line: str) -> Pattern | None:
@@ -72,7 +87,8 @@ def _pattern(line: str) -> Pattern | None:
     expression = _expression(text.removeprefix("/"), whole)
     if not text or expression is None:
         return None
-    return Pattern(re.compile(expression, re.DOTALL), whole, keeps, only_directories)
+    names = not _WILDCARDS & set(text)
+    return Pattern(re.compile(expression, re.DOTALL), whole, keeps, only_directories, names)
 
 
 def _without_trailing_spaces(line: str) -> str:
@@ -92,7 +108,8 @@ def _expression(glob: str, whole: bool) -> str | None:
             end = at + len(glob[at:]) - len(glob[at:].lstrip("*"))
             alone = (at == 0 or glob[at - 1] == "/") and glob[end : end + 1] in ("", "/")
             if whole and end - at > 1 and alone:
-                parts.append(_ACROSS[0] if glob[end : end + 1] else _ACROSS[1])
+                across = _FOLDERS if glob[end : end + 1] else _ALL
+                parts += [] if across == _FOLDERS and parts[-1:] == [_FOLDERS] else [across]
                 at = end + 1
                 continue
             parts.append(_STAR)
@@ -114,22 +131,25 @@ def _expression(glob: str, whole: bool) -> str | None:
         else:
             parts.append("[^/]" if character == "?" else re.escape(character))
         at += 1
-    return "".join(_linear(parts))
+    within_names = _first_fits(parts, _STAR, "[^/]*?", ends=("/", _FOLDERS, _ALL))
+    return "".join(_first_fits(within_names, _FOLDERS, "(?:[^/]*/)*?", ends=(_ALL,)))
 
 
-def _linear(parts: Sequence[str]) -> Iterator[str]:
-    """A star that another one follows in the same name takes the first place that fits: the later one can have the
-    rest. Trying all places would take forever for a pattern with a dozen stars."""
-    stops = [index for index, part in enumerate(parts) if part in (_STAR, "/", *_ACROSS)]
+def _first_fits(parts: Sequence[str], wildcard: str, shortest: str, ends: Sequence[str]) -> list[str]:
+    """The parts of an expression; each wildcard that another one follows before one of `ends` takes the first place
+    that fits: the later one can have the rest. Trying all places would take forever for a dozen of them."""
+    fitted: list[str] = []
     at = 0
     while at < len(parts):
-        following = next((stop for stop in stops if stop > at), None)
-        if parts[at] == _STAR and following is not None and parts[following] == _STAR:
-            yield f"(?>[^/]*?{''.join(parts[at + 1 : following])})"
+        after = range(at + 1, len(parts))
+        following = next((index for index in after if parts[index] in (wildcard, *ends)), None)
+        if parts[at] == wildcard and following is not None and parts[following] == wildcard:
+            fitted.append(f"(?>{shortest}{''.join(parts[at + 1 : following])})")
             at = following
         else:
-            yield parts[at]
+            fitted.append(parts[at])
             at += 1
+    return fitted
 
 
 def _bracket(glob: str, start: int) -> tuple[str | None, int]:

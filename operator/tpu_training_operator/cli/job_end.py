@@ -35,7 +35,7 @@ def job_end(directory: Path) -> JobEnd | None:
         # After a failure of an earlier attempt the job went on; something else has ended it.
         failure = last if last is not None and last.attempt == result["attempts"] else None
         rungs = rungs_of(result.get("stages"))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if failure is None:
         return JobEnd(state, gist=str(result.get("message", "")), rungs=rungs)

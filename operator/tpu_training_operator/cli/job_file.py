@@ -1,8 +1,6 @@
 """Reads a job from a file, or from standard input (`-`), for every command that takes `-f`."""
 
 import functools
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,37 +15,11 @@ from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.errors import BadInput
 from tpu_training_operator.cli.metadata import metadata_problems
+from tpu_training_operator.cli.yaml_text import load_all, read_text
 from tpu_training_operator.domain.lifecycle.startable import check_options
 from tpu_training_operator.domain.options import Option, options_of
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.rungs import trials_of
-
-# libyaml, if present, reads the same documents ten times faster.
-_SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Numbers as kubectl reads them; PyYAML reads 1e-3 as text, because YAML 1.1 requires a dot and a sign.
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
-
-
-class Loader(_SafeLoader):  # type: ignore[misc]
-    """Accepts what kubectl accepts; like kubectl, refuses a key that is given twice."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._checked: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """PyYAML calls this before it makes a mapping, and again for each mapping that merges it."""
-        if id(node) not in self._checked:
-            self._checked.add(id(node))
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
-                seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
-        super().flatten_mapping(node)
-
-
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -124,7 +96,7 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
 
 def _job_in(path: Path) -> dict[str, Any]:
     try:
-        documents = [document for document in yaml.load_all(_read(path), Loader) if document is not None]
+        documents = [document for document in load_all(read_text(path)) if document is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -140,17 +112,6 @@ def _job_in(path: Path) -> dict[str, Any]:
         found = f"{len(jobs)} of them" if jobs else "none"
         raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {found}")])
     return candidates[0]
-
-
-def _read(path: Path) -> str:
-    try:
-        if path == Path("-"):
-            return sys.stdin.read()
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(path, [Problem("", (error.strerror or str(error)).lower())]) from None
-    except UnicodeDecodeError:
-        raise BadInput(path, [Problem("", "not a UTF-8 text file")]) from None
 
 
 def _with_namespace(body: dict[str, Any]) -> dict[str, Any]:

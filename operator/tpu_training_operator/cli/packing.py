@@ -7,15 +7,25 @@ import gzip
 import hashlib
 import io
 import os
+import shutil
+import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tpu_training_operator.api.constants import LARGEST_CODE, LARGEST_CODE_ARCHIVE, MOST_CODE_FILES
 from tpu_training_operator.cli.errors import CommandError
-from tpu_training_operator.cli.ignore_files import IGNORE_FILES, IgnoreFile, is_ignored, parse_ignore_file
+from tpu_training_operator.cli.ignore_files import (
+    GIT_IGNORE,
+    OUR_IGNORE,
+    IgnoreFile,
+    is_asked_for,
+    is_ignored,
+    parse_ignore_file,
+)
+from tpu_training_operator.cli.secret_files import is_secret
 
 # Of no use on another machine.
 _NEVER = {".git", ".hg", ".svn", "__pycache__"}
@@ -31,10 +41,12 @@ class CannotPack(CommandError):
 
 @dataclass(frozen=True)
 class Packed:
-    """`sizes`: of the files by their names, in the archive's order."""
+    """`sizes`: of the files by their names, in the archive's order. `secrets`: what was left out because it looks like
+    secrets."""
 
     archive: bytes
     sizes: dict[str, int]
+    secrets: tuple[str, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
@@ -49,21 +61,25 @@ def pack(folder: Path) -> Packed:
     """Raises CannotPack, and OSError if a file cannot be read."""
     if not folder.is_dir():
         raise CannotPack(f"--code {folder}: {'not a folder' if folder.exists() else 'there is no such folder'}")
-    sizes, total, problems = dict[str, int](), 0, list[str]()
-    for name in _files(folder):
-        if (problem := _problem(folder, name)) is not None:
-            problems.append(f"--code {folder}: {name!a} {problem}; {_LEAVE_OUT}")
-            continue
-        sizes[name] = (folder / name).stat().st_size
-        total += sizes[name]
-        if len(sizes) > MOST_CODE_FILES or total > LARGEST_CODE:
-            raise CannotPack(_too_large(folder, sizes, total))
+    sizes, total, problems, secrets = dict[str, int](), 0, dict[str, str](), list[str]()
+    for name, looks_secret in _files(folder):
+        if looks_secret:
+            secrets.append(name)
+        elif (problem := _problem(folder, name)) is not None:
+            problems[name] = problem
+        else:
+            sizes[name] = (folder / name).stat().st_size
+            total += sizes[name]
+            if len(sizes) > MOST_CODE_FILES or total > LARGEST_CODE:
+                raise CannotPack(_too_large(folder, sizes, total))
+    problems |= _links_to_what_is_left_out(folder, sizes)
     if problems:
-        more = len(problems) - _MOST_SHOWN
-        raise CannotPack("\n".join([*problems[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]))
+        said = [f"--code {folder}: {name!a} {problems[name]}; {_LEAVE_OUT}" for name in sorted(problems)]
+        more = len(said) - _MOST_SHOWN
+        raise CannotPack("\n".join([*said[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]))
     if not sizes:
         raise CannotPack(f"--code {folder}: it has no files, or ignore files leave out all of them")
-    packed = _packed(folder, sorted(sizes))
+    packed = _packed(folder, sorted(sizes), tuple(sorted(secrets)))
     if len(packed.archive) > LARGEST_CODE_ARCHIVE:
         raise CannotPack(
             f"--code {folder}: packed it has {size_text(len(packed.archive))}, and at most"
@@ -104,7 +120,7 @@ def _too_large(folder: Path, sizes: dict[str, int], total: int) -> str:
     )
 
 
-def _packed(folder: Path, names: list[str]) -> Packed:
+def _packed(folder: Path, names: list[str], secrets: tuple[str, ...]) -> Packed:
     plain, sizes = io.BytesIO(), dict[str, int]()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
@@ -116,7 +132,7 @@ def _packed(folder: Path, names: list[str]) -> Packed:
     archive = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=archive, mtime=0) as file:
         file.write(plain.getbuffer())
-    return Packed(archive.getvalue(), sizes)
+    return Packed(archive.getvalue(), sizes, secrets)
 
 
 def _problem(folder: Path, name: str) -> str | None:
@@ -138,31 +154,66 @@ def _problem(folder: Path, name: str) -> str | None:
     return None if target.is_file() else "is a link to a folder; a link to a file is packed as that file"
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Everything below that is not a folder and not ignored, with names as in the archive. Links are not followed."""
+def _links_to_what_is_left_out(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """By the link's name, what is wrong with it. Packed as its target, it would bring back what was left out."""
+    top = folder.resolve()
+    targets = {name: (folder / name).resolve() for name in names if (folder / name).is_symlink()}
+    return {
+        name: f"is a link to {target}, which is left out"
+        for name, target in targets.items()
+        if target.relative_to(top).as_posix() not in names
+    }
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Everything below that is not a folder and not ignored, with names as in the archive, and whether it looks like a
+    secret; then it may also be a folder. Links are not followed."""
     root = _repository(folder)
     prefix = "" if root == folder.resolve() else f"{folder.resolve().relative_to(root).as_posix()}/"
-    above: list[IgnoreFile] = []
+    above = [_read(path, "") for path in _everywhere(root) if path.is_file()]
     parts = prefix.split("/")[:-1]
     if (root / ".git" / "info" / "exclude").is_file():
         above.append(_read(root / ".git" / "info" / "exclude", ""))
     for depth in range(len(parts)):
         above += _ignore_files(root.joinpath(*parts[:depth]), "".join(f"{part}/" for part in parts[:depth]))
-    yield from _walk(folder, prefix, len(prefix), above)
+    yield from _walk(folder, prefix, above)
 
 
-def _walk(directory: Path, prefix: str, cut: int, above: list[IgnoreFile]) -> Iterator[str]:
-    rules = [*above, *_ignore_files(directory, prefix)]
-    with os.scandir(directory) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        path, is_directory = prefix + entry.name, entry.is_dir(follow_symlinks=False)
-        if entry.name in _NEVER or is_ignored(rules, path, is_directory=is_directory):
-            continue
-        if not is_directory:
-            yield path[cut:]
-        elif not Path(entry.path, _ENVIRONMENT).exists():
-            yield from _walk(Path(entry.path), f"{path}/", cut, rules)
+def _walk(folder: Path, above_folder: str, rules_above: list[IgnoreFile]) -> Iterator[tuple[str, bool]]:
+    """`above_folder`: the folder's path in its repository, with a slash at the end unless it is empty."""
+    waiting = [(folder, above_folder, rules_above)]
+    while waiting:
+        directory, prefix, above = waiting.pop()
+        rules = [*above, *_ignore_files(directory, prefix)]
+        with os.scandir(directory) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            path, is_directory = prefix + entry.name, entry.is_dir(follow_symlinks=False)
+            name = path.removeprefix(above_folder)
+            if entry.name in _NEVER or is_ignored(rules, path, is_directory=is_directory):
+                continue
+            if is_secret(path, is_directory=is_directory) and not is_asked_for(rules, path, is_directory=is_directory):
+                yield f"{name}/" if is_directory else name, True
+            elif not is_directory or len(name) > _LONGEST_NAME:
+                yield name, False
+            elif not Path(entry.path, _ENVIRONMENT).exists():
+                waiting.append((Path(entry.path), f"{path}/", rules))
+
+
+def _everywhere(root: Path) -> list[Path]:
+    """The user's own ignore file for all repositories."""
+    if git := shutil.which("git"):
+        asked = subprocess.run(  # noqa: S603 - a question to git about its settings
+            [git, "config", "--type=path", "--get", "core.excludesFile"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if asked.returncode == 0 and asked.stdout.strip():
+            return [root / asked.stdout.strip()]
+    settings = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return [Path(settings).expanduser() / "git" / "ignore"]
 
 
 def _repository(folder: Path) -> Path:
@@ -172,8 +223,9 @@ def _repository(folder: Path) -> Path:
 
 
 def _ignore_files(directory: Path, prefix: str) -> list[IgnoreFile]:
-    return [_read(directory / name, prefix) for name in IGNORE_FILES if (directory / name).is_file()]
+    return [_read(directory / name, prefix) for name in (GIT_IGNORE, OUR_IGNORE) if (directory / name).is_file()]
 
 
 def _read(path: Path, prefix: str) -> IgnoreFile:
-    return parse_ignore_file(prefix, path.read_text(encoding="utf-8", errors="surrogateescape"))
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    return parse_ignore_file(prefix, text, is_ours=path.name == OUR_IGNORE)

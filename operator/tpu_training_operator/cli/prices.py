@@ -12,7 +12,7 @@ from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.cli.job_file import Loader
+from tpu_training_operator.cli.yaml_text import load, read_text
 from tpu_training_operator.domain.lifecycle.placing import PLACEHOLDERS
 
 _HOUR = 3600
@@ -63,8 +63,8 @@ def _earlier(status: Status) -> dict[str, int]:
 
 def load_prices(path: Path) -> Prices:
     try:
-        body = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        body = load(read_text(path))
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(path, [Problem("", f"cannot be read: {' '.join(str(error).split())}")]) from None
     table = body.get("perChipHour") if isinstance(body, dict) else None
     if not isinstance(table, dict) or not table or body.keys() - {"currency", "perChipHour"}:

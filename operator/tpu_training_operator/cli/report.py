@@ -1,8 +1,9 @@
 """`tpujob report`: the page about a training, made from the history that its trainer left behind."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import click
 
@@ -16,13 +17,16 @@ from tpu_training_operator.report.ladder import Climbed
 from tpu_training_operator.report.page import render
 
 PAGE = "report.html"
+# A trainer's has at most some MiB, however long the run.
+_LARGEST_HISTORY = 64 * 1024**2
 
 
 @click.command()
 @click.argument("place", required=False)
 @click.option(
     "--job",
-    help="A job of the cluster. The page also shows its ladder, and PLACE defaults to the job's spec.report.uri.",
+    help="A job of the cluster. The page also shows its ladder, and PLACE defaults to the job's spec.report.uri, if"
+    " that is a bucket.",
 )
 @click.option(
     "-o",
@@ -45,15 +49,24 @@ def report(place: str | None, job: str | None, output: Path, target: Target) -> 
 
 async def _of_job(connection: Connection, name: str, place: str | None, output: Path) -> int:
     job = await find_job(connection, name)
-    place = place or ((job.get("spec") or {}).get("report") or {}).get("uri")
-    if place is None:
-        raise BadInput(name, [Problem("spec.report.uri", "is not set, so the job leaves no report")])
+    place = place or _own_place(name, job)
     status = job.get("status") or {}
     # The library that reads buckets has an event loop of its own.
     document = await asyncio.to_thread(read_history, place)
     write_page(document, place, output, rungs=rungs_of(status.get("stages")))
     click.echo(output)
     return 0
+
+
+def _own_place(name: str, job: Mapping[str, Any]) -> str:
+    """Raises BadInput for a directory: the workers' is not this machine's, and whoever made the job chose the path."""
+    place = ((job.get("spec") or {}).get("report") or {}).get("uri")
+    if place is None:
+        raise BadInput(name, [Problem("spec.report.uri", "is not set, so the job leaves no report")])
+    if not str(place).startswith("gs://"):
+        problem = f"{place} is a directory of the workers; if it is mounted here, name it: report {place} --job {name}"
+        raise BadInput(name, [Problem("spec.report.uri", problem)])
+    return str(place)
 
 
 def is_uri(place: str) -> bool:
@@ -79,16 +92,22 @@ def write_page(
 
 def _from_directory(directory: Path) -> bytes:
     try:
-        return (directory / HISTORY).read_bytes()
+        with (directory / HISTORY).open("rb") as file:
+            return _bounded(file, str(directory))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing(str(directory)) from error
+    except OSError as error:
+        raise BadInput(str(directory), [Problem("", f"cannot be read: {error.strerror or error}")]) from error
 
 
 def _from_bucket(uri: str) -> bytes:
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        document: bytes = fsspec.open(f"{uri.rstrip('/')}/{HISTORY}").open().read()
+        with fsspec.open(f"{uri.rstrip('/')}/{HISTORY}") as file:
+            return _bounded(file, uri)
+    except BadInput:
+        raise
     except ImportError as error:
         scheme, _, _ = uri.partition("://")
         needed = "pip install 'tpu-training-operator[gcs]', or download the file and name its directory"
@@ -99,6 +118,13 @@ def _from_bucket(uri: str) -> bytes:
         # Each file system has errors of its own for denied access and lost connections.
         said = (str(error).strip().splitlines() or [""])[-1]
         raise BadInput(uri, [Problem("", f"cannot be read: {type(error).__name__}: {said}")]) from error
+
+
+def _bounded(file: BinaryIO, place: str) -> bytes:
+    document = file.read(_LARGEST_HISTORY + 1)
+    if len(document) > _LARGEST_HISTORY:
+        problem = f"{HISTORY} has more than {_LARGEST_HISTORY // 1024**2} MiB, which no trainer writes"
+        raise BadInput(place, [Problem("", problem)])
     return document
 
 

@@ -1,6 +1,6 @@
 """`tpujob submit`: creates a job on a cluster, and brings its code along.
 
-Code in a bucket is there before the job. A ConfigMap comes after the job, because the job owns it; pods that are faster
+Code in a bucket is there before the job. A Secret comes after the job, because the job owns it; pods that are faster
 wait for it. So whatever ends this command between two steps, nothing stays behind that nobody deletes, and the same
 command does the rest.
 """
@@ -16,15 +16,15 @@ from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.changes import move, set_option, set_values, slice_option
 from tpu_training_operator.cli.cluster import ClusterProblem, Connection, Target, cluster_options
 from tpu_training_operator.cli.code_option import code_option, left_out, told_of, with_code
-from tpu_training_operator.cli.code_place import CONFIG_MAP, config_map, place_of, put
+from tpu_training_operator.cli.code_place import IN_CLUSTER, place_of, put, secret
 from tpu_training_operator.cli.errors import BadInput, program_name
 from tpu_training_operator.cli.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.packing import Packed, pack
 from tpu_training_operator.domain.recipe.warnings import checkpoint_warnings
-from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, Object, resource_of
+from tpu_training_operator.kube.cluster import JOBS, SECRETS, Object, resource_of
 from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Invalid, NotFound, Unavailable
 
-_RIGHTS = f"get, create and delete {PLURAL}.{GROUP}; with --code also get, create and delete configmaps"
+_RIGHTS = f"get, create and delete {PLURAL}.{GROUP}; with --code also get, create and delete secrets"
 # Not the operator's name, which manages fields of the same objects.
 _WRITE = {"fieldManager": "tpujob", "fieldValidation": "Strict"}
 
@@ -45,8 +45,8 @@ class _Request:
 @click.option(
     "--code-to",
     metavar="PLACE",
-    help=f"Where the code waits for the workers: gs://bucket/path, a directory that they mount, or {CONFIG_MAP}."
-    f" Default: the job's folder below checkpoint.uri if that is a bucket, else {CONFIG_MAP}, which holds 1 MiB.",
+    help=f"Where the code waits for the workers: gs://bucket/path, a directory that they mount, or {IN_CLUSTER}."
+    f" Default: the job's folder below checkpoint.uri if that is a bucket, else {IN_CLUSTER}, which holds 1 MiB.",
 )
 @slice_option
 @set_option
@@ -91,12 +91,12 @@ async def _submit(connection: Connection, request: _Request) -> int:
         file = with_code(file, packed, place_of(packed, file.job, request.code_to))
         code = file.job.spec.trainer.code
         assert code is not None
-        if code.config_map is None:
+        if code.secret is None:
             await asyncio.to_thread(put, packed.archive, code.uri)
         click.echo(told_of(packed, code.uri))
     job, is_new = await _create(connection, file)
-    if packed is not None and code is not None and code.config_map is not None:
-        await _bring(connection, job, config_map(code.config_map, packed, job), is_new=is_new)
+    if packed is not None and code is not None and code.secret is not None:
+        await _bring(connection, job, secret(code.secret, packed, job), is_new=is_new)
     name, namespace = file.job.name, file.job.namespace
     click.echo(f"job {name} {'created' if is_new else 'is there already'} in namespace {namespace}")
     click.echo(f"follow it with: {program_name()} watch {name} -n {namespace}")
@@ -133,7 +133,7 @@ def _is_same(there: Object, file: JobFile) -> bool:
 
 
 async def _bring(connection: Connection, job: Object, body: Object, *, is_new: bool) -> None:
-    """Creates the ConfigMap `body`. If the cluster refuses, a job that has just been created goes again: it would wait
+    """Creates the Secret `body`. If the cluster refuses, a job that has just been created goes again: it would wait
     for its code forever, and perhaps hold a slice."""
     try:
         await _replace(connection, body, job["metadata"]["uid"])
@@ -144,13 +144,13 @@ async def _bring(connection: Connection, job: Object, body: Object, *, is_new: b
             meta = job["metadata"]
             await connection.client.delete(JOBS, meta["namespace"], meta["name"], meta["uid"])
         what = "the job was deleted again" if is_new else f"the {KIND} waits for it"
-        raise ClusterProblem(f"the cluster refuses the ConfigMap with the code, {what}: {error}") from None
+        raise ClusterProblem(f"the cluster refuses the Secret with the code, {what}: {error}") from None
 
 
 async def _replace(connection: Connection, body: Object, uid: str) -> None:
-    """Creates the ConfigMap, if need be instead of one that an earlier job of this name has left behind."""
+    """Creates the Secret, if need be instead of one that an earlier job of this name has left behind."""
     client, resource, meta = connection.client, resource_of(body), body["metadata"]
-    path = CONFIG_MAPS.path(meta["namespace"])
+    path = SECRETS.path(meta["namespace"])
     try:
         await client.request("POST", path, body, _WRITE)
     except AlreadyExists as refusal:

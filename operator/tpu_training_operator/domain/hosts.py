@@ -79,7 +79,8 @@ def host_of(pod: Mapping[str, Any]) -> Host | None:
 
 
 def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
-    """The hosts of the attempt. The largest group of hosts that are not ready comes first."""
+    """The hosts of the attempt. Of those that are not ready, the group that keeps others from their nodes comes first,
+    then the largest."""
     by_worker = {host.worker: host for host in found}
     ready = finished = 0
     lacking: dict[str, dict[WorkerId, Host | None]] = {}
@@ -97,8 +98,13 @@ def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: i
         ready=ready,
         finished=finished,
         earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
-        others=tuple(sorted(groups, key=lambda group: -len(group.workers))),
+        others=tuple(sorted(groups, key=lambda group: (not _holds_up(group), -len(group.workers)))),
     )
+
+
+def _holds_up(group: Group) -> bool:
+    """Whether a worker 0 lacks a node: the others of its slice follow it."""
+    return group.is_unscheduled and any(worker.host == 0 for worker in group.workers)
 
 
 def _group(why: str, members: Mapping[WorkerId, Host | None]) -> Group:

@@ -44,6 +44,11 @@ def placeholder_slice(pod: str) -> int:
     return int(pod.split("-")[-2])
 
 
+def leads_a_slice(placeholder: str) -> bool:
+    """Whether the placeholder of this name holds a node for host 0."""
+    return placeholder.endswith("-0")
+
+
 def workers(layout: SliceLayout, attempt: int) -> list[WorkerId]:
     """All workers of an attempt, ordered by `host_index`."""
     return [
@@ -115,7 +120,7 @@ def preflight_labels(job: str) -> dict[str, str]:
     }
 
 
-def worker_labels(job: str, uid: str, worker: WorkerId, alternative: int = 0) -> dict[str, str]:
+def worker_labels(job: str, worker: WorkerId, alternative: int = 0) -> dict[str, str]:
     chosen = {constants.LABEL_ALTERNATIVE: str(alternative)} if alternative else {}
     return (
         job_labels(job)
@@ -124,7 +129,6 @@ def worker_labels(job: str, uid: str, worker: WorkerId, alternative: int = 0) ->
             constants.LABEL_ATTEMPT: str(worker.attempt),
             constants.LABEL_SLICE_INDEX: str(worker.slice),
             constants.LABEL_HOST_INDEX: str(worker.host),
-            constants.LABEL_SLICE_ID: slice_id(uid, worker),
         }
     )
 

@@ -93,10 +93,16 @@ class WorkerPod:
         return not self.has_ended and bool(states) and all("terminated" in state for state in states)
 
     @property
+    def is_released(self) -> bool:
+        """Deleted, and its node has released it or was not asked. Only a finalizer keeps the object, and deleting it
+        again changes nothing."""
+        return self.is_terminating and self.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+
+    @property
     def may_use_chips(self) -> bool:
-        """Not once it has ended, nor if it is deleted before it has a node: then it never gets one, even if somebody's
-        finalizer keeps it."""
-        return not self.has_ended and not (self.is_terminating and self.node is None)
+        """Not once it has ended, nor if only a finalizer keeps it, nor if it is deleted before it has a node: then it
+        never gets one."""
+        return not self.has_ended and not self.is_released and not (self.is_terminating and self.node is None)
 
     @property
     def is_ready(self) -> bool:

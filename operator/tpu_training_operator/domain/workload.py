@@ -57,6 +57,11 @@ def manager_of(job: Object) -> str:
     return "" if named in (None, "", constants.MANAGED_BY_US) else str(named)
 
 
+def is_of_others(job: Object) -> bool:
+    """Whether another controller runs the job and writes its status; of MultiKueue's jobs this operator shows one."""
+    return manager_of(job) not in ("", constants.MULTIKUEUE)
+
+
 def is_copy(job: Object) -> bool:
     """Whether Kueue has made the job in this cluster for one in another cluster, and will delete it."""
     return constants.LABEL_MULTIKUEUE_ORIGIN in (job["metadata"].get("labels") or {})
@@ -78,7 +83,7 @@ def prebuilt_workload(job: Object) -> str:
 def is_in_queue(job: Object) -> bool:
     """Whether the job has to do with Kueue: its label names a queue, or it has been in one. Without its label, a job
     stays in the queue whose quota it uses."""
-    if manager_of(job) not in ("", constants.MULTIKUEUE):
+    if is_of_others(job):
         return False
     if has_finished(job):
         return owes_an_end(job)

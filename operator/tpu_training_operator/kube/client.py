@@ -147,6 +147,10 @@ class Client:
     async def update_status(self, body: Object) -> Object:
         return await self.request("PUT", f"{_path_of(body)}/status", body, {"fieldManager": MANAGER})
 
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Object) -> Object:
+        """Changes the fields in `body` (RFC 7386)."""
+        return await self.request("PATCH", f"{resource.path(namespace)}/{name}", body, {"fieldManager": MANAGER})
+
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
     ) -> Object | None:
@@ -253,7 +257,8 @@ class Client:
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
         if request.sent is not None:
-            headers["Content-Type"] = "application/json"
+            kind = "merge-patch+json" if request.method == "PATCH" else "json"
+            headers["Content-Type"] = f"application/{kind}"
         method, url = request.method, self._credentials.server.rstrip("/") + request.path
         began, asked = time.monotonic(), self.clock.local()
         try:

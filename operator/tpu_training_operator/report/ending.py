@@ -20,6 +20,7 @@ ENDINGS = {
     "Preempted": ("pause", "Stopped on request"),
     "UserError": ("bad", "Failed in the task's code"),
     "NotFinite": ("bad", "Loss not finite"),
+    "CheckpointUnusable": ("bad", "Cannot continue its checkpoints"),
     "PeerLost": ("bad", "Lost a peer"),
     "InternalError": ("bad", "Failed in the trainer"),
     "Hung": ("bad", "Hung"),

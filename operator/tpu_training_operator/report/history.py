@@ -268,7 +268,7 @@ def parse_history(document: bytes) -> History:
     """Raises UnreadableHistory, naming the first field that is wrong."""
     try:
         found = json.loads(document)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableHistory(f"not JSON: {error}") from error
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA:

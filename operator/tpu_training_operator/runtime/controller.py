@@ -38,7 +38,7 @@ class Controller:
         self._resync_seconds = resync_seconds
         self._workers = workers
         self._metrics = metrics
-        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, metrics)
+        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, metrics, lambda key: key.namespace)
         self._pulses: dict[JobKey, Pulse] = {}
         self.is_running = False
 
@@ -47,12 +47,12 @@ class Controller:
         last write: the pass that wrote it also said when to requeue."""
         if job_version is None or not self._reconciler.wrote(key, job_version):
             settle_seconds = self._reconciler.settle_seconds(key) if haste is Haste.SOON else 0.0
-            background, first = haste is Haste.IDLE, haste is Haste.FIRST
+            background, first = haste is Haste.IDLE, haste is Haste.FIRST or self._reconciler.is_restarting(key)
             self._queue.add(key, settle_seconds=settle_seconds, background=background, first=first)
 
     def enqueue_within(self, key: JobKey, seconds: float) -> None:
         """The job is worth a pass within so many seconds."""
-        self._queue.add_after(key, seconds)
+        self._queue.add_after(key, seconds, first=self._reconciler.is_restarting(key))
 
     async def run(self) -> None:
         """Work until cancelled. The next operator process continues a pass that is interrupted."""
@@ -115,5 +115,5 @@ class Controller:
         self._queue.forget(key)
         if again is None:
             return PassResult.SUCCESS
-        self._queue.add_after(key, again.total_seconds())
+        self._queue.add_after(key, again.total_seconds(), first=self._reconciler.is_restarting(key))
         return PassResult.REQUEUE_AFTER

@@ -32,6 +32,7 @@ from tpu_training_operator.domain.actions import (
     WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.lifecycle.blocked import Obstacle, changed_at_creation, name_taken
+from tpu_training_operator.domain.lifecycle.limit_range import limit_range_remedy
 from tpu_training_operator.domain.lifecycle.no_pool import autoscaler_has_none
 from tpu_training_operator.domain.lifecycle.waiting import line_of
 from tpu_training_operator.domain.naming import service_name
@@ -103,6 +104,8 @@ class Memory:
     began: str = ""
     """That version, if the status began the first attempt of a job that had no pods."""
     pods: int = 0
+    is_restarting: bool = False
+    """By the status of the last pass."""
     failed_passes: int = 0
     """In a row."""
     sent_retrying: bool = False
@@ -379,15 +382,22 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
     try:
         yield
     except Forbidden as error:
-        obstacle = Obstacle(Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}")
+        obstacle = Obstacle(
+            Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}{_remedy(error, body)}"
+        )
         raise Refused(obstacle, kind, sure=False) from error
     except Invalid as error:
-        raise Refused(Obstacle(Reason.REJECTED, f"the cluster rejects {kind} {name}: {error}"), kind) from error
+        message = f"the cluster rejects {kind} {name}: {error}{_remedy(error, body)}"
+        raise Refused(Obstacle(Reason.REJECTED, message), kind) from error
     except NotFound as error:
         if not optional:
             raise
         obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
         raise Refused(obstacle, kind, sure=False) from error
+
+
+def _remedy(error: ApiError, body: Object) -> str:
+    return limit_range_remedy(str(error), body) if body["kind"] == "Pod" else ""
 
 
 def _verb(action: Action) -> str:

@@ -4,8 +4,11 @@ The Lease saves work and quarrels; it is not what makes two operators safe. Noth
 for a minute still believes that it leads, and its next request is on its way. That the attempt is raised by one write
 with the job's resourceVersion as precondition keeps two of them from doing anything twice (`domain.lifecycle.plan`).
 
+So a holder that cannot renew goes on until it sees that another one holds the Lease. While no request gets through it
+can do nothing anyway; and where only the API server is slow, an operator that stopped would leave nobody at work.
+
 As everywhere, a waiting operator does not compare clocks. A Lease that it has seen unchanged for as long as the holder
-promised to renew it is free. A holder that cannot renew stops working before that.
+promised to renew it is free.
 """
 
 import asyncio
@@ -20,14 +23,12 @@ from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 10
-RENEW_SECONDS = 1.5
+# client-go's numbers. A renewal may take as long as there is time for one.
+LEASE_SECONDS = 15
+ANSWER_SECONDS = 10.0
+RENEW_SECONDS = 2.0
 # How soon after a holder's farewell another one begins.
 LOOK_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0
-# The last request and pause begin before this, and end before the Lease is free.
-STOP_SECONDS = LEASE_SECONDS - RENEW_SECONDS - _ANSWER_SECONDS - 0.5
-_ADDRESS = "tpu-operator.dev/progress-address"
 
 T = TypeVar("T")
 
@@ -47,14 +48,6 @@ class LeaseName:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One process that would lead. `address`: where its progress service can be reached; empty: nowhere."""
-
-    identity: str
-    address: str = ""
-
-
-@dataclass(frozen=True)
 class Sight:
     """The Lease as it was when it last changed, and when that was seen, in monotonic seconds."""
 
@@ -66,11 +59,6 @@ class Sight:
         return str(self._spec.get("holderIdentity") or "")
 
     @property
-    def address(self) -> str:
-        annotations = self.lease["metadata"].get("annotations") or {}
-        return str(annotations.get(_ADDRESS) or "") if self.holder else ""
-
-    @property
     def _spec(self) -> Object:
         return self.lease.get("spec") or {}
 
@@ -78,15 +66,14 @@ class Sight:
         promised = self._spec.get("leaseDurationSeconds") or 0
         return not self.holder or now - self.since > promised
 
-    def taken(self, by: Candidate, at: datetime) -> Object:
+    def taken(self, by: str, at: datetime) -> Object:
         """The Lease that this candidate holds from now on, or holds still."""
-        spec, metadata, written = dict(self._spec), dict(self.lease["metadata"]), _micro_time(at)
-        if self.holder != by.identity:
+        spec, written = dict(self._spec), _micro_time(at)
+        if self.holder != by:
             spec["acquireTime"] = written
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
-        spec |= {"holderIdentity": by.identity, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": written}
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), _ADDRESS: by.address}
-        return {**self.lease, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+        spec |= {"holderIdentity": by, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": written}
+        return {**self.lease, "kind": LEASES.kind, "spec": spec}
 
     def released(self, at: datetime) -> Object:
         """The Lease without a holder. A duration of 0 is not valid."""
@@ -102,28 +89,23 @@ def seen(before: Sight | None, lease: Object, now: float) -> Sight:
 
 
 class Election:
-    """`clock` is written into the Lease for people; `seconds` are monotonic and count."""
+    """`identity`: of this process. `clock` is written into the Lease for people; `seconds` are monotonic and count."""
 
     def __init__(
         self,
         leases: Leases,
         name: LeaseName,
-        candidate: Candidate,
+        identity: str,
         clock: Callable[[], datetime],
         seconds: Callable[[], float],
     ) -> None:
         self._leases = leases
         self._name = name
-        self._candidate = candidate
+        self._identity = identity
         self._clock = clock
         self._seconds = seconds
         self._sight: Sight | None = None
         self._trouble = ""
-
-    @property
-    def leader_address(self) -> str:
-        """Where the progress service of the operator that leads can be reached; empty if that is not known."""
-        return self._sight.address if self._sight and not self._sight.is_free(self._seconds()) else ""
 
     async def win(self) -> None:
         """Returns as soon as this process leads."""
@@ -131,13 +113,12 @@ class Election:
             if await self._tried(self._take_if_free()):
                 break
             await asyncio.sleep(LOOK_SECONDS)
-        log.info("this operator leads now: %s", self._candidate.identity)
+        log.info("this operator leads now: %s", self._identity)
 
     async def hold(self, work: "asyncio.Future[None]") -> None:
-        """Renews the Lease. Returns when this process must no longer work: somebody else holds the Lease, or it could
-        not be renewed for so long that somebody soon will. Raises what ends `work`, if that fails."""
+        """Renews the Lease. Returns when another one holds it. Raises what ends `work`, if that fails."""
         renewed = self._seconds()
-        while self._seconds() - renewed < STOP_SECONDS:
+        while True:
             if work.done():
                 work.result()
             began = self._seconds()
@@ -148,19 +129,20 @@ class Election:
                 renewed = began
             await asyncio.sleep(RENEW_SECONDS)
         log.warning(
-            "this operator no longer leads, and stops working: %s", self._trouble or "another one has taken over"
+            "this operator no longer leads, and stops working: %s holds the Lease, which this one renewed %.0f s ago",
+            self._sight.holder if self._sight else "another one",
+            self._seconds() - renewed,
         )
 
     async def release(self) -> None:
         """Lets another operator take over at once, if this one still holds the Lease."""
-        if self._sight is not None and self._sight.holder == self._candidate.identity:
+        if self._sight is not None and self._sight.holder == self._identity:
             await self._tried(self._write(self._sight.released(self._clock())))
 
     async def _tried(self, request: Awaitable[T]) -> T | None:
         """What the request returns; None if it failed."""
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                answer = await request
+            answer = await request
         except Conflict:
             # Somebody else was faster. The next look shows who.
             return None
@@ -181,31 +163,33 @@ class Election:
     async def _take_if_free(self) -> bool:
         sight = await self._look()
         # It may be ours, if the answer to an earlier request was lost.
-        if not sight.is_free(self._seconds()) and sight.holder != self._candidate.identity:
+        if not sight.is_free(self._seconds()) and sight.holder != self._identity:
             return False
-        await self._write(sight.taken(self._candidate, self._clock()))
+        await self._write(sight.taken(self._identity, self._clock()))
         return True
 
     async def _renew(self) -> bool:
         """False if somebody else holds the Lease."""
         sight = self._sight or await self._look()
         try:
-            await self._write(sight.taken(self._candidate, self._clock()))
+            await self._write(sight.taken(self._identity, self._clock()))
         except Conflict:
             # Also an edit of its labels, for example.
             sight = await self._look()
-            if sight.holder != self._candidate.identity:
+            if sight.holder not in (self._identity, ""):
                 return False
-            await self._write(sight.taken(self._candidate, self._clock()))
+            await self._write(sight.taken(self._identity, self._clock()))
         return True
 
     async def _look(self) -> Sight:
-        lease = await self._leases.get(LEASES, self._name.namespace, self._name.name)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            lease = await self._leases.get(LEASES, self._name.namespace, self._name.name)
         self._sight = seen(self._sight, lease, self._seconds())
         return self._sight
 
     async def _write(self, lease: Object) -> None:
-        self._sight = Sight(await self._leases.update(lease), self._seconds())
+        async with asyncio.timeout(ANSWER_SECONDS):
+            self._sight = Sight(await self._leases.update(lease), self._seconds())
 
 
 def _micro_time(at: datetime) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
-from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.lifecycle.plan import plan
@@ -21,10 +21,10 @@ from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.lifecycle.weight import Weight, weight
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.observed import Observed, WorkerPod
+from tpu_training_operator.domain.observed import Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.ownership import controller, is_ours
 from tpu_training_operator.domain.report import Notes, Reporting
-from tpu_training_operator.domain.workload import Queue, manager_of
+from tpu_training_operator.domain.workload import Queue, is_of_others, manager_of
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.cached_cluster import Fresh
@@ -32,6 +32,7 @@ from tpu_training_operator.runtime.events import EventSender, send_events
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.metrics.transitions import unready_since
 from tpu_training_operator.runtime.queues import Queues
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,10 @@ class Reconciler:
         """Whether this resourceVersion of the job comes from the status that was written here last."""
         return key in self._memories and self._memories[key].version == version
 
+    def is_restarting(self, key: JobKey) -> bool:
+        """Whether its gang failed and does not run again yet: hosts stand idle until it does."""
+        return key in self._memories and self._memories[key].is_restarting
+
     def settle_seconds(self, key: JobKey) -> float:
         """How long to wait for more events about the job: every pass reads all of its pods, and the pods of a large
         gang start one by one."""
@@ -160,8 +165,9 @@ class Reconciler:
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
-        if self._metrics:
-            self._metrics.job_seen(key, after.state)
+        memory.is_restarting = after.state is State.RESTARTING
+        if self._metrics and not is_of_others(job):
+            self._metrics.job_seen(key, after.state, self._unready_seconds(after, job))
 
         # 4. A finished job no longer needs reports and notes.
         if after.completion_time is not None:
@@ -257,6 +263,11 @@ class Reconciler:
             return observed
         self._inboxes.forget(key)
         return replace(observed, inbox=self._inboxes.of(key))
+
+    def _unready_seconds(self, status: Status, job: Object) -> float:
+        now, created = self._clock(), job["metadata"].get("creationTimestamp")
+        since = unready_since(status, parse_time(created) if created else now)
+        return max(0.0, (now - since).total_seconds())
 
     def _forget(self, key: JobKey) -> None:
         """The job is gone."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.lifecycle.completion import is_at_rest
 from tpu_training_operator.domain.observed import WorkerPod, slim_worker
 from tpu_training_operator.domain.ownership import job_of
-from tpu_training_operator.domain.workload import owes_an_end
+from tpu_training_operator.domain.workload import manager_of, owes_an_end
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.encoding import encoded
 from tpu_training_operator.kube.replica import Change, Name, Replica, Version
@@ -22,16 +24,21 @@ from tpu_training_operator.runtime.resync import slim_job
 _LARGEST_JOB = 64 * 2**10
 _ALL_JOBS = 64 * 2**20
 _MOST_ENDS = 1000
+_WITH_WORKERS = (State.STARTING, State.RUNNING, State.RESTARTING)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there. `is_finished`: and
-    so is its Workload, if it has one."""
+    """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there. `is_at_rest`: it
+    has finished, and so has its Workload, if it has one; or it is suspended. `attempt`, `hosts`: of the workers that
+    its status says it has, which stand idle while it `is_restarting`."""
 
     slim: bytes
     whole: bytes | None
-    is_finished: bool = False
+    is_at_rest: bool = False
+    attempt: int = 0
+    hosts: int = 0
+    is_restarting: bool = False
 
 
 class Stage(IntEnum):
@@ -73,9 +80,18 @@ def keep_job(job: Object) -> JobRecord:
     # A job whose memory is short differs from its next version all the same.
     slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
     if slim["status"].get("completionTime") is not None:
-        return JobRecord(encoded(slim), None, is_finished=not owes_an_end(job))
-    whole = encoded(job)
-    return JobRecord(encoded(slim), whole if len(whole) <= _LARGEST_JOB else None)
+        return JobRecord(encoded(slim), None, is_at_rest=not owes_an_end(job))
+    whole, status = encoded(job), job.get("status") or {}
+    has_workers = status.get("state") in _WITH_WORKERS and not manager_of(job)
+    attempt = int(status.get("attempt") or 0)
+    return JobRecord(
+        encoded(slim),
+        whole if len(whole) <= _LARGEST_JOB else None,
+        is_at_rest=is_at_rest(job),
+        attempt=attempt,
+        hosts=int((status.get("resolved") or {}).get("hosts") or 0) if has_workers and attempt else 0,
+        is_restarting=has_workers and status.get("state") == State.RESTARTING,
+    )
 
 
 def keep_pod(pod: Object) -> PodRecord | None:

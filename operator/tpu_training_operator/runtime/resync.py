@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.lifecycle.completion import may_need_a_pass
+from tpu_training_operator.domain.workload import is_of_others
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.runtime.metrics import Metrics
@@ -16,15 +18,19 @@ log = logging.getLogger(__name__)
 RESYNC_SECONDS = 300.0
 """Between two resyncs. They only make up for lost events, so this is a constant and not an option."""
 
-_POLICY = ("ttlSecondsAfterFinished",)
-_STATUS = ("state", "attempt", "completionTime")
+_METADATA = ("namespace", "name", "generation", "deletionTimestamp")
+_POLICY = ("ttlSecondsAfterFinished", "suspend")
+_STATUS = ("state", "attempt", "completionTime", "observedGeneration")
+# Whether the job still owes its Workload an end; and of a suspended one, whether its status waits for something.
+_ALWAYS = (ConditionType.ADMITTED,)
+_SUSPENDED = (*_ALWAYS, ConditionType.READY, ConditionType.RECONCILING)
 
 
 async def jobs_to_reconcile(
     cluster: Cluster, namespaces: Sequence[str], clock: Callable[[], datetime], metrics: Metrics | None = None
 ) -> list[JobKey]:
-    """The jobs that have not finished, and those whose TTL has expired; without `namespaces`, in the whole cluster. A
-    namespace that cannot be listed does not affect the others."""
+    """The jobs that have something to do, and those whose TTL has expired; without `namespaces`, in the whole cluster.
+    A namespace that cannot be listed does not affect the others."""
     found: list[Object] = []
     complete = True
     for namespace in namespaces or (None,):
@@ -35,26 +41,29 @@ async def jobs_to_reconcile(
             where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
-        metrics.jobs_listed({_key(job): _state(job) for job in found})
+        metrics.jobs_listed({_key(job): _state(job) for job in found if not is_of_others(job)})
     now = clock()
     return [_key(job) for job in found if _may_need_a_pass(job, now)]
 
 
 def slim_job(job: Object) -> Object:
     """The fields of the job that are read here."""
-    metadata, status = job["metadata"], job.get("status") or {}
-    policy = (job.get("spec") or {}).get("runPolicy") or {}
-    return {
-        "metadata": {name: metadata[name] for name in ("namespace", "name")},
-        "spec": {"runPolicy": {name: policy[name] for name in _POLICY if name in policy}},
-        "status": {name: status[name] for name in _STATUS if name in status} | _queued(status),
+    metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
+    policy, labels = spec.get("runPolicy") or {}, metadata.get("labels") or {}
+    kinds = _SUSPENDED if status.get("state") == State.SUSPENDED else _ALWAYS
+    conditions = [each for each in status.get("conditions") or () if each.get("type") in kinds]
+    slim: Object = {
+        "metadata": _only(metadata, _METADATA) | {"labels": _only(labels, (LABEL_QUEUE,))},
+        "spec": {"runPolicy": _only(policy, _POLICY)} | _only(spec, ("managedBy",)),
+        "status": _only(status, _STATUS),
     }
+    if conditions:
+        slim["status"]["conditions"] = conditions
+    return slim
 
 
-def _queued(status: Object) -> Object:
-    """The condition that says whether the job still owes its Workload an end."""
-    found = [each for each in status.get("conditions") or () if each.get("type") == ConditionType.ADMITTED]
-    return {"conditions": found} if found else {}
+def _only(values: Object, names: Sequence[str]) -> Object:
+    return {name: values[name] for name in names if name in values}
 
 
 def _key(job: Object) -> JobKey:

@@ -127,15 +127,15 @@ class _Hints:
         self._served = served
         self._hint = hint
         self._are_listed = False
-        self._waiting: dict[JobKey, None] = {}
+        self._waiting: dict[JobKey, JobRecord] = {}
 
     def job_changed(self, change: Change[JobRecord]) -> None:
         if not change.only_listed:
             haste = Haste.NOW if change.before is None else Haste.FIRST
             self._hint(JobKey(*change.name), None if change.after is None else str(change.number), haste)
-        elif change.after is not None and (not change.after.is_finished or self._runs(change.name)):
-            # A finished job needs no pass unless its workers still run; the resync knows when its time to live is over.
-            self._waiting[JobKey(*change.name)] = None
+        elif change.after is not None and (not change.after.is_at_rest or self._runs(change.name)):
+            # Such a job needs no pass unless its workers still run; the resync knows when its time to live is over.
+            self._waiting[JobKey(*change.name)] = change.after
 
     def pod_changed(self, change: Change[PodRecord]) -> None:
         # Pods are listed before jobs, unless that fails at first.
@@ -161,9 +161,16 @@ class _Hints:
 
     def all_listed(self) -> None:
         self._are_listed = True
-        for key in self._waiting:
-            self._hint(key, None, Haste.IDLE)
+        for key, job in self._waiting.items():
+            self._hint(key, None, Haste.FIRST if self._stands_idle(key, job) else Haste.IDLE)
         self._waiting.clear()
+
+    def _stands_idle(self, key: JobKey, job: JobRecord) -> bool:
+        """Whether one of its workers has ended or is missing, so that the others wait for it."""
+        gang = self._served.pods.gang(key.namespace, key.name)
+        stages = [record.stage for _, record in gang if record.is_hint and record.attempt == job.attempt]
+        is_broken = len(stages) < job.hosts or any(stage in _ENDINGS for stage in stages)
+        return job.is_restarting or (job.hosts > 0 and is_broken)
 
     def _runs(self, name: Name) -> bool:
         return any(not record.has_ended for _, record in self._served.pods.gang(*name))

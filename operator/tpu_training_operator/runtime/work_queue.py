@@ -4,10 +4,12 @@ The algorithm is client-go's: adding a key that waits already changes nothing, a
 afterwards, and a key whose work failed waits longer every time.
 
 A key may go before the others: the job whose worker has just failed must not wait for a thousand that have just come.
-Keys that were only listed wait in the background, so that a resync delays nobody.
+Keys that were only listed wait in the background, so that a resync delays nobody. Groups of keys take turns: a tenant
+whose thousand jobs fail again and again must not stand before everyone else.
 """
 
 import asyncio
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from tpu_training_operator.runtime.metrics import Metrics
@@ -22,18 +24,57 @@ _BACKGROUND_AT_ONCE = 2
 _TURNS = 8
 
 
-class WorkQueue(Generic[Key]):
-    """`settle_seconds`: how long an added key waits to be added again; a starting gang does so hundreds of times."""
+class _Line(Generic[Key]):
+    """Keys in order of arrival, where groups take turns. Keys also leave from the middle."""
 
-    def __init__(self, settle_seconds: float, metrics: Metrics | None = None) -> None:
+    def __init__(self, group_of: Callable[[Key], Hashable]) -> None:
+        self._group_of = group_of
+        self._groups: dict[Hashable, dict[Key, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._groups.get(self._group_of(key), ())
+
+    def add(self, key: Key) -> None:
+        self._groups.setdefault(self._group_of(key), {})[key] = None
+
+    def discard(self, key: Key) -> None:
+        if key in self:
+            group = self._group_of(key)
+            del self._groups[group][key]
+            if not self._groups[group]:
+                del self._groups[group]
+
+    def take(self) -> Key:
+        group = next(iter(self._groups))
+        keys = self._groups.pop(group)
+        key = next(iter(keys))
+        del keys[key]
+        if keys:
+            self._groups[group] = keys
+        return key
+
+
+class WorkQueue(Generic[Key]):
+    """`settle_seconds`: how long an added key waits to be added again; a starting gang does so hundreds of times.
+    `group_of`: whose key it is."""
+
+    def __init__(
+        self,
+        settle_seconds: float,
+        metrics: Metrics | None = None,
+        group_of: Callable[[Key], Hashable] = lambda key: None,
+    ) -> None:
         self._settle_seconds = settle_seconds
         self._metrics = metrics
-        # Each in order of arrival. Dictionaries, because keys also leave from the middle.
-        self._first: dict[Key, None] = {}
-        self._ready: dict[Key, None] = {}
-        self._background: dict[Key, None] = {}
-        # Keys that go before others when they are due.
+        self._first: _Line[Key] = _Line(group_of)
+        self._ready: _Line[Key] = _Line(group_of)
+        self._background: _Line[Key] = _Line(group_of)
+        # Keys that go before others when they are due, and those in work that went.
         self._hurried: set[Key] = set()
+        self._went_first: set[Key] = set()
         self._background_in_work: set[Key] = set()
         # Since the background had its last one, and since the others had theirs.
         self._turns = 0
@@ -49,20 +90,21 @@ class WorkQueue(Generic[Key]):
     def add(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False, first: bool = False) -> None:
         """The key needs work, and goes before others with `first`; with `background`, nothing says that it does.
         `settle_seconds`: if this key should wait longer than others to be added again."""
-        if first:
-            self._hurried.add(key)
         if not background:
-            self.add_after(key, max(self._settle_seconds, settle_seconds))
+            self.add_after(key, max(self._settle_seconds, settle_seconds), first=first)
         elif key in self._paused:
             self.add_after(key, 0)
         elif key not in self._wanted:
             self._want(key)
             if key not in self._in_work:
-                self._background[key] = None
+                self._background.add(key)
                 self._available.set()
 
-    def add_after(self, key: Key, seconds: float) -> None:
-        """The key is due in `seconds`, or sooner if it was due sooner anyway; later while it is paused."""
+    def add_after(self, key: Key, seconds: float, *, first: bool = False) -> None:
+        """The key is due in `seconds`, or sooner if it was due sooner anyway; later while it is paused. It goes before
+        others with `first`, and if it went first and is due at once, because then the same work goes on."""
+        if first or (seconds <= 0 and key in self._went_first):
+            self._hurried.add(key)
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         due = max(loop.time() + seconds, self._paused.get(key, 0.0))
@@ -82,7 +124,8 @@ class WorkQueue(Generic[Key]):
             self._paused[key] = asyncio.get_running_loop().time() + pause_seconds
             if timer := self._timers.pop(key, None):
                 timer.cancel()
-        self.add_after(key, min(_FIRST_RETRY_SECONDS * 2 ** min(failures, 32), _LONGEST_RETRY_SECONDS))
+        first = key in self._went_first
+        self.add_after(key, min(_FIRST_RETRY_SECONDS * 2 ** min(failures, 32), _LONGEST_RETRY_SECONDS), first=first)
 
     def forget(self, key: Key) -> None:
         """The work succeeded: the next failure counts as the first."""
@@ -105,16 +148,21 @@ class WorkQueue(Generic[Key]):
             self._turns += 1
             goes_first = bool(self._first) and not (self._ready and self._first_turns >= _TURNS)
             self._first_turns = self._first_turns + 1 if goes_first else 0
-            return _taken_from(self._first if goes_first else self._ready)
+            if not goes_first:
+                return self._ready.take()
+            key = self._first.take()
+            self._went_first.add(key)
+            return key
         if not may:
             return None
         self._turns = 0
-        key = _taken_from(self._background)
+        key = self._background.take()
         self._background_in_work.add(key)
         return key
 
     def done(self, key: Key) -> None:
         self._in_work.discard(key)
+        self._went_first.discard(key)
         self._background_in_work.discard(key)
         if self._metrics:
             self._metrics.key_done(key)
@@ -137,8 +185,8 @@ class WorkQueue(Generic[Key]):
             if key in self._first:
                 self._hurried.discard(key)
             return
-        self._background.pop(key, None)
-        self._ready.pop(key, None)
+        self._background.discard(key)
+        self._ready.discard(key)
         self._want(key)
         if key not in self._in_work:
             self._line_up(key)
@@ -147,18 +195,12 @@ class WorkQueue(Generic[Key]):
     def _line_up(self, key: Key) -> None:
         if key in self._hurried:
             self._hurried.discard(key)
-            self._first[key] = None
+            self._first.add(key)
         else:
-            self._ready[key] = None
+            self._ready.add(key)
 
     def _want(self, key: Key) -> None:
         if key not in self._wanted:
             self._wanted.add(key)
             if self._metrics:
                 self._metrics.key_queued(key)
-
-
-def _taken_from(waiting: dict[Key, None]) -> Key:
-    key = next(iter(waiting))
-    del waiting[key]
-    return key

@@ -10,7 +10,9 @@ import pytest
 
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.toolchain import ToolchainMissing
+from tests.trainer.checkpoint.faults import Blind, Faulty
 from tests.trainer.checkpoint.stores import MemoryStore
+from tpu_trainer.checkpoint import search
 from tpu_trainer.checkpoint.store import Store, open_store
 
 BUCKET = "checkpoints"
@@ -34,11 +36,22 @@ def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectS
         pytest.skip(str(missing))
 
 
-@pytest.fixture(params=["memory", "directory", "bucket"])
+@pytest.fixture(scope="session", autouse=True)
+def _no_pauses() -> Iterator[None]:
+    """Nothing here becomes visible by waiting: a store that lags counts its listings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "PAUSES", (0.0,) * len(search.PAUSES))
+        yield
+
+
+@pytest.fixture(params=["memory", "directory", "bucket", "lagging"])
 def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Makes empty stores of one kind."""
+    """Makes empty stores of one kind. A lagging one shows a run's listings without any COMMIT, and all other files
+    empty; the tests' own look is true."""
     if request.param == "memory":
         return MemoryStore
+    if request.param == "lagging":
+        return lambda: Faulty(MemoryStore(), Blind())
     root = str(tmp_path)
     if request.param == "bucket":
         request.getfixturevalue("object_storage")

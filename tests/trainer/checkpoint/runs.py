@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpu_trainer.checkpoint.catalogue import Found, Target, candidates, make_room, newest, write
-from tpu_trainer.checkpoint.commit import Author
-from tpu_trainer.checkpoint.snapshot import Snapshot
+from tpu_trainer.checkpoint.catalogue import Found, Target, checked, make_room, write
+from tpu_trainer.checkpoint.commit import Author, Commit, Folder
+from tpu_trainer.checkpoint.search import Wanted, search
+from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
 from tpu_trainer.checkpoint.store import Store
 
 BATCH = 16
@@ -41,7 +42,18 @@ def commit(store: Store, step: int, by: Author | None = None, keep: int = 100, *
 
 def latest(store: Store, fingerprint: str, say: Callable[[str], None]) -> Found | None:
     """The newest of all checkpoints in `store`, of any writer."""
-    return newest(store, candidates(store, say), fingerprint, say)
+
+    def unfit(commit: Commit) -> str | None:
+        return None if commit.author.fingerprint == fingerprint else "it is of another task, model or seed"
+
+    def read(folder: Folder, commit: Commit) -> Snapshot:
+        return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
+
+    found = search(store, Wanted(unfit=unfit), read, say)
+    if found.taken is None:
+        return None
+    commit, entry = found.taken
+    return Found(entry.folder, commit, found.read)
 
 
 def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

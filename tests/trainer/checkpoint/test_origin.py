@@ -66,7 +66,7 @@ def test_a_job_told_where_to_begin_is_not_stopped_by_what_its_folder_holds(tmp_p
     commit(store, 10, OTHER_RATE)
     itself = Elsewhere.at(f"{tmp_path}/")
     assert chosen(store, itself) == (None, [])
-    assert choose_elsewhere(itself, ME, lambda _: None).commit.author == OTHER_RATE
+    assert choose_elsewhere(itself, ME, lambda _: None, lambda _: None).commit.author == OTHER_RATE
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_job_told_where_to_begin_is_not_stopped_by_what_its_folder_holds(tmp_p
 def test_a_named_folder_gives_its_newest_and_a_named_checkpoint_itself(tmp_path: Path, name: str, step: int) -> None:
     for at in (10, 20):
         commit(DirectoryStore(tmp_path / "sweeps"), at, OTHER_JOB)
-    found = choose_elsewhere(Elsewhere.at(f"{tmp_path}/sweeps{name}"), ME, lambda _: None)
+    found = choose_elsewhere(Elsewhere.at(f"{tmp_path}/sweeps{name}"), ME, lambda _: None, lambda _: None)
     assert found.commit.step == step
 
 
@@ -97,7 +97,7 @@ def test_a_place_to_begin_without_a_fitting_checkpoint_ends_the_job(
         if isinstance(writer, str):
             store.delete(f"step-00000010-9a72othe-1/{COMMIT}")
     with pytest.raises(UserCodeError, match=f"^checkpoint.resumeFrom: {said}"):
-        choose_elsewhere(Elsewhere.at(str(tmp_path)), ME, lambda _: None)
+        choose_elsewhere(Elsewhere.at(str(tmp_path)), ME, lambda _: None, lambda _: None)
 
 
 def test_checkpoints_where_version_0_1_0_kept_them_cause_a_warning(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def test_writing_again_replaces_the_object(store: Store) -> None:
 
 
 def test_a_listing_has_exactly_the_objects_of_the_prefix_with_their_sizes(store: Store) -> None:
-    for name, data in (("step-1/a", b"12"), ("step-1/b", b""), ("step-2/a", b"1"), ("other/a", b"1")):
+    for name, data in (("part-1/a", b"12"), ("part-1/b", b""), ("part-2/a", b"1"), ("other/a", b"1")):
         store.put(name, data)
-    assert store.list("step-") == {"step-1/a": 2, "step-1/b": 0, "step-2/a": 1}
-    assert store.list("step-1/") == {"step-1/a": 2, "step-1/b": 0}
+    assert store.list("part-") == {"part-1/a": 2, "part-1/b": 0, "part-2/a": 1}
+    assert store.list("part-1/") == {"part-1/a": 2, "part-1/b": 0}
 
 
 def test_a_place_where_nothing_was_written_lists_empty(store: Store) -> None:

@@ -173,7 +173,8 @@ def test_a_checkpoint_that_is_passed_over_is_one_line_in_the_log(
     damage(store, "step-00000020-5f0c1234-1")
     lines: list[str] = []
     assert latest(store, author().fingerprint, lines.append).commit.step == 10
-    (line,) = lines
+    # What is missing may come back, which has a line of its own.
+    (line,) = [line for line in lines if not line.startswith("looks at the checkpoints in memory again")]
     assert line.startswith("checkpoint step-0000002")
     assert f"-5f0c1234-1 is passed over: {said}" in line
 

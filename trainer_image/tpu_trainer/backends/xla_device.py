@@ -15,6 +15,9 @@ from torch_xla.debug import metrics
 
 from tpu_trainer.backends.base import Counters, in_rows, map_tensors
 from tpu_trainer.backends.feed import feed_ahead
+from tpu_trainer.backends.frozen_norm import mend_frozen_norms
+from tpu_trainer.backends.scans import mend_scans
+from tpu_trainer.errors import UserCodeError
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 """torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
@@ -37,6 +40,8 @@ class XlaDevice:
     def __init__(self, replicas: int = 1) -> None:
         """`replicas`: threads of this process that run one each (two per chip on v2 and v3). torch_xla counts for all
         of them together, so each gets its share."""
+        mend_scans()
+        mend_frozen_norms()
         self.device: torch.device = torch_xla.device()
         self._replicas = replicas
         self._meeting = self._meetings.setdefault(replicas, Barrier(replicas))
@@ -45,7 +50,15 @@ class XlaDevice:
         torch_xla.manual_seed(seed, self.device)
 
     def to_device(self, batch: Any) -> Any:
-        return map_tensors(self.send, batch)
+        try:
+            return map_tensors(self.send, batch)
+        except (RuntimeError, ValueError) as error:
+            if (what := _untaken(batch, error)) is None:
+                raise
+            raise UserCodeError(
+                f"a batch holds {what}, which an XLA device does not take; make dense tensors of it in collate, such "
+                "as examples that are filled up and their lengths"
+            ) from None
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_ahead(batches, self.to_device)
@@ -127,3 +140,22 @@ def _metric(name: str) -> tuple[int, float]:
 def _counter(name: str) -> int:
     """0 for a counter that has never been counted up."""
     return metrics.counter_value(name) or 0
+
+
+def _untaken(batch: Any, error: Exception) -> str | None:
+    """What of the batch may have made the error; None if the device itself has failed."""
+    if "PackedSequence" in str(error):
+        return "a PackedSequence"
+    tensors: list[Tensor] = []
+
+    def noted(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(noted, batch)
+    for tensor in tensors:
+        if tensor.is_nested:
+            return "a nested tensor"
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return f"a tensor of layout {tensor.layout} and type {tensor.dtype}"
+    return None

@@ -40,6 +40,9 @@ _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
 _SAY_LENGTH = "give session(total_steps=...), or change the recipe"
 _NOTHING = "the session ended without a step: nothing was trained, or run.step was not called"
 
+_LOSS = "evaluation_loss"
+_RENAMED = f'the metric "loss" is called "{_LOSS}" in the result: "loss" is the training loss, as told with each step'
+
 REPORT_SECONDS = 5.0
 REPORT_EVERY = 10
 """The losses are read after so many seconds or calls of `step`, whichever comes first."""
@@ -114,7 +117,7 @@ class Run:
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._clock.enter(Phase.HOST)
-        self._metrics = dict(_numbers(metrics))
+        self._metrics = self._named(step, metrics)
         self._telling.evaluated(step, self._metrics)
 
     def evaluation_goes_on(self) -> None:
@@ -174,10 +177,19 @@ class Run:
 
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of an evaluation after the training, for the result."""
-        self._metrics = dict(_numbers(metrics))
+        self._metrics = self._named(step, metrics)
         leave_words(self._outcome(None), first=self._first)
         self._progress.evaluated(step, self._metrics)
         self._progress.done(self._progress.checkpoint_step)
+
+    def _named(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The metrics, none of which takes the training loss's name."""
+        numbers = dict(_numbers(metrics))
+        if "loss" in numbers:
+            numbers = {(_LOSS if name == "loss" and _LOSS not in numbers else name): v for name, v in numbers.items()}
+            numbers.pop("loss", None)
+            self._telling.finding(Finding("Evaluation", step, _RENAMED))
+        return numbers
 
     def _close(self, error: BaseException | None) -> Outcome:
         self._told.forget()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpu_trainer.checkpoint.catalogue import Candidate, Target, candidates
+from tpu_trainer.checkpoint.catalogue import Candidate, Target, is_whole, survey
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Evaluation, Folder
 from tpu_trainer.spec import BestSpec, Mode
 
@@ -51,8 +51,10 @@ def best_in(target: Target) -> Best | None:
     author = target.author
     usable = [
         (commit, entry)
-        for commit, entry in candidates(target.store, lambda line: None)
-        if commit.author.fingerprint == author.fingerprint and author.may_continue(commit.author)
+        for commit, entry in survey(target.store).candidates
+        if commit.author.fingerprint == author.fingerprint
+        and author.may_continue(commit.author)
+        and is_whole(target.store, (commit, entry))
     ]
     return best_of(usable, target.best)
 

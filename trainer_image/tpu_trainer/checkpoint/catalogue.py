@@ -1,19 +1,21 @@
 """The checkpoints in a store: which there are, which are whole, how one is written, and which are deleted.
 
-Reading trusts nothing but sizes and checksums; a checkpoint that is not whole, or not of this run, is skipped with
-a line that says why. Writing puts COMMIT last, and deleting removes it first, so that what is half written or half
-deleted is never taken for whole. A run deletes only what its own job wrote, in this or an earlier attempt: a host that
-was cut off, and writes on beside its successor, must not destroy the successor's work.
+Writing puts COMMIT last, and deleting removes it first, so that what is half written or half deleted is never taken for
+whole. A run deletes only what its own job wrote, in this or an earlier attempt: a host that was cut off, and writes on
+beside its successor, must not destroy the successor's work. A listing may lag behind, so none is a reason to delete:
+what it lacks is read by its name, and what has a COMMIT stays until this attempt has a newer checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder, Mark, OtherFormatError
-from tpu_trainer.checkpoint.snapshot import Snapshot, files_of, snapshot_of
+from tpu_trainer.checkpoint.snapshot import Snapshot, files_of
 from tpu_trainer.checkpoint.store import MissingError, Store
 from tpu_trainer.errors import StorageError
 from tpu_trainer.spec import BestSpec
@@ -31,8 +33,14 @@ class Entry:
 
 Candidate = tuple[Commit, Entry]
 
-_TOMBSTONE = b"being deleted"
-"""In the place of a COMMIT, so that nobody can commit any more."""
+_TOMBSTONE = b""
+"""In the place of a COMMIT, so that nobody can commit any more. Empty, because a full disk has room for that; a crash
+between creating a COMMIT and filling it leaves the same."""
+
+_NO_COMMITS = (_TOMBSTONE, b"being deleted")
+"""The second is the tombstone of earlier versions."""
+
+_READING = re.compile(r"step-reading-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
@@ -57,17 +65,72 @@ class Target:
 
 
 class SkippedError(Exception):
-    """The checkpoint cannot be taken; the text says why. `torn`: it is not whole, and never will be."""
-
-    def __init__(self, why: str, torn: bool = True) -> None:
-        super().__init__(why)
-        self.torn = torn
+    """The checkpoint cannot be taken; the text says why."""
 
 
-def entries(store: Store) -> list[Entry]:
+class UnfinishedError(SkippedError):
+    """It was never complete, or is being deleted."""
+
+
+class IncompleteError(SkippedError):
+    """A file is missing or has another size, as far as can be seen: a later look may find it."""
+
+
+class GoneError(SkippedError):
+    """It was deleted while it was read."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A checkpoint that is not taken. commit: None if it cannot be read. worthless: no version of the trainer can read
+    anything of it. gone: its COMMIT was there when it was listed."""
+
+    entry: Entry
+    why: str
+    commit: Commit | None = None
+    worthless: bool = False
+    gone: bool = False
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.entry.folder} is passed over: {self.why}"
+
+
+@dataclass
+class Survey:
+    """What a store holds, by one listing and all COMMITs. candidates: those with a COMMIT, in no particular order,
+    whether or not their files are there. readers: (job, attempt) of those that choose a checkpoint at this moment."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    unreadable: list[Passed] = field(default_factory=list)
+    unfinished: list[Passed] = field(default_factory=list)
+    readers: list[tuple[str, int]] = field(default_factory=list)
+
+
+def survey(store: Store, concerns: Callable[[Folder], bool] = lambda folder: True) -> Survey:
+    """Of the folders that `concerns` returns True for.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
+    listing, found = store.list("step-"), Survey()
+    found.readers = [(name[1], int(name[2])) for name in map(_READING.fullmatch, listing) if name]
+    for entry in sorted(entries(listing), key=lambda entry: str(entry.folder), reverse=True):
+        if not concerns(entry.folder):
+            continue
+        try:
+            found.candidates.append((commit_of(store, entry.folder), entry))
+        except UnfinishedError as why:
+            gone = COMMIT in entry.sizes and isinstance(why.__cause__, MissingError)
+            found.unfinished.append(Passed(entry, str(why), gone=gone))
+        except SkippedError as why:
+            found.unreadable.append(Passed(entry, str(why), worthless=not isinstance(why.__cause__, OtherFormatError)))
+    return found
+
+
+def entries(listing: Mapping[str, int]) -> list[Entry]:
     """All folders that are named like checkpoints, in no particular order."""
     sizes: dict[Folder, dict[str, int]] = {}
-    for path, size in store.list("step-").items():
+    for path, size in listing.items():
         name, _, file = path.partition("/")
         folder = Folder.parse(name)
         if folder is not None and str(folder) == name and file:
@@ -75,76 +138,115 @@ def entries(store: Store) -> list[Entry]:
     return [Entry(folder, files) for folder, files in sizes.items()]
 
 
-def candidates(store: Store, say: Say) -> list[Candidate]:
-    """All checkpoints that look whole, the one that has seen the most examples first.
-
-    Examples and not steps: on a larger slice a step has more of them. Of equal ones, the later attempt's.
+def commit_of(store: Store, folder: Folder) -> Commit:
+    """The folder's COMMIT, whether or not a listing has it.
 
     Raises:
+        SkippedError: it is not there (UnfinishedError), or cannot be read.
         StorageError: the storage refuses.
     """
-    whole = []
-    for entry in sorted(entries(store), key=lambda entry: str(entry.folder), reverse=True):
-        try:
-            whole.append((committed(store, entry), entry))
-        except SkippedError as why:
-            say(_skipped(entry.folder, why))
-    return sorted(whole, key=_progress, reverse=True)
-
-
-def newest(store: Store, among: Iterable[Candidate], fingerprint: str, say: Say) -> Found | None:
-    """The first of them that is whole and of this model, task and seed; None if there is none.
-
-    Raises:
-        StorageError: the storage refuses.
-    """
-    for commit, entry in among:
-        try:
-            if commit.author.fingerprint != fingerprint:
-                raise SkippedError("it is of another task, model or seed", torn=False)
-            return Found(entry.folder, commit, _read(store, entry.folder, commit))
-        except SkippedError as why:
-            say(_skipped(entry.folder, why))
-    return None
-
-
-def committed(store: Store, entry: Entry) -> Commit:
-    """The entry's COMMIT, if all the files that it names have the sizes it states.
-
-    Raises:
-        SkippedError: they do not, or there is no COMMIT.
-    """
-    if COMMIT not in entry.sizes:
-        raise SkippedError("it has no COMMIT: writing it was cut short, or has not finished")
     try:
-        commit = Commit.parse(_present(store, entry.folder, COMMIT))
-    except OtherFormatError as error:
-        raise SkippedError(f"its {error}", torn=False) from error
+        data = store.read(f"{folder}/{COMMIT}")
+    except MissingError as error:
+        raise UnfinishedError("it has no COMMIT: writing it was cut short, or has not finished") from error
+    if data in _NO_COMMITS:
+        raise UnfinishedError("its COMMIT is empty: writing it, or deleting it, was cut short")
+    try:
+        commit = Commit.parse(data)
     except ValueError as error:
         raise SkippedError(f"its {error}") from error
-    if commit.step != entry.folder.step:
+    if commit.step != folder.step:
         raise SkippedError(f"its COMMIT is of step {commit.step}")
-    for file, mark in commit.files.items():
-        size = entry.sizes.get(file)
-        if size is None:
-            raise SkippedError(f"its {file} is missing")
-        if size != mark.size:
-            raise SkippedError(f"its {file} has {size} bytes, its COMMIT says {mark.size}")
     return commit
 
 
+def check_listed(store: Store, candidate: Candidate) -> None:
+    """Reads by name what the listing lacks, or shows with another size than COMMIT.
+
+    Raises:
+        SkippedError: it is not there, or not what was written.
+        StorageError: the storage refuses.
+    """
+    commit, entry = candidate
+    for file, mark in commit.files.items():
+        if entry.sizes.get(file) != mark.size:
+            checked(store, entry.folder, commit, file)
+
+
+def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
+    """The content of one of the checkpoint's files.
+
+    Raises:
+        SkippedError: it is not what COMMIT says.
+        StorageError: the storage refuses.
+    """
+    mark = commit.files[file]
+    try:
+        data = store.read(f"{folder}/{file}")
+    except MissingError as error:
+        try:
+            commit_of(store, folder)
+        except UnfinishedError:
+            raise GoneError(f"its {file} disappeared while it was read") from error
+        raise IncompleteError(f"its {file} is missing") from error
+    if len(data) != mark.size:
+        raise IncompleteError(f"its {file} has {len(data)} bytes, its COMMIT says {mark.size}")
+    if Mark.of(data) != mark:
+        raise SkippedError(f"its {file} is not what was written: the checksum differs")
+    return data
+
+
+def is_whole(store: Store, candidate: Candidate) -> bool:
+    """Whether all its files are there, in their sizes. Raises StorageError: the storage refuses."""
+    try:
+        check_listed(store, candidate)
+    except SkippedError:
+        return False
+    return True
+
+
+def progress(candidate: Candidate) -> tuple[int, int, str]:
+    """How far it is, to compare: by examples and not by steps, because on a larger slice a step has more of them. Of
+    equal ones the later attempt's comes first."""
+    commit, entry = candidate
+    return commit.examples, entry.folder.attempt, str(entry.folder)
+
+
+def _mark_of(job: str, attempt: int) -> str:
+    return f"step-reading-{job}-{attempt}"
+
+
+@contextmanager
+def reading(target: Target) -> Iterator[None]:
+    """Around the choice of a checkpoint: an earlier attempt that still writes deletes nothing meanwhile."""
+    name = _mark_of(target.author.job, target.author.attempt)
+    # Where it cannot be written, the choice itself still works: it looks again whenever something disappears.
+    with contextlib.suppress(StorageError):
+        target.store.put(name, b"")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(StorageError):
+            target.store.delete(name)
+
+
 def prepare(target: Target) -> None:
-    """Finds out at the start, not hours later, whether checkpoints can be written; deletes what dead writers left.
+    """Finds out at the start, not hours later, whether checkpoints can be written. First deletes what was never
+    complete, because on a full disk that makes the room.
 
     Only while nothing is being written.
 
     Raises:
         StorageError: the storage refuses to list, write or delete.
     """
+    own = _own(target)
+    for one in own.unfinished:
+        _delete_unfinished(target.store, one.entry)
+    for reader in own.readers:
+        if reader[0] == target.author.job and reader[1] <= target.author.attempt:
+            # One that was killed while it chose.
+            target.store.delete(_mark_of(*reader))
     try_writing(target)
-    _, debris = _own(target)
-    for entry in debris:
-        _delete_debris(target.store, entry)
 
 
 def try_writing(target: Target, who: str = "") -> None:
@@ -188,18 +290,29 @@ def write(
         put_files(store, folder, files_of(snapshot), marks)
         marks |= others.marks()
     except StorageError:
-        # On a full disk they would block the next attempt.
-        with contextlib.suppress(StorageError):
-            delete_files(store, folder, [name.partition("/")[2] for name in store.list(f"{folder}/")])
+        _free(store, folder)
         raise
     finally:
         others.close()
     clean = bool(snapshot.document.get("clean", True))
-    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation).to_json()
+    weights = str(snapshot.document.get("weights", ""))
+    commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation, weights).to_json()
+    try:
+        created = store.put_if_absent(f"{folder}/{COMMIT}", commit)
+    except StorageError:
+        # Its answer may be lost, and the COMMIT there: `_free` begins with it.
+        _free(store, folder)
+        raise
     # A request that was sent again after a lost answer finds its own COMMIT there.
-    if not store.put_if_absent(f"{folder}/{COMMIT}", commit) and store.read(f"{folder}/{COMMIT}") != commit:
+    if not created and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
     return sum(mark.size for mark in marks.values()) + len(commit)
+
+
+def _free(store: Store, folder: Folder) -> None:
+    """Deletes what a write that failed has left: on a full disk it would block the next one."""
+    with contextlib.suppress(StorageError):
+        _delete(store, folder, [name.partition("/")[2] for name in store.list(f"{folder}/")])
 
 
 def put_files(store: Store, folder: Folder, files: Iterable[tuple[str, bytes]], marks: dict[str, Mark]) -> None:
@@ -219,95 +332,69 @@ def delete_files(store: Store, folder: Folder, files: Iterable[str]) -> None:
 
 
 def make_room(target: Target, step: int, best: Folder | None = None) -> None:
-    """After the commit of `step`: deletes this job's other checkpoints except the newest `keep` and `best`, and its
-    debris.
+    """After the commit of `step`: deletes this job's other checkpoints except the newest `keep` and `best`, what was
+    never complete, and what is damaged and older. Nothing while a later attempt chooses its checkpoint.
 
     Raises:
         StorageError: not everything could be deleted.
     """
-    author = target.author
-    whole, debris = _own(target)
-    written = Folder(step, author.job, author.attempt)
-    for entry in surplus(whole, author, target.keep, written, best):
-        _delete(target.store, entry)
-    for entry in debris:
-        _delete_debris(target.store, entry)
+    store, author = target.store, target.author
+    written, own = Folder(step, author.job, author.attempt), _own(target)
+    if any(job == author.job and attempt > author.attempt for job, attempt in own.readers):
+        return
+    whole = {entry.folder: is_whole(store, (commit, entry)) for commit, entry in own.candidates}
+    for entry in surplus(own.candidates, author, target.keep, written, best, lambda folder: whole[folder]):
+        _delete(store, entry.folder, entry.sizes)
+    for one in own.unreadable:
+        if one.worthless and one.entry.folder.step <= step:
+            _delete(store, one.entry.folder, one.entry.sizes)
+    for one in own.unfinished:
+        _delete_unfinished(store, one.entry)
 
 
 def surplus(
-    whole: Iterable[Candidate], author: Author, keep: int, written: Folder, best: Folder | None = None
+    held: Iterable[Candidate],
+    author: Author,
+    keep: int,
+    written: Folder,
+    best: Folder | None = None,
+    whole: Callable[[Folder], bool] = lambda folder: True,
 ) -> Sequence[Entry]:
     """What to delete: all but the newest `keep`, `written`, `best`, and the newest clean one, from which a run whose
     loss is no longer finite can start again.
 
     `written` need not be among the newest: an earlier attempt that was cut off may have come further, and its
-    checkpoints stay. Those of another task, model or seed do not count, since this run could not use them.
+    checkpoints stay. Those of another task, model or seed do not count, since this run could not use them. Nor do those
+    that are not `whole`, which stay until there are `keep` newer ones.
     """
-    usable = [(commit, entry) for commit, entry in whole if commit.author.fingerprint == author.fingerprint]
-    newest_first = sorted(usable, key=_progress, reverse=True)
-    clean = next((entry.folder for commit, entry in newest_first if commit.clean), None)
-    return [entry for _, entry in newest_first[keep:] if entry.folder not in (written, clean, best)]
+    usable = [(commit, entry) for commit, entry in held if commit.author.fingerprint == author.fingerprint]
+    newest_first = sorted(usable, key=progress, reverse=True)
+    intact = [one for one in newest_first if whole(one[1].folder)]
+    kept = {entry.folder for _, entry in intact[:keep]} | {written}
+    oldest = min((one for one in newest_first if one[1].folder in kept), key=progress, default=None)
+    clean = next((entry.folder for commit, entry in intact if commit.clean), None)
+    spared = {*kept, clean, best}
+    return [
+        one[1]
+        for one in newest_first
+        if one[1].folder not in spared
+        and (whole(one[1].folder) or (oldest is not None and progress(one) < progress(oldest)))
+    ]
 
 
-def _own(target: Target) -> tuple[list[Candidate], list[Entry]]:
-    """This job's checkpoints, of this attempt and earlier ones: the whole ones, and debris without a valid COMMIT."""
+def _own(target: Target) -> Survey:
+    """What this job wrote, in this attempt and earlier ones."""
     author = target.author
-    whole, debris = [], []
-    for entry in entries(target.store):
-        if entry.folder.job != author.job or entry.folder.attempt > author.attempt:
-            continue
-        try:
-            commit = committed(target.store, entry)
-        except SkippedError as why:
-            if why.torn:
-                debris.append(entry)
-            continue
-        if commit.author.uid == author.uid:
-            whole.append((commit, entry))
-    return whole, debris
+    own = survey(target.store, lambda folder: folder.job == author.job and folder.attempt <= author.attempt)
+    own.candidates = [one for one in own.candidates if one[0].author.uid == author.uid]
+    return own
 
 
-def _delete(store: Store, entry: Entry) -> None:
-    for file in sorted(entry.sizes, key=lambda file: file != COMMIT):
-        store.delete(f"{entry.folder}/{file}")
+def _delete(store: Store, folder: Folder, files: Iterable[str]) -> None:
+    delete_files(store, folder, [COMMIT, *(file for file in files if file != COMMIT)])
 
 
-def _delete_debris(store: Store, entry: Entry) -> None:
-    """Deletes what has no valid COMMIT, unless its writer, cut off but alive, has committed it since the listing."""
-    if COMMIT in entry.sizes:
-        _delete(store, entry)
-    elif store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
-        delete_files(store, entry.folder, [*entry.sizes, COMMIT])
-
-
-def _progress(candidate: Candidate) -> tuple[int, int, str]:
-    commit, entry = candidate
-    return commit.examples, entry.folder.attempt, str(entry.folder)
-
-
-def _read(store: Store, folder: Folder, commit: Commit) -> Snapshot:
-    return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
-
-
-def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
-    """The content of one of the checkpoint's files.
-
-    Raises:
-        SkippedError: it is not what COMMIT says.
-        StorageError: the storage refuses.
-    """
-    data = _present(store, folder, file)
-    if Mark.of(data) != commit.files[file]:
-        raise SkippedError(f"its {file} is not what was written: the checksum differs")
-    return data
-
-
-def _present(store: Store, folder: Folder, file: str) -> bytes:
-    try:
-        return store.read(f"{folder}/{file}")
-    except MissingError as error:
-        raise SkippedError(f"its {file} disappeared while it was read") from error
-
-
-def _skipped(folder: Folder, why: SkippedError) -> str:
-    return f"checkpoint {folder} is passed over: {why}"
+def _delete_unfinished(store: Store, entry: Entry) -> None:
+    """Unless its writer, cut off but alive, has committed it since it was looked at."""
+    if COMMIT in entry.sizes or store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
+        delete_files(store, entry.folder, [*(file for file in entry.sizes if file != COMMIT), COMMIT])

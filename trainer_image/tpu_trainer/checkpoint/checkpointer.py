@@ -66,11 +66,13 @@ class Checkpoints:
     """What the loop calls. This one writes nothing: for replicas that do not write, and for runs without a
     checkpoint.uri, whose `due` is None.
 
-    last_step: the newest step that this run knows to be committed.
+    last_step: the newest step that this run knows to be committed. closes: the training has made its last step, whose
+    checkpoint may be written a second time: until `close`, older ones stay.
     """
 
     def __init__(self, due: Due | None = None) -> None:
         self._due = due
+        self.closes = False
         self.last_step: int | None = None
         self.cost = Cost()
 
@@ -95,6 +97,9 @@ class Checkpoints:
     def finish(self) -> bool:
         """Waits for the write under way. Returns whether the newest snapshot is committed (or there was none)."""
         return True
+
+    def close(self) -> None:
+        """The last checkpoint is committed and stays as it is: deletes what is now too much."""
 
     def tidy(self) -> None:
         """The whole training has succeeded: removes what was of use until then."""
@@ -183,7 +188,8 @@ class Checkpointer(Checkpoints):
                 best = best_in(self._target)
                 self._tell_best(best)
                 # The one that was the best until now may be superfluous.
-                make_room(self._target, step, None if best is None else best.folder)
+                if not self.closes:
+                    make_room(self._target, step, None if best is None else best.folder)
             except StorageError as error:
                 self._say(f"the evaluation of step {step} was not noted with its checkpoint: {error}")
 
@@ -200,6 +206,14 @@ class Checkpointer(Checkpoints):
     def finish(self) -> bool:
         self._wait()
         return self.last_step == self._newest
+
+    def close(self) -> None:
+        if not self.closes or self.last_step is None:
+            return
+        try:
+            make_room(self._target, self.last_step, None if self.best is None else self.best.folder)
+        except StorageError as error:
+            self._say(f"after the checkpoint of step {self.last_step} old ones were not deleted: {error}")
 
     def tidy(self) -> None:
         if self._trials is None:
@@ -228,9 +242,10 @@ class Checkpointer(Checkpoints):
         self._since = self._now()
         self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
         evaluation = self._evaluation[1] if self._evaluation is not None and self._evaluation[0] == step else None
+        target, keeps_all = self._target, self.closes
         # A daemon: storage that never answers must not keep the process from ending once it has been told to.
         self._writing = Thread(
-            target=lambda: self._results.append(_write(self._target, snapshot, evaluation, others)),
+            target=lambda: self._results.append(_write(target, snapshot, evaluation, others, keeps_all)),
             name="checkpoint",
             daemon=True,
         )
@@ -260,13 +275,16 @@ class Checkpointer(Checkpoints):
             self._found_best(best)
 
 
-def _write(target: Target, snapshot: Snapshot, evaluation: Evaluation | None, others: Others) -> Result:
-    """Runs in a thread of its own, and never raises."""
+def _write(
+    target: Target, snapshot: Snapshot, evaluation: Evaluation | None, others: Others, keeps_all: bool
+) -> Result:
+    """Runs in a thread of its own, and never raises. `keeps_all`: deletes no other checkpoint."""
     size, best = 0, None
     try:
         size = write(target, snapshot, evaluation, others)
         best = best_in(target)
-        make_room(target, snapshot.step, None if best is None else best.folder)
+        if not keeps_all:
+            make_room(target, snapshot.step, None if best is None else best.folder)
     except Exception as error:
         text = str(error)
         if not isinstance(error, StorageError):

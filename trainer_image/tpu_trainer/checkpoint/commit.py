@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import google_crc32c
@@ -94,6 +94,7 @@ class Mark:
 class Commit:
     """step, examples: as in the snapshot. files: all of them, by name. clean: losses and gradients were finite in all
     steps that led to it; a COMMIT without the field counts as clean. evaluation: of its step, with checkpoint.keepBest.
+    weights: the checksum of what it holds of the model (`last_weights`); empty where none was computed.
     """
 
     step: int
@@ -102,6 +103,7 @@ class Commit:
     files: Mapping[str, Mark]
     clean: bool = True
     evaluation: Evaluation | None = None
+    weights: str = ""
 
     def to_json(self) -> bytes:
         files = {name: asdict(mark) for name, mark in self.files.items()}
@@ -112,6 +114,8 @@ class Commit:
         if code := author.pop("code"):
             document["code"] = code
         document |= {"author": author, "clean": self.clean}
+        if self.weights:
+            document["weights"] = self.weights
         if self.evaluation is not None:
             document["evaluation"] = dict(self.evaluation)
         return json.dumps(document, indent=1, sort_keys=True).encode()
@@ -125,11 +129,15 @@ class Commit:
             if version in (WHOLE_FILES, PARTS):
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
-                author = Author(**document["author"], code=str(document.get("code", "")))
+                # A later version may say more of the author.
+                known = {one.name for one in fields(Author)}
+                said = {name: value for name, value in document["author"].items() if name in known}
+                author = Author(**said | {"code": str(document.get("code", ""))})
                 clean = bool(document.get("clean", True))
                 evaluation = document.get("evaluation")
                 numbers = evaluation and {name: value and float(value) for name, value in evaluation.items()}
-                return cls(int(document["step"]), int(document["examples"]), author, files, clean, numbers)
+                weights = str(document.get("weights", ""))
+                return cls(int(document["step"]), int(document["examples"]), author, files, clean, numbers, weights)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError("COMMIT is cut off, or not a COMMIT") from error
         raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads formats up to {PARTS}")

@@ -14,10 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.catalogue import SkippedError, candidates, checked
+from tpu_trainer.checkpoint.catalogue import checked
 from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.origin import Elsewhere
 from tpu_trainer.checkpoint.parts import file_of
+from tpu_trainer.checkpoint.search import Wanted, search
 from tpu_trainer.checkpoint.store import MissingError, Store, open_store
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.spec import InitSpec
@@ -30,10 +31,12 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class Weights:
-    """`source`: where they come from, in words. `tensors`: by their names in the model they belong to."""
+    """`source`: where they come from, in words. `tensors`: by their names in the model they belong to. `passed`: newer
+    ones that could not be taken, and why."""
 
     source: str
     tensors: Mapping[str, Tensor]
+    passed: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Fit:
 def begin_with(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
     """Gives the model, still on the host, the weights that checkpoint.initFrom names.
 
-    Returns where they come from, and what did not fit, None if everything did.
+    Returns where they come from, and what did not fit or was passed over, None if everything is as expected.
 
     Raises:
         UserCodeError: there are none, or they do not fit.
@@ -68,10 +71,11 @@ def begin_with(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
     """
     weights = _of_file(spec.uri) if spec.uri.endswith(_FILE) else _of_checkpoint(spec.uri)
     fit = load(weights.tensors, model, strict=spec.strict)
+    source, passed = f"{fit.loaded} tensors of {weights.source}", [weights.passed] if weights.passed else []
     if not fit.differences:
-        return f"{fit.loaded} tensors of {weights.source}", None
+        return source, "; ".join(passed) or None
     if not spec.strict and fit.loaded:
-        return f"{fit.loaded} tensors of {weights.source}", f"begins with only a part of its weights: {fit.differences}"
+        return source, "; ".join([*passed, f"begins with only a part of its weights: {fit.differences}"])
     hint = "to load those that fit, set strict: false" if fit.loaded else "no tensor fits"
     raise UserCodeError(f"{_SETTING}: the weights of {weights.source} do not fit the model; {hint}; {fit.differences}")
 
@@ -115,22 +119,25 @@ def _read(store: Store, name: str) -> bytes:
 
 def _of_checkpoint(uri: str) -> Weights:
     """The newest clean checkpoint's, or the named one's: its averaged weights, where it has any, else its weights."""
-    there, lines = Elsewhere.at(uri, f"{_SETTING}.uri"), list[str]()
-    for commit, entry in candidates(there.store, lines.append):
-        if there.folder not in (None, entry.folder) or not (commit.clean or there.folder):
-            continue
-        try:
-            model, average = (_tensors(there.store, entry.folder, commit, file) for file in ("model", "ema"))
-        except SkippedError as reason:
-            lines.append(f"checkpoint {entry.folder} is passed over: {reason}")
-            continue
-        averaged = " (averaged)" if average else ""
-        return Weights(f"checkpoint {entry.folder} of job {commit.author}{averaged}", {**model, **average})
-    why = f" ({'; '.join(lines)})" if lines else ""
-    raise UserCodeError(
-        f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., one "
-        f"of these, or a file that ends with {_FILE}"
-    )
+    there = Elsewhere.at(uri, f"{_SETTING}.uri")
+    wanted = Wanted(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
+    lines: list[str] = []
+    found = search(there.store, wanted, lambda *one: _model_and_average(there.store, *one), lines.append)
+    if found.taken is None or found.read is None:
+        why = f" ({'; '.join(lines)})" if lines else ""
+        raise UserCodeError(
+            f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., "
+            f"one of these, or a file that ends with {_FILE}"
+        )
+    (commit, entry), (model, average) = found.taken, found.read
+    averaged = " (averaged)" if average else ""
+    source = f"checkpoint {entry.folder} of job {commit.author}{averaged}"
+    passed = f"takes {source}, which is not the newest: {found.passed[0]}" if found.passed else ""
+    return Weights(source, {**model, **average}, passed)
+
+
+def _model_and_average(store: Store, folder: Folder, commit: Commit) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return _tensors(store, folder, commit, "model"), _tensors(store, folder, commit, "ema")
 
 
 def _tensors(store: Store, folder: Folder, commit: Commit, file: str) -> dict[str, Tensor]:

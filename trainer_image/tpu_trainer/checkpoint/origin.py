@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_trainer.checkpoint.catalogue import Candidate, Found, Say, candidates, entries, newest
-from tpu_trainer.checkpoint.commit import Author, Folder
+from tpu_trainer.checkpoint.catalogue import Candidate, Found, Passed, Say, checked, entries
+from tpu_trainer.checkpoint.commit import Author, Commit, Folder
+from tpu_trainer.checkpoint.search import Search, Wanted, search
+from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
 from tpu_trainer.checkpoint.store import Store, open_store
-from tpu_trainer.errors import BadSpecError, StorageError, UserCodeError
+from tpu_trainer.errors import BadSpecError, CheckpointUnusableError, StorageError, UserCodeError
 
 _SETTING = "checkpoint.resumeFrom"
 _MOST_DIFFERENCES = 4
@@ -42,27 +44,39 @@ class Elsewhere:
 def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: Say, warn: Say) -> Found | None:
     """The newest checkpoint in the job's own folder that it may continue unasked; None if there is none.
 
-    `warn`: takes what matters to someone who expected the job to continue.
+    `warn`: takes what matters to someone who expected the job to continue from the newest.
 
     Raises:
+        CheckpointUnusableError: this very job has checkpoints there, and none can be continued.
         UserCodeError: an earlier job of this name left checkpoints of another recipe, and nothing says what to do.
         StorageError: the storage refuses.
     """
-    held = candidates(store, say)
-    found = newest(store, (one for one in held if author.may_continue(one[0].author)), author.fingerprint, say)
-    if found is not None or elsewhere is not None:
-        return found
-    others = [one for one in held if not author.may_continue(one[0].author)]
-    usable = [one for one in others if one[0].author.fingerprint == author.fingerprint]
-    _refuse_other_recipe(store, author, usable)
-    for commit, entry in others:
-        say(f"checkpoint {entry.folder} is passed over: it is of job {commit.author}")
-    if held:
+    wanted = Wanted(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
+    found = search(store, wanted, lambda *one: _whole(store, *one), say, expected=author.attempt > 1)
+    # Of a COMMIT that cannot be read only the folder says whose it is.
+    own = [one for one in found.passed if _wrote(author, one)]
+    ahead = [one for one in found.passed if one.commit is not None or one in own]
+    if (taken := _found(found)) is not None:
+        if ahead:
+            warn(_not_the_newest(taken, ahead))
+        return taken
+    if own:
+        raise CheckpointUnusableError(_unusable(store, own))
+    if elsewhere is None:
+        usable = [one for one in found.others if one[0].author.fingerprint == author.fingerprint]
+        _refuse_other_recipe(store, author, usable)
+        for commit, entry in found.others:
+            say(f"checkpoint {entry.folder} is passed over: it is of job {commit.author}")
+    if ahead:
+        warn(f"begins {'at step 0' if elsewhere is None else 'elsewhere'}: {'; '.join(map(str, ahead[:2]))}")
+    elif elsewhere is None and (found.others or found.passed):
         warn(
             f"begins at step 0: {store.uri} holds checkpoints, but none that this job continues unasked; the log says "
             f"why, and {_SETTING} can name one"
         )
-    elif _lie_above(store, author):
+    elif elsewhere is None and any(_wrote(author, one) for one in found.unfinished):
+        warn(f"begins at step 0: {store.uri} holds files of this job's, but no checkpoint that was ever complete")
+    elif elsewhere is None and _lie_above(store, author):
         warn(
             f"begins at step 0: there are checkpoints directly in {_above(store, author)}, where version 0.1.0 kept "
             f"them; {_SETTING} can name it"
@@ -70,22 +84,21 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
     return None
 
 
-def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say) -> Found:
-    """The checkpoint that checkpoint.resumeFrom names.
+def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say, warn: Say) -> Found:
+    """The checkpoint that checkpoint.resumeFrom names. `warn`: as for `choose_own`.
 
     Raises:
         UserCodeError: there is none, or none that fits this job.
         StorageError: the storage refuses.
     """
-    lines: list[str] = []
-    held = candidates(elsewhere.store, lines.append)
-    named = [one for one in held if elsewhere.folder in (None, one[1].folder)]
-    found = newest(elsewhere.store, named, author.fingerprint, lines.append)
-    if found is not None:
-        return found
-    for line in lines:
-        say(line)
-    if named:
+    store = elsewhere.store
+    wanted = Wanted(unfit=lambda commit: _unfit(commit, author), folder=elsewhere.folder)
+    found = search(store, wanted, lambda *one: _whole(store, *one), say)
+    if (taken := _found(found)) is not None:
+        if found.passed:
+            warn(f"{_SETTING}: {_not_the_newest(taken, found.passed)}")
+        return taken
+    if found.passed:
         raise UserCodeError(
             f"{_SETTING}: no checkpoint in {elsewhere.uri} fits this job: their model, entrypoint or seed differs, or "
             "their files are damaged; the log says which"
@@ -93,6 +106,39 @@ def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say) -> Found:
     raise UserCodeError(
         f"{_SETTING}: there is no checkpoint in {elsewhere.uri}; name the folder of a job, which holds "
         "step-..., or one of these"
+    )
+
+
+def _unfit(commit: Commit, author: Author) -> str | None:
+    return None if commit.author.fingerprint == author.fingerprint else "it is of another task, model or seed"
+
+
+def _whole(store: Store, folder: Folder, commit: Commit) -> Snapshot:
+    return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
+
+
+def _found(search: Search[Snapshot]) -> Found | None:
+    if search.taken is None or search.read is None:
+        return None
+    commit, entry = search.taken
+    return Found(entry.folder, commit, search.read)
+
+
+def _wrote(author: Author, one: Passed) -> bool:
+    return one.entry.folder.job == author.job if one.commit is None else one.commit.author.uid == author.uid
+
+
+def _not_the_newest(taken: Found, ahead: Sequence[Passed]) -> str:
+    more = f"; and {len(ahead) - 1} more, see the log" if ahead[1:] else ""
+    return f"continues from checkpoint {taken.folder}, which is not the newest: {ahead[0]}{more}"
+
+
+def _unusable(store: Store, own: Sequence[Passed]) -> str:
+    more = f"; and {len(own) - 1} more, see the log" if own[1:] else ""
+    return (
+        f"{store.uri}: this job has checkpoints and can continue none of them; it does not begin at step 0 by itself: "
+        f"{own[0]}{more}. Restore the files, or run the image and the code that wrote them; to begin at step 0, or "
+        f"where {_SETTING} says, delete the job and create it again"
     )
 
 
@@ -105,7 +151,7 @@ def _lie_above(store: Store, author: Author) -> bool:
     if above in (store.uri, ""):
         return False
     try:
-        return bool(entries(open_store(above)))
+        return bool(entries(open_store(above).list("step-")))
     except (StorageError, BadSpecError):
         # It is only a hint.
         return False

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(.+)", re.DOTAL
 
 # What network and FUSE file systems answer if a directory cannot be synced; they write names through by themselves.
 _NO_DIRECTORY_SYNC = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+
+# What file systems without hard links answer, gcsfuse among them.
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK}
 
 
 class MissingError(StorageError):
@@ -49,7 +54,7 @@ class Store(Protocol):
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """`put`, but only if there is no such object: one of several writers gets True.
 
-        In a directory, unlike a bucket, a crash may leave a part of it.
+        In a directory without hard links a crash may leave a part of it.
         """
 
     def delete(self, name: str) -> None:
@@ -125,17 +130,26 @@ class DirectoryStore:
             self._sync_directories(target)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        # O_EXCL rather than a link to a finished file: gcsfuse and some shared file systems have no hard links. What
-        # a crash leaves of it does not parse, so readers treat it as absent.
         target = self._root / name
+        part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         with self._doing(f"write {name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                try:
+                    _create(part, data)
+                    os.link(part, target)
+                finally:
+                    part.unlink(missing_ok=True)
             except FileExistsError:
                 return False
-            with _leaving_nothing(target):
-                _write(handle, data)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                # gcsfuse shows a file once it is closed; elsewhere a crash may leave a part of it.
+                try:
+                    _create(target, data)
+                except FileExistsError:
+                    return False
             self._sync_directories(target)
         return True
 
@@ -183,6 +197,13 @@ def _trouble(error: OSError) -> Trouble:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Trouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
     return Trouble(said)
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Raises FileExistsError: there is such a file."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with _leaving_nothing(path):
+        _write(handle, data)
 
 
 def _write(handle: int, data: bytes) -> None:

@@ -169,7 +169,7 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
     one element always changes the sum.
     """
     with torch.no_grad():
-        return torch.stack([_bits(tensor.detach()).sum(dtype=torch.int32) for tensor in tensors])
+        return torch.stack([bits(tensor.detach()).sum(dtype=torch.int32) for tensor in tensors])
 
 
 def finite(tensors: Sequence[Tensor]) -> Tensor:
@@ -200,7 +200,7 @@ def _testable(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def bits(tensor: Tensor) -> Tensor:
     """The elements' bits as integers, two per element of 64 bits, four per complex element of 128."""
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     size = values.element_size()

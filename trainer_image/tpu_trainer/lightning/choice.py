@@ -47,6 +47,12 @@ def reason_in_code(module: nn.Module) -> str | None:
     return None
 
 
+def may_skip(module: nn.Module) -> bool:
+    """Whether the source of `training_step` has a place where it returns None."""
+    steps = (tree for name, tree in _methods(module) if name == "training_step")
+    return any(_of_return(node, tree) for tree in steps for node in ast.walk(tree))
+
+
 def _methods(module: nn.Module) -> Iterator[tuple[str, ast.AST]]:
     """The methods as they are used in training, each with its syntax tree, in the order of their definition."""
     seen: set[str] = set()

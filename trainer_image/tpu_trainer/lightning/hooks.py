@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.exchange import wide
+from tpu_trainer.exchange import check_weight, wide
 from tpu_trainer.hooks import Hooks
-from tpu_trainer.lightning.needs import NeedsTrainerError
+from tpu_trainer.lightning.needs import NeedsTrainerError, without_loss
 from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
@@ -57,10 +57,10 @@ class LightningHooks(Hooks):
     """Keeps nothing of a step past its end: a tensor that is alive there becomes an output of the compiled graph."""
 
     gives_closure = True
+    changes_gradients = False
 
-    def __init__(self, session: Session, hp: Hyperparameters, evaluated: bool) -> None:
+    def __init__(self, session: Session, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
-        self._evaluated = evaluated
         self._schedules: Schedules | None = None
         self.clips = session.has("configure_gradient_clipping")
         if hp.gradient_clip_norm is not None:
@@ -80,6 +80,7 @@ class LightningHooks(Hooks):
         found = configured(given)
         if isinstance(found.optimizer, LBFGS) and found.optimizer.param_groups[0]["max_iter"] > 1:
             raise NeedsTrainerError("LBFGS evaluates its closure several times a step")
+        self.scheduled = found.schedulers
         self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
@@ -102,7 +103,7 @@ class LightningHooks(Hooks):
         loss = outputs.get("loss")
         if not isinstance(loss, Tensor):
             if loss is None:
-                raise NeedsTrainerError("training_step returns None, which skips the batch")
+                raise without_loss(self._view.world_size)
             raise UserCodeError(
                 f"training_step: the loss is a {type(loss).__name__}; it must return a tensor, or a dict with the "
                 'tensor "loss"'
@@ -113,7 +114,12 @@ class LightningHooks(Hooks):
             return loss
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        check_weight(weight, 'training_step: "loss_weight"')
         return wide(loss) * wide(weight), weight
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        return self._session.remarks
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         self._view.global_step = step
@@ -188,7 +194,7 @@ class LightningHooks(Hooks):
         self._batch_ends()
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        # The last evaluation has ended the session, and there is no step whose rate it could change.
+        # After the last step there is no step whose rate it could change.
         if self._schedules is not None and not self._session.trained:
             self._schedules.evaluated(metrics)
 
@@ -204,9 +210,12 @@ class LightningHooks(Hooks):
             self._view.current_epoch += 1
         self._session.call("on_train_end")
         self._session.trained = True
-        # Otherwise the last evaluation ends the session, because it still needs the data.
-        if stopped or not self._evaluated:
-            self._session.finish()
+
+    def ended_before(self) -> None:
+        self._session.trained = True
+
+    def fit_ends(self) -> None:
+        self._session.finish()
 
     def failed(self, error: BaseException) -> None:
         self._session.call_both("on_exception", error)

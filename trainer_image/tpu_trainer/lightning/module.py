@@ -30,7 +30,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from tpu_trainer.data import Share, has_length
+from tpu_trainer.data import Share, has_length, refuse_own_iterator
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning.hooks import LightningHooks
@@ -78,7 +78,7 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         view.num_training_batches = steps * hp.accumulation_steps
         # At least 1: a dataset shorter than one batch is refused later, where its batches are made.
         view.max_epochs = -(-hp.train_steps // max(steps, 1))
-    hooks = LightningHooks(session, hp, evaluated=held_out is not None)
+    hooks = LightningHooks(session, hp)
     task = Task(
         model=module,
         train=training.dataset,
@@ -90,6 +90,8 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         evaluation=held_out.dataset if held_out else None,
         evaluation_collate=held_out.collate if held_out else None,
         evaluation_workers=held_out.workers if held_out else None,
+        worker_init=training.init,
+        evaluation_worker_init=held_out.init if held_out else None,
         evaluator=Validation(session) if held_out else None,
     )
     return task, hooks
@@ -164,11 +166,12 @@ def _clip_gradients(
 @dataclass(frozen=True)
 class Source:
     """What is used of a dataloader. `batch_size`: examples per process and batch, as the loader had it. `sampler`: one
-    that chooses anything else than every example once."""
+    that chooses anything else than every example once. `init`: called in each of the workers."""
 
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], Any]
     workers: int
+    init: Callable[[int], object] | None
     batch_size: int
     sampler: Sampler[Any] | None
 
@@ -179,6 +182,9 @@ class SamplerOrder:
     and epoch only. So a resumed run draws them again."""
 
     sampler: Sampler[Any]
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
 
     def __call__(self, epoch: int, seed: int, size: int) -> list[int]:
         # One that was given to it has a state, which no checkpoint keeps.
@@ -273,6 +279,7 @@ def _loader(session: Session, name: str) -> DataLoader[Any] | None:
 
 
 def _source(session: Session, loader: DataLoader[Any], name: str, *, trains: bool) -> Source:
+    refuse_own_iterator(loader, name)
     if loader.batch_size is None and loader.batch_sampler is None:
         raise NeedsTrainerError(f"{name}: batch_size is None, so the dataset makes the batches")
     sampler = None if isinstance(loader.dataset, IterableDataset) else _sampler(loader, name)
@@ -283,7 +290,7 @@ def _source(session: Session, loader: DataLoader[Any], name: str, *, trains: boo
         collate = Collate(collate, before)
     # A loader that was given torch's own BatchSampler has no batch size itself.
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", 1)
-    return Source(loader.dataset, collate, loader.num_workers, size, sampler)
+    return Source(loader.dataset, collate, loader.num_workers, loader.worker_init_fn, size, sampler)
 
 
 def _sampler(loader: DataLoader[Any], name: str) -> Sampler[Any] | None:

@@ -33,6 +33,21 @@ class NeedsTrainerError(UserCodeError):
         return UserCodeError(f"{self}. Lightning's Trainer can do it: {ADVICE}")
 
 
+def without_loss(processes: int) -> UserCodeError:
+    """For a training_step that has returned None: Lightning's Trainer skips the batch where there is one process."""
+    if processes == 1:
+        return NeedsTrainerError("training_step returns None, which skips the batch")
+    return UserCodeError(f"training_step returns None. {only_alone(processes)}")
+
+
+def only_alone(processes: int) -> str:
+    return (
+        f"A step of {processes} processes cannot be skipped by one of them, and Lightning's Trainer ends there, too. "
+        "Return the loss in every case: in the trainer's own loop recipe.onNotFinite: Skip leaves out a step that is "
+        "not finite, in all processes alike"
+    )
+
+
 class LightningRun:
     """What an entrypoint returns to have its module trained by Lightning's own Trainer.
 

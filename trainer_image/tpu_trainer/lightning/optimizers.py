@@ -10,8 +10,9 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.horizon import Scheduled
 from tpu_trainer.lightning.needs import NeedsTrainerError
-from tpu_trainer.schedulers import Scheduled, check_scheduler
+from tpu_trainer.schedulers import check_scheduler
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -16,9 +16,9 @@ from torch import Tensor
 from tpu_trainer.board import ReportLogger
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.horizon import Scheduled
 from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
 from tpu_trainer.logbook import Style, note
-from tpu_trainer.schedulers import Scheduled
 from tpu_trainer.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ def _note(name: str, value: Any, weight: float, style: Style) -> None:
 class Collector(Protocol):
     """Takes the values that are logged while it is the log's collector."""
 
-    def add(self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None) -> None: ...
+    def add(
+        self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None, *, meant: bool
+    ) -> None:
+        """`meant`: the mean over the processes is what the module asks for."""
 
 
 class Log:
@@ -96,10 +99,10 @@ class Log:
         reduce_fx: Any = "mean",
         *_: Any,
         batch_size: int | None = None,
+        sync_dist: bool = False,
         **__: Any,
     ) -> None:
-        """Lightning's `log`. Options for synchronisation are accepted and ignored: what is logged is always reduced
-        over all processes."""
+        """Lightning's `log`. What is logged is always reduced over all processes, whatever `sync_dist` says."""
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise UserCodeError(f'self.log("{name}"): a single number is needed, got shape {list(value.shape)}')
@@ -115,7 +118,7 @@ class Log:
             self.metrics.append(value)
         if self.collector is not None:
             if on_epoch is not False:
-                self.collector.add(name, value, reduce_fx, batch_size)
+                self.collector.add(name, value, reduce_fx, batch_size, meant=sync_dist)
         # The loss is reported anyway.
         elif logger is not False and name != "loss":
             style = Style(kind_of(name, reduce_fx), on_step is not False, bool(on_epoch), prog_bar)
@@ -227,13 +230,14 @@ def overridden(target: object, name: str) -> bool:
 
 @dataclass
 class Session:
-    """`data`: the LightningDataModule, or None; `trained`: the last step is done."""
+    """`data`: the LightningDataModule, or None; `trained`: the last step is done; `remarks`: for users."""
 
     module: nn.Module
     data: Any
     view: TrainerView
     log: Log
     trained: bool = False
+    remarks: list[str] = field(default_factory=list)
     _known: dict[str, bool] = field(default_factory=dict)
     _indexed: dict[str, bool] = field(default_factory=dict)
 

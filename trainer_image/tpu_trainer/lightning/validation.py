@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,10 +51,14 @@ class Validation:
         self._before: list[Snapshot] = []
         self._rows = 0
         self._total_rows = 0
+        self._lengths: dict[str, int] = {}
+        self._at_end = False
+        self._own: set[str] = set()
 
     def begins(self) -> None:
         session = self._session
         self._values, self._objects, self._total_rows = {}, {}, 0
+        self._at_end, self._own = False, set()
         session.view.training, session.view.validating = False, not session.view.sanity_checking
         session.log.collector = self
         session.call("on_validation_model_eval")
@@ -61,6 +66,7 @@ class Validation:
         session.call("on_validation_epoch_start")
         # After the hooks, in which modules reset their metrics.
         self._before = snapshots(session.module)
+        self._lengths = self._lists()
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
         session, self._rows = self._session, rows
@@ -70,7 +76,9 @@ class Validation:
         outputs = session.step("validation_step", batch, index)
         session.call("on_validation_batch_end", outputs, batch, index)
 
-    def add(self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None) -> None:
+    def add(
+        self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None, *, meant: bool
+    ) -> None:
         """`weight`: the batch size given to `self.log`; without it, the batch's examples."""
         if name == "loss":
             raise UserCodeError('the name "loss" is the training loss; log it as "val_loss"')
@@ -79,6 +87,8 @@ class Validation:
             return
         assert isinstance(value, Tensor | int | float)
         kind = kind_of(name, reduce_fx)
+        if self._at_end and not meant:
+            self._own.add(name)
         weight = float(self._rows if weight is None else weight)
         if self._rows == 0:
             # A process without examples logs what the others log, with weight 0. The value, too: NaN x 0 is NaN.
@@ -93,17 +103,16 @@ class Validation:
         updated = [entry for entry in self._before if entry[0]._update_count != entry[1]]
         local = self._put_together(updated, backend)
         # Values logged from here on count for all of this process's examples.
-        self._rows = self._total_rows
+        self._rows, self._at_end = self._total_rows, True
+        grown = any(length > self._lengths.get(name, 0) for name, length in self._lists().items())
         session.call("on_validation_epoch_end")
-        result = self._read(backend)
+        result = self._read(backend, collected=grown and not updated)
         session.view.callback_metrics.update({name: torch.tensor(value) for name, value in result.items()})
         session.call("on_validation_end")
         self._give_back(local)
         session.log.collector = None
         session.view.validating, session.view.training = False, not session.trained
         session.call("on_validation_model_train")
-        if session.trained:
-            session.finish()
         return result
 
     def _put_together(self, updated: Sequence[Snapshot], backend: Backend) -> list[tuple[Metric, dict[str, Any]]]:
@@ -119,7 +128,12 @@ class Validation:
                 put(metric, values)
         return local
 
-    def _read(self, backend: Backend) -> dict[str, float]:
+    def _lists(self) -> dict[str, int]:
+        """How long the lists are that the module has."""
+        return {name: len(value) for name, value in vars(self._session.module).items() if isinstance(value, list)}
+
+    def _read(self, backend: Backend, *, collected: bool) -> dict[str, float]:
+        """`collected`: the module has put its outputs into lists, of its process alone."""
         self._agree(self._described(), backend)
         result: dict[str, float] = {}
         if self._values:
@@ -131,6 +145,12 @@ class Validation:
             _, sums = backend.reduce([], backend.to_device(row))
             (found,) = backend.to_host([sums])
             numbers = found.tolist()
+            own = {
+                name: float(total) / (one.weight or 1 if one.kind == "mean" else 1)
+                for (name, one), total in zip(self._values.items(), totals, strict=True)
+                if name in self._own
+            }
+            self._remark(own, backend, collected=collected)
             for name, one, total, weight in zip(
                 self._values, logged, numbers[: len(logged)], numbers[len(logged) :], strict=True
             ):
@@ -139,6 +159,15 @@ class Validation:
             with user_code(f'compute() of the metric logged as "{name}"'):
                 result[name] = _number(name, metric.compute())
         return result
+
+    def _remark(self, own: Mapping[str, float], backend: Backend, *, collected: bool) -> None:
+        """`own`: plain numbers of on_validation_epoch_end."""
+        session = self._session
+        if not own or backend.terms == 1 or session.view.sanity_checking:
+            return
+        names = differing(own, backend, counts=self._total_rows > 0) or (list(own) if collected else [])
+        if names and not session.remarks:
+            session.remarks.append(of_own_part(names))
 
     def _give_back(self, local: Sequence[tuple[Metric, dict[str, Any]]]) -> None:
         """Resets logged metrics, as Lightning does; gives those that go on counting this process's part back."""
@@ -162,6 +191,26 @@ class Validation:
                 "validation_step: the processes do not all log the same names in the same order; process "
                 f"{backend.rank} logs {', '.join(texts) or 'nothing'}. self.log must not depend on the rank or the data"
             )
+
+
+def differing(own: Mapping[str, float], backend: Backend, *, counts: bool = True) -> list[str]:
+    """The names whose numbers differ between the processes; a collective, in which all have the same names. `counts`:
+    this process has examples, and so numbers."""
+    rows = [row[1:] for row in backend.gather([float(counts), *own.values()]) if row[0]]
+    return [
+        name
+        for name, values in zip(own, zip(*rows, strict=True), strict=True)
+        if not np.allclose(values, values[0], rtol=1e-5, equal_nan=True)
+    ]
+
+
+def of_own_part(names: Sequence[str]) -> str:
+    return (
+        f"on_validation_epoch_end logs numbers that each process has computed from its own part of the held-out data: "
+        f"{', '.join(names)}. Their mean is shown and followed, which depends on the number of processes. A metric of "
+        "torchmetrics covers the examples of all, as do outputs gathered with self.all_gather; sync_dist=True says "
+        "that the mean is meant"
+    )
 
 
 def _number(name: str, value: Any) -> float:

@@ -25,12 +25,16 @@ class Gradients:
     gradient again, grown since or not, does no harm: what was averaged before is equal on all replicas.
     """
 
-    def __init__(self, backend: Backend, instruments: Instruments, stop: StopFlag, last: float | None = None) -> None:
-        """`last`: the loss of the step before this process's first."""
+    def __init__(
+        self, backend: Backend, instruments: Instruments, stop: StopFlag, *, manual: bool, last: float | None = None
+    ) -> None:
+        """`manual`: the module makes its steps itself. `last`: the loss of the step before this process's first."""
+        self._manual = manual
         self._backend, self._instruments, self._stop = backend, instruments, stop
         self._parameters: list[nn.Parameter] = []
         self._known: set[nn.Parameter] = set()
         self._changed: set[nn.Parameter] = set()
+        self._begun: int | None = None
         self._loss: Loss | None = None
         self._sums: Sums | None = None
         self._flags = Flags(backend)
@@ -43,6 +47,12 @@ class Gradients:
                 self._known.add(parameter)
                 self._parameters.append(parameter)
                 parameter.register_post_accumulate_grad_hook(self._changed.add)  # type: ignore[no-untyped-call]
+
+    def forward_begins(self, step: int) -> None:
+        """Before every forward pass of step `step`."""
+        if step != self._begun:
+            self._begun = step
+            self._instruments.forward_begins()
 
     def add(self, loss: Tensor, weight: Tensor) -> None:
         """A backward pass was made. `loss`: times its weight; both of shape []."""
@@ -71,8 +81,12 @@ class Gradients:
             parameter.grad = gradient
         self._changed.clear()
         if self._sums is not None:
+            added = sums.signals.clone()
+            if not self._manual:
+                # An optimizer that asks again (LBFGS, SAM) asks at weights that are not the step's.
+                added[LOSS : WEIGHT + 1] = 0
             # The longest gradient of the step; NaN stays NaN.
-            sums = Sums(self._sums.signals + sums.signals, torch.maximum(self._sums.norm, sums.norm))
+            sums = Sums(self._sums.signals + added, torch.maximum(self._sums.norm, sums.norm))
         self._sums = sums
 
     @property

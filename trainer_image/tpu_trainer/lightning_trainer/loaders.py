@@ -31,7 +31,19 @@ from torch.utils.data import (
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.data import GENERATORS, Order, Share, kept_generators, permutation, random_seed, seed_generators
+from tpu_trainer.data import (
+    GENERATORS,
+    Order,
+    Position,
+    Share,
+    kept_generators,
+    permutation,
+    random_seed,
+    refuse_own_iterator,
+    resized,
+    seed_generators,
+)
+from tpu_trainer.epochs import enter_epoch, with_epochs
 from tpu_trainer.errors import UserCodeError, user_code
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -66,15 +78,26 @@ class Place:
 
 
 class Division:
-    """Makes this process's loader of one of the user's. `start`: where the run continues.
+    """Makes this process's loader of one of the user's. `start`: where the run continues; `before`: the examples that
+    the first of its training data had then. `examples`: those that it has now.
 
     `warn` takes what a user should know of a loader whose order is not the trainer's own, `note` what is usual.
     """
 
     def __init__(
-        self, order: Order, rows: int, start: Place, backend: Backend, clock: Clock, warn: Say, note: Say
+        self,
+        order: Order,
+        rows: int,
+        start: Place,
+        backend: Backend,
+        clock: Clock,
+        warn: Say,
+        note: Say,
+        before: int | None = None,
     ) -> None:
         """`order`: its passes are the step's; `rows`: examples of a pass in this process."""
+        self.examples: int | None = None
+        self._before = before
         self._order, self._rows, self._start = order, rows, start
         self._backend, self._clock, self._warn, self._note = backend, clock, warn, note
         self._said: set[str] = set()
@@ -89,6 +112,7 @@ class Division:
         name = "train_dataloader" if training else "val_dataloader"
         if not isinstance(loader, DataLoader):
             return self._undivided(loader, name)
+        refuse_own_iterator(loader, name)
         with user_code(name):
             if isinstance(loader.dataset, IterableDataset):
                 return self._stream(loader, name, training)
@@ -104,6 +128,12 @@ class Division:
 
     def _training(self, loader: DataLoader[Any], name: str) -> DataLoader[Any]:
         size = len(loader.dataset)  # type: ignore[arg-type]
+        if self.examples is None:
+            self.examples = size
+            if (
+                text := resized(loader.dataset, self._before, Position(self._start.epoch, self._start.batches))
+            ) is not None:
+                self._tell(text)
         batched = loader.batch_sampler
         sampler = loader.sampler if batched is None else getattr(batched, "sampler", None)
         if batched is None or type(batched) is not BatchSampler:
@@ -173,7 +203,8 @@ class Division:
         if loader.num_workers:
             options |= {
                 "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": loader.persistent_workers,
+                # Processes that stay would not see the next epoch.
+                "persistent_workers": loader.persistent_workers and not any(with_epochs(loader.dataset)),
                 "multiprocessing_context": loader.multiprocessing_context,
             }
         return Timed(
@@ -236,6 +267,10 @@ class Plan(Sampler[Any]):
                 f"the train dataset has {len(self._of_epoch())} {what}, fewer than one global batch of "
                 f"{order.global_batch}; more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
             )
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         # Lightning sets 0 before it knows where the run continues.
@@ -304,6 +339,9 @@ class Timed(DataLoader[Any]):
         self._clock = clock
 
     def __iter__(self) -> Any:
+        for plan in (self.batch_sampler, self.sampler):
+            if isinstance(plan, Plan):
+                enter_epoch(self.dataset, plan.epoch)
         batches = super().__iter__()
         while True:
             with self._clock.during(Phase.INPUT):

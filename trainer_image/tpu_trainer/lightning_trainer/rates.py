@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.horizon import Scheduled, differences
 from tpu_trainer.lightning.session import overridden
 from tpu_trainer.optimizers import unused_by, unused_schedule
 from tpu_trainer.schedule import LearningRate, Ramp
@@ -23,13 +24,25 @@ class Rates:
         self._rates: list[LearningRate] = []
         self._own = False
 
-    def build(self, module: Any, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """The optimizers are as the module has built them."""
+    def build(
+        self, module: Any, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], epochs: int | None
+    ) -> None:
+        """The optimizers are as the module has built them. `epochs`: whole ones that the run has, if it is known.
+
+        Raises:
+            UserCodeError: a scheduler would raise in the middle of the run.
+        """
         self._own = bool(schedulers) or overridden(module, "optimizer_step")
         self._rates = [
             LearningRate(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell) for optimizer in optimizers
         ]
-        for text in self._unused(optimizers):
+        # With manual optimization the module steps them when it likes.
+        stepped = schedulers if module.automatic_optimization else ()
+        scheduled = [
+            Scheduled(each.scheduler, each.interval, each.frequency, each.monitor if each.reduce_on_plateau else None)
+            for each in stepped
+        ]
+        for text in (*self._unused(optimizers), *differences(scheduled, self._hp.train_steps, epochs)):
             self._tell(Finding("Recipe", 0, text))
 
     def set(self, step: int) -> None:
@@ -40,6 +53,10 @@ class Rates:
     @property
     def present(self) -> float:
         return self._rates[0].present if self._rates else 0.0
+
+    def reached(self, steps: int) -> float:
+        """As in `LearningRate`, of the first optimizer."""
+        return self._rates[0].reached(steps) if self._rates else 0.0
 
     def state(self) -> list[Mapping[str, Any]]:
         return [rates.state() for rates in self._rates]
@@ -55,6 +72,12 @@ class Rates:
                 group["lr"] = rate
         for rates, state in zip(self._rates, kept, strict=False):
             rates.load(state)
+
+    def rewind(self, kept: Sequence[Any]) -> None:
+        """After the optimizers' state of a file that this run has written was loaded, `kept` with it."""
+        if not self._own:
+            for rates, state in zip(self._rates, kept, strict=False):
+                rates.rewind(state)
 
     def _unused(self, optimizers: Sequence[Optimizer]) -> Iterator[str]:
         if self._own:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import fetched
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
@@ -23,11 +24,13 @@ from tpu_trainer.data import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.ending import keep_last, stopped, succeeded, tell_left_out
+from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import load_lightning
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.instruments import Instruments
-from tpu_trainer.lightning.needs import LightningRun
+from tpu_trainer.last_weights import checksum_of
+from tpu_trainer.lightning.choice import may_skip
+from tpu_trainer.lightning.needs import LightningRun, only_alone
 from tpu_trainer.lightning.session import overridden
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division, Place
@@ -36,7 +39,7 @@ from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.lightning_trainer.watch import GangTrainer, StoppedError, Watch, log_everywhere
+from tpu_trainer.lightning_trainer.watch import EpochStart, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.resume import Start, document
@@ -82,17 +85,20 @@ class OwnTrainer:
         run = self._load(hp)
         lightning = package_of(run.module, why or "the entrypoint returns a LightningRun")
         refuse_mixed(run.module, _parts(run))
-        _refuse(self.context.spec, hp, run)
         if why is not None:
             text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
             self.context.telling.finding(Finding("Lightning", 0, text))
+        _refuse(self.context.spec, hp, run)
         if hp.evaluate_every_steps is not None and not _validates(run):
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
             self.context.telling.finding(Finding("Recipe", 0, text))
+        if backend.world > 1 and run.module.automatic_optimization and may_skip(run.module):
+            said = "training_step may return None, and the first time that it does ends the run"
+            self.context.telling.finding(Finding("Lightning", 0, f"{said}. {only_alone(backend.world)}"))
         hp = self._in_one_pass(run.module, hp)
         storage = Storage.of(self.context.spec, run.module, backend)
         found = storage.choose(backend, self.context.telling)
-        start = start_of(found, hp, self.context.spec, None)
+        start = replace(start_of(found, hp, self.context.spec, None), ended=storage.ended(found))
         if found is not None and storage.target is not None:
             _check_kind(found)
             found = fetched(found, backend)
@@ -128,14 +134,24 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, telling.finding)
 
         def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.present, hp, health)
+            own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
-            return snapshot_of_state(strategy.state, module, step, int(own["examples"]), own)
+            own |= {**instruments.closing.state(), "trainExamples": division.examples}
+            return snapshot_of_state(
+                strategy.state,
+                module,
+                step,
+                int(own["examples"]),
+                own,
+                lambda text: telling.finding(Finding("Checkpoint", step, text)),
+            )
 
         checkpoints = storage.checkpoints_of(self.context.spec, take, telling, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
         kept = {} if found is None else found.snapshot.document
-        gradients = Gradients(backend, instruments, self.context.stop, last=kept.get("loss"))
+        gradients = Gradients(
+            backend, instruments, self.context.stop, manual=not module.automatic_optimization, last=kept.get("loss")
+        )
         place, exact = _place(kept, hp)
         watch = as_kind_of(lightning.Callback, Watch)(
             backend,
@@ -157,22 +173,30 @@ class OwnTrainer:
             self.context.clock,
             warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
             note=telling.progress.say,
+            before=kept.get("trainExamples"),
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
-            backend, order.share, gradients, division, hp, rates, lambda: watch.step
+            backend,
+            order.share,
+            gradients,
+            division,
+            hp,
+            rates,
+            lambda: watch.step,
+            watch.ended,
         )
         if found is not None:
             strategy.state = state_of_snapshot(found.snapshot)
             strategy.kept_rates = kept["lightningRates"]
             if kept["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
-        log_everywhere(module, watch.logged)
+        log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
         done = nothing_left(start, found, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
-            was_stopped = self._fit(trainer, run, HERE if found is not None else None, only_validate=done is not None)
-            return self._end(watch, instruments, hp, done, was_stopped)
+            was_stopped = self._fit(trainer, run, HERE if found is not None else None, instruments, watch, done)
+            return self._end(module, watch, instruments, hp, done, was_stopped)
         except BaseException:
             instruments.leave()
             raise
@@ -183,17 +207,27 @@ class OwnTrainer:
             telling.progress.committed(checkpoints.last_step)
 
     def _fit(
-        self, make: Callable[[Logs], Any], run: LightningRun, checkpoint: str | None, *, only_validate: bool
+        self,
+        make: Callable[[Logs], Any],
+        run: LightningRun,
+        checkpoint: str | None,
+        instruments: Instruments,
+        watch: Any,
+        done: str | None,
     ) -> bool:
-        """`make` makes the Trainer. Returns whether the run was stopped on request."""
+        """`make` makes the Trainer; `done`: what is left of the run is to validate. Returns whether it was stopped."""
         place = self.context.spec.report.uri or _absolute(self.context.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
             logs = Logs(place, Path(scratch), self.context.spec.job.attempt)
             trainer = make(logs)
             try:
                 with user_code("Lightning's Trainer"), suppress(StoppedError):
-                    if not only_validate:
+                    if done is None:
                         trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
+                        # Lightning validates before the hooks of the end, which may have changed the weights.
+                        last = watch.step, instruments.weights()
+                        if not self._is_trial and _validates(run) and instruments.evaluated != last:
+                            trainer.validate(run.module, datamodule=run.data, verbose=False)
                     elif _validates(run):
                         trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
                     return False
@@ -230,6 +264,8 @@ class OwnTrainer:
         given = dict(run.options)
         callbacks = given.pop("callbacks", None) or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        # Nobody would see them, and Lightning takes none where it is to show none.
+        callbacks = [one for one in callbacks if not isinstance(one, lightning.callbacks.ProgressBar)]
         usual: dict[str, Any] = {
             "enable_model_summary": False,
             "num_sanity_val_steps": 1,
@@ -244,7 +280,8 @@ class OwnTrainer:
             own["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
             kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
-            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[*callbacks, watch])
+            start = as_kind_of(lightning.Callback, EpochStart)(watch)
+            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[start, *callbacks, watch])
 
     def _accelerator(self, lightning: Any) -> Any:
         return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()
@@ -289,18 +326,33 @@ class OwnTrainer:
             noise=None,
             telling=self.context.telling,
             logbook=logbook,
+            buffers=Buffers(module, self.context.backend),
             first=start.step,
+            checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
         )
 
+    @property
+    def _is_trial(self) -> bool:
+        return self.context.spec.end_after_steps is not None
+
     def _end(
-        self, watch: Any, instruments: Instruments, hp: Hyperparameters, done: str | None, was_stopped: bool
+        self,
+        module: Any,
+        watch: Any,
+        instruments: Instruments,
+        hp: Hyperparameters,
+        done: str | None,
+        was_stopped: bool,
     ) -> Outcome:
         if was_stopped:
             return stopped(watch.step, watch.loss, instruments)
         tell_left_out(watch.step, watch.metrics, self.context.telling)
         if done is None:
+            if not self._is_trial:
+                save_result(watch.step, watch.position, instruments)
+                leave_weights(self.context, module)
             with self.context.clock.during(Phase.CHECKPOINT):
-                keep_last(watch.step, Position(watch.place.epoch), instruments)
+                keep_last(watch.step, watch.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if watch.step < hp.last_step else ""
         said = done or f"trained {watch.step} steps{early}"
         return succeeded(said, watch.step, watch.loss, watch.metrics, instruments)
@@ -373,6 +425,12 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
         )
     if decided := [name for name in run.options if name in _DECIDED]:
         raise UserCodeError(f"LightningRun: {decided[0]} follows from {_DECIDED[decided[0]]}; leave it out")
+    # 1 is one batch, 1.0 all of them.
+    if (limit := run.options.get("limit_val_batches")) not in (None, 0) and (limit != 1 or isinstance(limit, int)):
+        raise UserCodeError(
+            "LightningRun: limit_val_batches counts the batches of each process, so the metrics would depend on the "
+            "slice; let val_dataloader() return fewer examples"
+        )
     if hp.evaluate_every_steps is not None:
         for name in ("val_check_interval", "check_val_every_n_epoch"):
             if name in run.options:

@@ -3,17 +3,20 @@
 Lightning makes one nested object of model, optimizers, schedulers, callbacks and loops, and pickles it. Here its
 tensors go into safetensors and the rest into JSON, with a mark where Python has kinds that JSON lacks: tuples, and
 dicts whose keys are not text. The module's weights have the same file and names as in every other checkpoint.
+
+Callbacks and schedulers may keep what is none of that, such as a function. Before the first step it is refused. Later,
+when hours of training would be lost, it is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.snapshot import LIGHTNING, Snapshot, copied, put_together, take_apart
+from tpu_trainer.checkpoint.snapshot import LIGHTNING, Snapshot, copied, is_storable, put_together, take_apart
 from tpu_trainer.errors import UserCodeError
 
 _WEIGHTS = "state_dict"
@@ -30,16 +33,43 @@ _DROPPED = (
 _ITEMS, _TUPLE = "$items", "$tuple"
 
 
-def snapshot_of_state(
-    state: Mapping[str, Any], module: nn.Module, step: int, examples: int, document: Mapping[str, Any]
-) -> Snapshot:
-    """`state`: Lightning's checkpoint. Copies everything, so that training can go on at once.
+def check_state(state: Mapping[str, Any], module: nn.Module) -> None:
+    """`state`: Lightning's checkpoint before the first step.
 
     Raises:
         UserCodeError: it holds something that is neither a tensor nor a plain value; the text names the place.
     """
+    left_out: list[str] = []
+    kept_of(_rest(state), left_out.append)
+    if left_out:
+        raise UserCodeError(
+            f"a checkpoint cannot keep what Lightning keeps of the run: at {left_out[0]}, where plain values and dense "
+            "tensors can be kept. A callback's state_dict() and on_save_checkpoint may leave out what is the same in "
+            "every attempt"
+        )
+    _unique(state.get(_WEIGHTS, {}), module)
+
+
+def snapshot_of_state(
+    state: Mapping[str, Any],
+    module: nn.Module,
+    step: int,
+    examples: int,
+    document: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> Snapshot:
+    """`state`: Lightning's checkpoint. Copies everything, so that training can go on at once. `tell`: is told what of
+    callbacks and schedulers is neither a tensor nor a plain value, and so is left out.
+
+    Raises:
+        UserCodeError: so is something of the weights or of the optimizers; the text names the place.
+    """
+
+    def left_out(place: str) -> None:
+        tell(f"checkpoints leave out {place}, which they cannot keep: a run that continues begins with a fresh one")
+
     weights, names = _unique(state.get(_WEIGHTS, {}), module)
-    rest = {key: value for key, value in state.items() if key not in (_WEIGHTS, _OPTIMIZERS, *_DROPPED)}
+    rest = kept_of(_rest(state), left_out)
     optimizers, of_optimizers = take_apart(marked(state.get(_OPTIMIZERS)), "the optimizers' state")
     others, of_others = take_apart(marked(rest), "what Lightning keeps of the run")
     live = {"model": weights, "optimizer": of_optimizers, "hooks": of_others}
@@ -59,6 +89,40 @@ def state_of_snapshot(snapshot: Snapshot) -> dict[str, Any]:
         _OPTIMIZERS: unmarked(optimizers),
         _WEIGHTS: {name: weights[first] for name, first in kept["names"].items()},
     }
+
+
+def kept_of(value: Any, leave_out: Callable[[str], None]) -> Any:
+    """`value` without the entries of its dicts that hold anything else than tensors and plain values; each is told by
+    its place and kind."""
+
+    def walk(value: Any, place: str) -> Any:
+        if isinstance(value, Mapping):
+            kept = {}
+            for key, item in value.items():
+                try:
+                    kept[walk(key, place)] = walk(item, f"{place}/{key}")
+                except _UnfitError as unfit:
+                    leave_out(str(unfit))
+            return kept
+        if isinstance(value, list):
+            return [walk(item, f"{place}/{at}") for at, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return tuple(walk(item, f"{place}/{at}") for at, item in enumerate(value))
+        plain = value is None or isinstance(value, bool | int | float | str | np.generic)
+        if not plain and not (isinstance(value, Tensor) and is_storable(value)):
+            raise _UnfitError(f"{place} (a {type(value).__name__})")
+        return value
+
+    return walk(value, "")
+
+
+class _UnfitError(Exception):
+    """The place and kind of what a checkpoint cannot keep."""
+
+
+def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the loops, callbacks, schedulers and hooks keep."""
+    return {key: value for key, value in state.items() if key not in (_WEIGHTS, _OPTIMIZERS, *_DROPPED)}
 
 
 def marked(value: Any) -> Any:

@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Share
 from tpu_trainer.errors import UserCodeError
+from tpu_trainer.exchange import check_weight
+from tpu_trainer.lightning.needs import without_loss
 from tpu_trainer.lightning.validation import metrics_of
+from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
 from tpu_trainer.lightning_trainer.gather import Gathered, pieces, table, total
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division
@@ -33,9 +36,13 @@ if TYPE_CHECKING:
 HERE = "the state of this run"
 """The path under which Lightning saves and finds the state that goes into this job's own checkpoints."""
 
+_RATES = "tpu_trainer_rates"
+"""What the rates' state is called in a file that the module or a callback saves, and may load in the same run."""
+
 
 class GangStrategy:
-    """A replica's part. `share`: this process among all; `step`: steps done.
+    """A replica's part. `share`: this process among all; `step`: steps done; `at_end`: is called with the Trainer after
+    all hooks of the training's end.
 
     `state`: what Lightning saved last under `HERE`, or will load from there; `kept_rates`: the rates' state with it.
     """
@@ -51,10 +58,12 @@ class GangStrategy:
         hp: Hyperparameters,
         rates: Rates,
         step: Callable[[], int],
+        at_end: Callable[[Any], None],
     ) -> None:
         super().__init__()
         self._backend, self._gradients, self._division = backend, gradients, division
-        self._hp, self._rates, self._step = hp, rates, step
+        self._hp, self._rates, self._step, self._at_end = hp, rates, step, at_end
+        self._placed = False
         self.world_size, self.global_rank, self.local_rank = share.world, share.rank, share.local_rank
         # As if every process were a node of one device: only their product is known to be right everywhere.
         self.num_nodes = share.world
@@ -81,8 +90,10 @@ class GangStrategy:
         return self.global_rank == 0
 
     def model_to_device(self) -> None:
-        """With rank 0's weights in every replica."""
-        self._backend.place(self.lightning_module)
+        """With rank 0's weights in every replica. A validation after the training finds the model there."""
+        if not self._placed:
+            self._backend.place(self.lightning_module)
+        self._placed = True
 
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
@@ -91,7 +102,9 @@ class GangStrategy:
         rank_zero.rank_zero_only.rank = self.global_rank
         # What has been agreed on after a step must not be changed by a callback that runs later.
         trainer = self.lightning_module.trainer
-        trainer.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
+        # Here those of configure_callbacks are among them.
+        refuse_callbacks(trainer.callbacks)
+        trainer.callbacks.sort(key=lambda callback: getattr(callback, "gang_order", 0))
         for callback in trainer.checkpoint_callbacks:
             # Otherwise they would lie beside the logger's files, which belong to an attempt.
             if getattr(callback, "dirpath", "none") is None:
@@ -109,16 +122,22 @@ class GangStrategy:
     def setup_optimizers(self, trainer: Any) -> None:
         # Optimizers and schedulers ask how many epochs there are, which follows from the steps and the data.
         trainer.fit_loop.setup_data()
+        epochs, batches = None, self._hp.train_steps * self._hp.accumulation_steps
         if 0 < trainer.num_training_batches < math.inf:
-            batches = self._hp.train_steps * self._hp.accumulation_steps
+            # Lightning steps no scheduler after an epoch that the run ends inside of.
+            epochs = batches // trainer.num_training_batches
             trainer.fit_loop.max_epochs = math.ceil(batches / trainer.num_training_batches)
         super().setup_optimizers(trainer)  # type: ignore[misc]
         _check_held(self.lightning_module, self.optimizers)
-        self._rates.build(self.lightning_module, self.optimizers, self.lr_scheduler_configs)
+        self._rates.build(self.lightning_module, self.optimizers, self.lr_scheduler_configs, epochs)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         load = super().load_optimizer_state_dict  # type: ignore[misc]
-        self._rates.keep_over(lambda: load(checkpoint), self.optimizers, self.kept_rates)
+        if _RATES in checkpoint:
+            load(checkpoint)
+            self._rates.rewind(checkpoint[_RATES])
+        else:
+            self._rates.keep_over(lambda: load(checkpoint), self.optimizers, self.kept_rates)
 
     def teardown(self) -> None:
         """The model stays where it is, and what the job still needs of it."""
@@ -135,10 +154,15 @@ class GangStrategy:
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         # Modules and parameters that a hook has added since.
         self._gradients.watch(self.lightning_module.parameters())
+        self._gradients.forward_begins(self._step())
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if output is None and self.world_size > 1 and self.lightning_module.automatic_optimization:
+            raise without_loss(self.world_size)
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
+        if weight is not None:
+            check_weight(weight, 'training_step: "loss_weight"')
         self._weight = weight
         return output
 
@@ -171,6 +195,10 @@ class GangStrategy:
 
     def process_dataloader(self, dataloader: object) -> object:
         return self._division.of(dataloader, training=self.lightning_module.trainer.training)
+
+    def on_train_end(self) -> None:
+        """Lightning calls the strategy last, after callbacks and module."""
+        self._at_end(self.lightning_module.trainer)
 
     # What replicas tell each other.
 
@@ -224,6 +252,7 @@ class GangStrategy:
         if filepath == HERE:
             self.state = checkpoint
         else:
+            checkpoint[_RATES] = self._rates.state()
             super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:

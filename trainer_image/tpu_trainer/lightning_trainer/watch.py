@@ -7,8 +7,9 @@ decide alike whether the run ends, stops or keeps a checkpoint.
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,10 +18,16 @@ import torch
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.clock import Phase
 from tpu_trainer.data import Position, random_seed
+from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.errors import UserCodeError
 from tpu_trainer.exchange import Signals
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.lightning.session import is_metric
+from tpu_trainer.lightning.validation import differing, of_own_part
+from tpu_trainer.lightning_trainer.callbacks import not_continued
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
+from tpu_trainer.lightning_trainer.state import check_state
 from tpu_trainer.lightning_trainer.strategy import HERE
 from tpu_trainer.task import Hyperparameters
 
@@ -28,11 +35,26 @@ from tpu_trainer.task import Hyperparameters
 class GangTrainer:
     """Lightning's Trainer, whose `should_stop` cannot send one replica out of the loop alone: set within a batch, it is
     a wish, which all replicas learn of at the end of their next step. Elsewhere callbacks have agreed on it already.
+    Nor does a callback change how many passes make a step.
     """
 
     in_batch = False
     wished = False
     _ends = False
+    _passes: int | None = None
+
+    @property
+    def accumulate_grad_batches(self) -> int | None:
+        return self._passes
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, passes: int) -> None:
+        if self._passes not in (None, passes):
+            raise UserCodeError(
+                f"trainer.accumulate_grad_batches was set to {passes}: by recipe.globalBatchSize and the slice a step "
+                f"has {self._passes} passes"
+            )
+        self._passes = passes
 
     @property
     def should_stop(self) -> bool:
@@ -54,6 +76,20 @@ class StoppedError(Exception):
     """Ends Lightning's loop after the checkpoint of a run that was told to stop."""
 
 
+class EpochStart:
+    """Tells the watch that an epoch begins before all other callbacks learn of it: a run that continues there begins
+    the epoch again, with them."""
+
+    gang_order = -1
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._watch.epoch_begins(trainer, module)
+
+
 class Watch:
     """`step`: steps done. `loss`: the global loss of the last one that was read. `metrics`: of the last evaluation.
 
@@ -61,7 +97,7 @@ class Watch:
     the run continues from has of `Watch.kept`.
     """
 
-    runs_last = True
+    gang_order = 1
 
     def __init__(
         self,
@@ -85,10 +121,11 @@ class Watch:
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.logged: set[str] = set()
+        self.own: dict[str, Any] = {}
         self._signals = Signals(backend, self.step)
         self._seen: int | None = None
         self._saved: int | None = None
-        self._postponed = False
+        self._postponed = self._told = False
         self._evaluation = ExitStack()
 
     # Training.
@@ -97,15 +134,28 @@ class Watch:
         self._seen = trainer.global_step
         if self._before:
             self._restore(trainer, module)
+        if self._keeps:
+            self._check_state(trainer, module)
+            for text in not_continued(trainer.callbacks):
+                self._instruments.telling.finding(Finding("Lightning", self.step, text))
         # Lightning would ask in every step whether rank 0 was told to stop, with a collective of its own.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._instruments.settle(self.step)
         self._instruments.clock.enter(Phase.HOST)
 
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+    def _check_state(self, trainer: Any, module: Any) -> None:
+        state: dict[str, Any] = {}
+        # A hook may keep what only a step makes. The first checkpoint says so then.
+        with suppress(Exception):
+            state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        check_state(state, module)
+
+    def epoch_begins(self, trainer: Any, module: Any) -> None:
         if self._postponed:
             self._note_parts(module)
             self._save(trainer, epoch_begins=True)
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._instruments.settle(self.step)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -135,20 +185,38 @@ class Watch:
             self._save(trainer)
             self._instruments.after_step(self._signals, self.step, ends=True)
 
+    def ended(self, trainer: Any) -> None:
+        """After all hooks of the training's end: takes the state once more, which they may have changed."""
+        if self._keeps:
+            self._note_parts(trainer.lightning_module)
+            self._take(trainer)
+
+    @property
+    def position(self) -> Position:
+        batches = self.place.batches // self._hp.accumulation_steps
+        return Position(self.place.epoch, batches * self._hp.global_batch_size)
+
     def _note_parts(self, module: Any) -> None:
         """Not at the end of a validation, where all of the module is in evaluation mode."""
         self._state_of_parts = {
             "trained": [name for name, one in module.named_parameters() if one.requires_grad],
+            "frozen": [name for name, one in module.named_parameters() if not one.requires_grad],
             "inTraining": [name for name, one in module.named_modules() if one.training],
+            "resting": [name for name, one in module.named_modules() if not one.training],
         }
 
     def _restore(self, trainer: Any, module: Any) -> None:
         """What Lightning does not keep, and callbacks that freeze, unfreeze or wait for metrics need."""
-        trained, modes = set(self._before["trained"]), set(self._before["inTraining"])
+        before = {
+            name: frozenset(self._before.get(name, ())) for name in ("trained", "frozen", "inTraining", "resting")
+        }
+        # Callbacks that prune give parameters other names, which are theirs to restore.
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in trained)
+            if name in before["trained"] | before["frozen"]:
+                parameter.requires_grad_(name in before["trained"])
         for name, child in module.named_modules():
-            child.training = name in modes
+            if name in before["inTraining"] | before["resting"]:
+                child.training = name in before["inTraining"]
         known = {name: torch.tensor(value) for name, value in self._before["metrics"].items()}
         trainer.callback_metrics.update(known)
         # Otherwise Lightning would leave out schedulers that wait for metrics at the end of this epoch.
@@ -195,18 +263,19 @@ class Watch:
     def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
         self._saved, self._postponed = self.step, False
         if self._keeps:
-            self.kept = {
-                "place": asdict(self.place),
-                "epochBegins": epoch_begins,
-                "loss": self.loss,
-                "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-                **self._state_of_parts,
-            }
-            trainer.save_checkpoint(HERE)
-        position = Position(
-            self.place.epoch, self.place.batches // self._hp.accumulation_steps * self._hp.global_batch_size
-        )
-        self._instruments.save(self.step, position, now=now)
+            self._take(trainer, epoch_begins=epoch_begins)
+        closes = self.step == self._hp.last_step or trainer.should_stop
+        self._instruments.save(self.step, self.position, now=now, closes=closes)
+
+    def _take(self, trainer: Any, *, epoch_begins: bool = False) -> None:
+        self.kept = {
+            "place": asdict(self.place),
+            "epochBegins": epoch_begins,
+            "loss": self.loss,
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            **self._state_of_parts,
+        }
+        trainer.save_checkpoint(HERE)
 
     # Validation.
 
@@ -215,6 +284,10 @@ class Watch:
         self._evaluation.enter_context(self._instruments.clock.during(Phase.EVALUATE))
         self._evaluation.enter_context(self._instruments.doctor.set_aside())
         self._backend.sync()
+        if not trainer.sanity_checking:
+            self._instruments.evaluated = self.step, self._instruments.weights()
+        # One model is validated, rank 0's.
+        self._evaluation.enter_context(self._instruments.buffers.lent())
 
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()
@@ -232,13 +305,26 @@ class Watch:
             # After the metrics have been read off the device.
             self._evaluation.close()
             self._instruments.telling.evaluated(self.step, self.metrics)
+            self._tell_own()
             if self._postponed and not trainer.is_last_batch:
                 self._save(trainer)
 
+    def _tell_own(self) -> None:
+        """Says once which numbers of the module depend on how many processes there are."""
+        own = {name: float(value) for name, value in self.own.items()}
+        self.own.clear()
+        named = float(zlib.crc32("\n".join(own).encode()) % 2**24)
+        if self._told or len({row[0] for row in self._backend.gather([named])}) > 1:
+            return
+        if names := differing(own, self._backend):
+            self._told = True
+            self._instruments.telling.finding(Finding("Evaluation", self.step, of_own_part(names)))
 
-def log_everywhere(module: Any, logged: set[str]) -> None:
+
+def log_everywhere(module: Any, logged: set[str], own: dict[str, Any]) -> None:
     """Has what a module logs in validation reduced over all processes, whatever it says of `sync_dist`: a metric of one
-    process's examples would be shown as the run's. `logged` takes their names.
+    process's examples would be shown as the run's. `logged` takes their names, `own` the plain numbers that the module
+    logs at an evaluation's end.
 
     A progress bar, which is not shown, would read every value off the device in every step.
     """
@@ -250,6 +336,9 @@ def log_everywhere(module: Any, logged: set[str]) -> None:
         given["prog_bar"] = False
         if not module.trainer.training:
             logged.add(given["name"])
+            at_end = module._current_fx_name == "on_validation_epoch_end" and not module.trainer.sanity_checking
+            if at_end and not is_metric(given["value"]) and not given.get("sync_dist"):
+                own[given["name"]] = given["value"]
             if not given.get("rank_zero_only"):
                 given["sync_dist"] = True
         original(**given)

@@ -36,6 +36,8 @@ Sign = Callable[[WorkerPod], bool]
 EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
     ExitCode.USER_ERROR: (FailureClass.USER_ERROR, "UserError"),
     ExitCode.NOT_FINITE: (FailureClass.NOT_FINITE, "NotFinite"),
+    # A restart would find the same files; only a person can say that their training may be lost.
+    ExitCode.CHECKPOINT_UNUSABLE: (FailureClass.USER_ERROR, "CheckpointUnusable"),
     ExitCode.PEER_LOST: (FailureClass.INFRASTRUCTURE, "PeerLost"),
     ExitCode.INTERNAL_ERROR: (FailureClass.UNKNOWN, "InternalError"),
     ExitCode.HUNG: (FailureClass.HANG, "Hung"),

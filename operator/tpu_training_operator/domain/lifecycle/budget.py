@@ -76,7 +76,7 @@ def over_budget(ctx: Context) -> Plan | None:
         return None
     if (until := _succeeds_by(ctx)) and ctx.now < until:
         return None
-    running = [pod for pod in ctx.all_workers if not pod.has_ended]
+    running = [pod for pod in ctx.all_workers if pod.may_use_chips]
     if budget.on_exceeded is OnExceeded.FAIL and not running:
         return _fail(ctx, found)
     then = "the job fails" if budget.on_exceeded is OnExceeded.FAIL else "the job stays suspended"

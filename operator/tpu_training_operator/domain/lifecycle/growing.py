@@ -23,7 +23,7 @@ from tpu_training_operator.domain.lifecycle.capacity import may_move_again
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.moving import move
 from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions, stays, words_of_kept
-from tpu_training_operator.domain.naming import placeholder_slice
+from tpu_training_operator.domain.naming import leads_a_slice, placeholder_slice
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.options import Option
@@ -49,9 +49,9 @@ def with_growth(decided: Plan, ctx: Context) -> Plan:
     own = [pod for pod in held if pod.alternative == target.number]
     if _whole_slices(target, own) >= _lacking(ctx, target):
         return _grow(ctx, target)
-    others = [pod for pod in held if pod.alternative != target.number]
+    unwanted = [*_leaderless(own), *(pod for pod in held if pod.alternative != target.number)]
     # One on a dead node would keep its name for good.
-    going = (*deletions(others, ctx.now), *by_force(own, ctx.now))
+    going = (*deletions(unwanted, ctx.now), *by_force((pod for pod in own if pod not in unwanted), ctx.now))
     return _extended(decided, (*(going or _missing(ctx, target, own)), *_kept(ctx, own))).due_within(_LOOK_AGAIN)
 
 
@@ -81,6 +81,17 @@ def _some_more(ctx: Context) -> Option | None:
     could = more + wished.layout.slices - _lacking(ctx, wished)
     better = [option for option in ctx.options if option.is_own and option.number < ctx.option.number]
     return next((option for option in better if more and option.layout.slices <= could), None)
+
+
+def _leaderless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
+    """The placeholders that hold nodes of a slice whose host 0 is gone. It alone kept the pool for this slice, and the
+    next one may come to another pool."""
+    led = {placeholder_slice(pod.name) for pod in own if leads_a_slice(pod.name) and not _goes(pod)}
+    return [pod for pod in own if pod.node is not None and placeholder_slice(pod.name) not in led]
+
+
+def _goes(pod: WorkerPod) -> bool:
+    return pod.is_terminating or pod.has_ended
 
 
 def _grow(ctx: Context, target: Option) -> Plan:

@@ -38,12 +38,12 @@ def by_force(pods: Iterable[WorkerPod], now: datetime) -> Stages:
 def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
     """The pods that the next attempt must wait for. Not those on a lost node: no pod is placed there while it is lost,
     and when it comes back, the pod's chips count as taken until the pod has stopped."""
-    return [pod for pod in pods if not (pod.is_terminating and (is_on_lost_node(pod) or _is_forced(pod)))]
+    return [pod for pod in pods if not (pod.is_terminating and (is_on_lost_node(pod) or pod.is_released))]
 
 
 def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     """When the next of them must be deleted by force, unless it goes before."""
-    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not _is_forced(pod)]
+    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not pod.is_released]
     return max(min(waits), AT_ONCE) if waits else None
 
 
@@ -66,14 +66,9 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
     return disruption.get("reason") == NODE_GONE or (disruption.get("reason") == TAINT_EVICTION and is_silent)
 
 
-def _is_forced(pod: WorkerPod) -> bool:
-    """Deleted without asking its node. Only a finalizer keeps the object, and deleting it again changes nothing."""
-    return pod.is_terminating and pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
-
-
 def stays(pod: WorkerPod, now: datetime) -> bool:
     """Whether only somebody's finalizer keeps the pod, and not just for the moment that every deletion takes."""
-    return _is_forced(pod) and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
+    return pod.is_released and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
 
 
 def words_of_kept(pod: WorkerPod) -> str:
@@ -85,7 +80,7 @@ def words_of_kept(pod: WorkerPod) -> str:
 
 def _given_up(pod: WorkerPod) -> datetime:
     """When to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
-    if not pod.is_terminating or _is_forced(pod):
+    if not pod.is_terminating or pod.is_released:
         return datetime.max.replace(tzinfo=pod.created.tzinfo)
     end = parse_time(pod.raw["metadata"]["deletionTimestamp"])
     return end if is_on_lost_node(pod) else end + _SILENCE

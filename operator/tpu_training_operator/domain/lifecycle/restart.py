@@ -18,6 +18,7 @@ from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.goodput import lost, saved
 from tpu_training_operator.domain.lifecycle.progress import new_attempt
 from tpu_training_operator.domain.lifecycle.restart_budget import (
+    PAUSE_AFTER_PREEMPTION,
     backoff,
     may_restart,
     pause_after_release,
@@ -98,6 +99,8 @@ def _same_divergence(status: Status, failure: Failure) -> Failure | None:
 def _restart(ctx: Context, status: Status, failure: Failure, *, at_once: bool) -> Plan:
     policy = ctx.job.spec.run_policy.restart
     wait = AT_ONCE if at_once else backoff(policy, status.restarts, _seed(ctx), ctx.now)
+    if failure.reason == FailureReason.PREEMPTED_BY_SCHEDULER:
+        wait = max(wait, PAUSE_AFTER_PREEMPTION)
     faults = _device_faults(status, failure)
     status = replace(
         status,

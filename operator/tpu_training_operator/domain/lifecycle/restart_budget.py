@@ -12,6 +12,10 @@ from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureC
 from tpu_training_operator.api.status import Restarts
 from tpu_training_operator.domain.observed import format_time, parse_time
 
+# For so long the scheduler may put off a pod that it has tried before. A gang that comes back sooner than the one that
+# has taken its place could land beside that place, and would have to go a second time.
+PAUSE_AFTER_PREEMPTION = timedelta(seconds=10)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -74,8 +78,8 @@ def pause_after_release(policy: RunPolicy, seed: str) -> timedelta:
 
 
 def longest_wait(policy: RunPolicy) -> timedelta:
-    """An upper bound of both waits."""
-    return timedelta(seconds=1.5 * policy.restart.backoff.max_seconds + 1)
+    """An upper bound of all these waits."""
+    return max(PAUSE_AFTER_PREEMPTION, timedelta(seconds=1.5 * policy.restart.backoff.max_seconds + 1))
 
 
 def _jitter(seed: str) -> float:

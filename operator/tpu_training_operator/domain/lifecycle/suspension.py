@@ -39,8 +39,8 @@ BY_USER = Cause(
 def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     """Stops these workers, each of which saves before it ends. No failure class is charged."""
     ready = ReadyState(State.SUSPENDED, Kind.SETTLED, why.reason, why.shown)
-    if pods:
-        message = why.stopping.format(count(len(pods), "worker"))
+    if running := sum(pod.may_use_chips for pod in pods):
+        message = why.stopping.format(count(running, "worker"))
         ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, why.reason, message)
     before = find(ctx.status.conditions, ConditionType.SUSPENDED)
     status = ctx.status
@@ -49,7 +49,7 @@ def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     events = () if status is ctx.status else (Event(why.event, ready.message, warning=why.warning),)
     if ctx.is_suspended:
         # Workers may report what they saved until they have stopped.
-        status = replace(status, goodput=ctx.status.goodput if pods else ctx.goodput_of_stopped())
+        status = replace(status, goodput=ctx.status.goodput if running else ctx.goodput_of_stopped())
         stages = (*deletions(pods, ctx.now), *while_suspended(ctx, pods))
         return Plan(stages, ctx.present(status, ready), events, look_again(pods, ctx.now))
     # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a

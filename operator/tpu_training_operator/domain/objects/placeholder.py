@@ -13,6 +13,7 @@ from tpu_training_operator.domain import naming
 from tpu_training_operator.domain.actions import Action, Create
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.shared import metadata
+from tpu_training_operator.domain.objects.worker_nodes import pool_labels
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.options import Option
 
@@ -72,7 +73,9 @@ def _placeholder(option: Option, worker: WorkerId) -> Object:
     }
     if policy is not None and policy.placeholder_priority_class is not None:
         spec["priorityClassName"] = policy.placeholder_priority_class
-    labels = naming.worker_labels(job.name, job.uid, worker, option.number) | {
+    labels = {
+        **naming.worker_labels(job.name, worker),
+        **pool_labels(job, option.resolution, worker),
         "app.kubernetes.io/component": "placeholder",
         constants.LABEL_ALTERNATIVE: str(option.number),
     }

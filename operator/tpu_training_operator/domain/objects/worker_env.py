@@ -109,7 +109,7 @@ def _code_env(code: Code | None) -> dict[str, str]:
     archive = f"{constants.CODE_ARCHIVE_DIRECTORY}/{constants.CODE_ARCHIVE_KEY}"
     return {
         "TPUJOB_CODE_DIRECTORY": constants.CODE_DIRECTORY,
-        **({"TPUJOB_CODE_ARCHIVE": archive} if code.config_map is not None else {}),
+        **({"TPUJOB_CODE_ARCHIVE": archive} if code.secret is not None else {}),
     }
 
 

@@ -6,13 +6,15 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware, Provisioning, Reservation
-from tpu_training_operator.domain.naming import WorkerId, slice_id
+from tpu_training_operator.domain.naming import WorkerId, slice_id, worker_labels
 from tpu_training_operator.domain.recipe.resolve import Resolution
 
 Object = dict[str, Any]
 
 # By default Kubernetes waits five minutes, while a lost host holds up the whole slice.
 _DEAD_NODE_TOLERATION_SECONDS = 30
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _UNTAINTED = {
     constants.NODE_LABEL_RESERVATION_PROJECT,
     constants.NODE_LABEL_RESERVATION_BLOCK,
@@ -102,22 +104,44 @@ def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
     return [{"key": key, "operator": "In", "values": ["specific"]}, {"key": key, "operator": "DoesNotExist"}]
 
 
+def pool_labels(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """The label by which a slice has a node pool for itself. Only worker 0 has it: see `_pool_affinity`."""
+    return {constants.LABEL_SLICE_ID: slice_id(job.uid, worker)} if _leads_a_pool(job, resolution, worker) else {}
+
+
 def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
     """One slice per node pool, because a pool is exactly one slice and pools have no interconnect.
 
-    Every worker requires the pool of its own slice, and no pool with workers of another slice. The scheduler exempts
-    the first worker from its own affinity.
+    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. To preempt, the
+    scheduler looks for victims on one node at a time, so one pod alone may keep others from the pool.
+
+    If worker 0 is created again, it requires the pool where its peers are; while it has none, it is exempt. It prefers
+    pools where nobody else's workers are still stopping.
     """
-    if job.spec.slice.hardware is Hardware.CPU or resolution.layout.hosts_per_slice == 1:
+    if not _fills_a_pool(job, resolution):
         return {}
-    own = slice_id(job.uid, worker)
+    own = {"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [slice_id(job.uid, worker)]}
+    if not _leads_a_pool(job, resolution, worker):
+        return {"podAffinity": {_REQUIRED: [_in_pool(own)]}}
+    labels = worker_labels(job.name, worker)
+    same = [
+        {"key": key, "operator": "In", "values": [labels[key]]}
+        for key in (constants.LABEL_JOB_NAME, constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX)
+    ]
+    others = _in_pool({"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own, "operator": "NotIn"})
+    stopping = _in_pool({"key": constants.LABEL_SLICE_INDEX, "operator": "Exists"})
     return {
-        "podAffinity": _required({"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [own]}),
-        "podAntiAffinity": _required(
-            {"key": constants.LABEL_SLICE_ID, "operator": "Exists"},
-            {"key": constants.LABEL_SLICE_ID, "operator": "NotIn", "values": [own]},
-        ),
+        "podAffinity": {_REQUIRED: [_in_pool(*same, everywhere=False)]},
+        "podAntiAffinity": {_REQUIRED: [others], _PREFERRED: [{"weight": 100, "podAffinityTerm": stopping}]},
     }
+
+
+def _fills_a_pool(job: TPUTrainingJob, resolution: Resolution) -> bool:
+    return job.spec.slice.hardware is Hardware.TPU and resolution.layout.hosts_per_slice > 1
+
+
+def _leads_a_pool(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> bool:
+    return worker.host == 0 and _fills_a_pool(job, resolution)
 
 
 def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Object:
@@ -131,13 +155,13 @@ def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Obje
     terms = [{"matchExpressions": [labelled], **common} for labelled in alternatives] or ([common] if others else [])
     if not terms:
         return {}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    return {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}
 
 
-def _required(*expressions: Object) -> Object:
-    term = {
+def _in_pool(*expressions: Object, everywhere: bool = True) -> Object:
+    """Selects pods of the same node pool, in all namespaces or in the pod's own."""
+    return {
         "labelSelector": {"matchExpressions": list(expressions)},
-        "namespaceSelector": {},
         "topologyKey": constants.NODE_LABEL_NODE_POOL,
+        **({"namespaceSelector": {}} if everywhere else {}),
     }
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}

@@ -13,7 +13,7 @@ from tpu_training_operator.domain.actions import Action, Create
 from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
-from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, tolerations
+from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, pool_labels, tolerations
 from tpu_training_operator.domain.objects.workload import placed
 from tpu_training_operator.domain.recipe.resolve import Resolution
 from tpu_training_operator.domain.report import Reporting
@@ -71,8 +71,8 @@ def worker_pod(
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
-    labels = (trainer.pod_labels or {}) | worker_labels(job.name, job.uid, worker, resolution.alternative)
-    meta = metadata(job, worker.pod_name(job.name), labels)
+    labels = worker_labels(job.name, worker, resolution.alternative) | pool_labels(job, resolution, worker)
+    meta = metadata(job, worker.pod_name(job.name), (trainer.pod_labels or {}) | labels)
     meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
     spec: Object = {
         "hostname": hostname(resolution.layout, worker),
@@ -205,9 +205,9 @@ def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None)
     if (code := job.spec.trainer.code) is not None:
         # Writable whatever the worker's user, and whatever the image.
         volumes.append({"name": _CODE_VOLUME, "emptyDir": {}})
-        if code.config_map is not None:
+        if code.secret is not None:
             items = [{"key": constants.CODE_ARCHIVE_KEY, "path": constants.CODE_ARCHIVE_KEY}]
-            volumes.append({"name": _CODE_ARCHIVE_VOLUME, "configMap": {"name": code.config_map, "items": items}})
+            volumes.append({"name": _CODE_ARCHIVE_VOLUME, "secret": {"secretName": code.secret, "items": items}})
     if reporting is not None:
         volumes.append({"name": _PROGRESS_VOLUME, "projected": _progress_files(shared)})
     return volumes
@@ -243,7 +243,7 @@ def _volume_mounts(trainer: Trainer, reporting: Reporting | None) -> list[Object
     mounts.append({"name": _RUN_SPEC_VOLUME, "mountPath": constants.RUN_SPEC_DIRECTORY, "readOnly": True})
     if trainer.code is not None:
         mounts.append({"name": _CODE_VOLUME, "mountPath": constants.CODE_DIRECTORY})
-        if trainer.code.config_map is not None:
+        if trainer.code.secret is not None:
             archive = {"name": _CODE_ARCHIVE_VOLUME, "mountPath": constants.CODE_ARCHIVE_DIRECTORY, "readOnly": True}
             mounts.append(archive)
     if reporting is not None:

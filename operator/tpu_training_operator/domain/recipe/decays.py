@@ -3,7 +3,7 @@
     beta'  = beta ^ k          keeps the half-life in examples; to first order the SDE rule of Malladi et al. 2022, and
                                valid for every k (Marek et al. 2025)
     decay' = k / m x decay     keeps AdamW's time scale 1/(rate x decay) in epochs (Wang and Aitchison 2024); m is the
-                               multiplier of the learning rate
+                               multiplier of the learning rate, after any cap
     ema'   = ema ^ k           Busbridge et al. 2023
 
 k is the global batch divided by the recipe's.

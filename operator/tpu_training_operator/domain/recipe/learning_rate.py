@@ -22,7 +22,7 @@ _LARGEST_LINEAR_FACTOR_WITHOUT_WARMUP = 8
 
 @dataclass(frozen=True)
 class LearningRate:
-    """`multiplier` comes from the rule, before any cap; the rule for weight decay uses it."""
+    """`multiplier`: of the recipe's own rate, after any cap; the rule for weight decay uses it."""
 
     value: Decimal
     multiplier: Decimal
@@ -35,9 +35,10 @@ def scaled_learning_rate(recipe: Recipe, factor: Fraction, warmup: int, ledger: 
     # An unscaled rate keeps every digit that the user wrote.
     rate = base if multiplier == 1 else TEN_DIGITS.multiply(base, multiplier)
     ledger.note("learningRate", f"{plain(base)} x {plain(multiplier)} = {plain(rate)} ({why})")
-    limit = recipe.scaling.max_learning_rate
+    limit, capped = recipe.scaling.max_learning_rate, None
     if limit is not None and rate > Decimal(limit):
         rate = Decimal(limit)
+        capped = TEN_DIGITS.divide(rate, base)
         ledger.note("learningRate", f"capped at maxLearningRate {plain(rate)}")
     too_steep = factor > _LARGEST_LINEAR_FACTOR_WITHOUT_WARMUP and warmup == 0
     if rule is LearningRateScaling.LINEAR and too_steep:
@@ -45,7 +46,7 @@ def scaled_learning_rate(recipe: Recipe, factor: Fraction, warmup: int, ledger: 
             f"the learning rate grows {plain(multiplier)}-fold without warm-up;"
             " set recipe.warmupSteps or scaling.maxLearningRate"
         )
-    return LearningRate(rate, multiplier)
+    return LearningRate(rate, multiplier if capped is None else capped)
 
 
 def _rule(

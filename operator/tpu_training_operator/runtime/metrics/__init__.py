@@ -67,6 +67,9 @@ _ANSWERS = {
     429: "too_many",
     503: "unavailable",
 }
+# Anyone can have these answers for the asking.
+_OF_STRANGERS = (401, 403, 404, 429)
+_STRANGER = "stranger"
 
 _WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -94,7 +97,7 @@ class _Family(NamedTuple):
 _FAMILIES = {
     "tpujob_jobs": _Family(Gauge, "Jobs, by state.", _STATE),
     "tpujob_longest_unready_seconds": _Family(
-        Gauge, "How long the job that has waited longest for its workers has done so, since this process started."
+        Gauge, "How long the job that has waited longest for its workers has done so, by its status."
     ),
     "tpujob_failures_total": _Family(Counter, "Attempts that failed.", _CLASS),
     "tpujob_restarts_total": _Family(Counter, "Restarts of gangs after a failure.", _CLASS),
@@ -117,7 +120,9 @@ _FAMILIES = {
     ),
     "tpujob_goodput_ratio": _Family(Histogram, "Productive share of the time of jobs that ended.", {}, _RATIO_BUCKETS),
     "tpujob_progress_reports_total": _Family(
-        Counter, "Progress reports of workers, by how they were answered.", {"result": (*_ANSWERS.values(), _OTHER)}
+        Counter,
+        "Progress reports of workers, by how they were answered.",
+        {"result": (*_ANSWERS.values(), _STRANGER, _OTHER)},
     ),
     "controller_runtime_reconcile_total": _Family(
         Counter,
@@ -244,9 +249,12 @@ class Metrics:
         self._count("rest_client_requests_total", code, method)
         self._observe("rest_client_request_duration_seconds", seconds, method)
 
-    def report_answered(self, status: int) -> None:
-        """The progress service answered a report with this HTTP status."""
-        self._count("tpujob_progress_reports_total", _ANSWERS.get(status, _OTHER))
+    def report_answered(self, status: int, *, is_known: bool) -> None:
+        """The progress service answered a report with this HTTP status. `is_known`: the sender's token was accepted,
+        now or the last time."""
+        is_stranger = not is_known and status in _OF_STRANGERS
+        result = _STRANGER if is_stranger else _ANSWERS.get(status, _OTHER)
+        self._count("tpujob_progress_reports_total", result)
 
     # What becomes of the jobs.
 
@@ -258,15 +266,18 @@ class Metrics:
         for key, state in states.items():
             self.job_seen(key, state)
 
-    def job_seen(self, key: JobKey, state: State | None) -> None:
-        """The job's state at the end of a pass; None before its first status."""
+    def job_seen(self, key: JobKey, state: State | None, unready_seconds: float | None = None) -> None:
+        """The job's state at the end of a pass; None before its first status. `unready_seconds`: how long its workers
+        have not been ready, if that is known."""
         self._leave_state(key)
         self._states[key] = label = state or NEW
         self._count("tpujob_jobs", label)
-        if label in _UNREADY:
-            self._unready_since.setdefault(key, self._clock())
-        else:
+        if label not in _UNREADY:
             self._unready_since.pop(key, None)
+        elif unready_seconds is not None:
+            self._unready_since[key] = self._clock() - unready_seconds
+        else:
+            self._unready_since.setdefault(key, self._clock())
 
     def job_gone(self, key: JobKey) -> None:
         self._leave_state(key)

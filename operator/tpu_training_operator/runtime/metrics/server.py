@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.ports import Bounds, serve_bounded
+
+_BOUNDS = Bounds(connections=32)
 
 
 @asynccontextmanager
@@ -22,14 +25,11 @@ async def serve_metrics(port: int, metrics: Metrics) -> AsyncIterator[None]:
 
     app = web.Application()
     app.router.add_get("/metrics", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
     lag = asyncio.create_task(metrics.watch_event_loop(), name="event loop lag")
     try:
-        await web.TCPSite(runner, port=port).start()
-        yield
+        async with serve_bounded(app, port, _BOUNDS):
+            yield
     finally:
         lag.cancel()
         with suppress(asyncio.CancelledError):
             await lag
-        await runner.cleanup()

@@ -119,6 +119,16 @@ def _settled(status: Status) -> dict[str, int]:
     return seconds | {"productive": goodput.productive_seconds - unsaved}
 
 
+def unready_since(status: Status, created: datetime) -> datetime:
+    """Since when a job that waits for its workers does: the last of its creation, start, resumption, admission and
+    failure."""
+    gang, admitted = (find(status.conditions, kind) for kind in (ConditionType.GANG_READY, ConditionType.ADMITTED))
+    lost = [gang] if gang and not gang.is_true else []
+    gained = [admitted] if admitted and admitted.is_true else []
+    changed = (parse_time(condition.last_transition_time) for condition in (*lost, *gained))
+    return max((created, *_starts(status), *changed))
+
+
 def _starts(status: Status) -> Iterable[datetime]:
     if status.start_time:
         yield parse_time(status.start_time)

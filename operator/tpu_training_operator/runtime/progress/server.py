@@ -6,22 +6,19 @@ unknown token costs the API server a request, so it counts as a refusal of its a
 A stranger must not be able to make the operator doubt a silence. So only two failures tell the inbox that a report
 could not be received: our own error over an accepted worker's report, and an API server that does not answer.
 
-Anyone who reaches the port can open connections. They are counted from accept() on, before TLS costs anything. A new
-one is always accepted: when all places are taken, the address with the most connections loses its oldest.
+What a connection may cost before it is a report is bounded as on all ports (`runtime.ports`).
 """
 
 import asyncio
 import json
 import logging
 import math
-import socket
 import ssl
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Generic, TypeVar
 
 from aiohttp import web
@@ -32,6 +29,7 @@ from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.ports import Bounds, serve_bounded
 from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
 from tpu_training_operator.runtime.progress.tokens import Reviewer, Sender
@@ -46,25 +44,19 @@ MOST_CONNECTIONS = 200
 REPORTS_PER_SECOND, REPORTS_AT_ONCE = 1.0, 5
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 0.2, 20
 
-_SECONDS_TO_SHAKE_HANDS = 5.0
-_SECONDS_TO_PART = 2.0
 _SECONDS_TO_READ = 10.0
 # Longer than one request to the API server may take: a token may have to wait for its turn first.
 _SECONDS_TO_REVIEW = 20.0
-_SECONDS_OF_SILENCE = 5.0
-_SECONDS_TO_STOP = 2.0
-_SECONDS_TO_DRAIN = 1.0
 _RETRY_SECONDS = 5.0
-_ACCEPT_PAUSE_SECONDS = 1.0
 # No name in Kubernetes is longer.
 _LONGEST_NAME = 253
 # Jobs or addresses whose limits are remembered: as many as a large cluster has jobs, and some more.
 _MOST_KEYS = 10_000
 
+# Whether the token of the report was accepted, now or the last time.
+_IS_KNOWN = web.RequestKey("is_known", bool)
+
 log = logging.getLogger(__name__)
-# aiohttp logs a traceback for every request that is not HTTP. Failures of our own code are logged by `_answered`.
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.setLevel(logging.CRITICAL)
 
 _Reader = Callable[[bytes, Sender, datetime], Report]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -145,7 +137,7 @@ class ProgressService:
     async def _sender(self, request: web.Request, key: JobKey, refusals: Limits[str]) -> Sender:
         address, token = request.remote or "", _token(request)
         # Many workers may share an address: a stranger must not lock out those whose tokens are known.
-        is_trusted = self.reviewer.trusts(token)
+        is_trusted = request[_IS_KNOWN] = self.reviewer.trusts(token)
         if not is_trusted:
             refusals.take(address, "too many reports from this address were refused")
         try:
@@ -160,6 +152,7 @@ class ProgressService:
             raise Refused(503, f"the API server could not review the token: {error}", _RETRY_SECONDS) from error
         if not is_trusted:
             refusals.give_back(address)
+        request[_IS_KNOWN] = True
         return sender
 
     @web.middleware
@@ -178,9 +171,7 @@ class ProgressService:
             log.exception("a report could not be processed")
             response = _error(500, "the report could not be processed; see the operator's log")
         if self.metrics:
-            self.metrics.report_answered(response.status)
-        # A connection kept open between two reports costs more memory than the next handshake costs time.
-        response.force_close()
+            self.metrics.report_answered(response.status, is_known=request.get(_IS_KNOWN, False))
         return response
 
 
@@ -188,109 +179,10 @@ class ProgressService:
 async def serve(
     service: ProgressService, port: int, tls: ssl.SSLContext, host: str | None = None
 ) -> AsyncIterator[int]:
-    """Listen on `host` (None: all addresses) until the block ends; then requests under way have a moment to finish.
-    Yields the port; 0 asks for any free one."""
-    runner = web.AppRunner(
-        service.application(),
-        access_log=None,
-        logger=_http_log,
-        # A decompression bomb passes the limit on bytes while it is packed.
-        auto_decompress=False,
-        keepalive_timeout=_SECONDS_OF_SILENCE,
-        lingering_time=_SECONDS_TO_DRAIN,
-        shutdown_timeout=_SECONDS_TO_STOP,
-    )
-    await runner.setup()
-    server = runner.server
-    assert server is not None
-    connections = _Connections(tls, server)
-    try:
-        with listening_socket(host, port) as listener:
-            accepting = asyncio.create_task(connections.accept(listener), name="progress service")
-            try:
-                yield listener.getsockname()[1]
-            finally:
-                accepting.cancel()
-                with suppress(asyncio.CancelledError):
-                    await accepting
-    finally:
-        await runner.cleanup()
-        await connections.close()
-
-
-def listening_socket(host: str | None, port: int) -> socket.socket:
-    if host is None and socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    else:
-        listener = socket.create_server((host or "", port))
-    listener.setblocking(False)
-    return listener
-
-
-class _Connections:
-    """Handshakes under way, and the connections that aiohttp's `server` has after them."""
-
-    def __init__(self, tls: ssl.SSLContext, server: web.Server) -> None:
-        self._tls = tls
-        self._server = server
-        self._handshakes: dict[asyncio.Task[None], str] = {}
-
-    async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, (address, *_) = await loop.sock_accept(listener)
-            except OSError as error:
-                # This process has no file descriptor left, for example.
-                log.warning("a connection could not be accepted: %s", error)
-                await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
-                continue
-            self._make_room()
-            task = asyncio.create_task(self._shake_hands(accepted))
-            self._handshakes[task] = address
-            task.add_done_callback(self._forget)
-            # A flood of connections must not keep everything else from its turn.
-            await asyncio.sleep(0)
-
-    def _make_room(self) -> None:
-        """When all places are taken, close the oldest connection of the address that has the most; handshakes go
-        first."""
-        transports = [handler.transport for handler in self._server.connections]
-        closers: list[tuple[str, Callable[[], object]]] = [
-            *((address, partial(self._forget, task)) for task, address in self._handshakes.items()),
-            *((_address_of(t), t.abort) for t in transports if t and not t.is_closing()),
-        ]
-        if len(closers) >= MOST_CONNECTIONS:
-            [(greediest, _)] = Counter(address for address, _ in closers).most_common(1)
-            next(close for address, close in closers if address == greediest)()
-
-    def _forget(self, handshake: "asyncio.Task[None]") -> None:
-        self._handshakes.pop(handshake, None)
-        handshake.cancel()
-
-    async def _shake_hands(self, accepted: socket.socket) -> None:
-        # OSError: this is not TLS, the client does not trust us, or the handshake took too long.
-        with suppress(OSError):
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._server,
-                accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=_SECONDS_TO_SHAKE_HANDS,
-                ssl_shutdown_timeout=_SECONDS_TO_PART,
-            )
-
-    async def close(self) -> None:
-        handshakes = list(self._handshakes)
-        for task in handshakes:
-            task.cancel()
-        await asyncio.gather(*handshakes, return_exceptions=True)
-
-
-def _address_of(transport: asyncio.Transport) -> str:
-    """Empty if the client had gone before it could be asked for its address."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if peer else ""
+    """Listens until the block ends. Yields the port; 0 asks for any free one."""
+    bounds = Bounds(MOST_CONNECTIONS, MOST_BYTES)
+    async with serve_bounded(service.application(), port, bounds, tls=tls, host=host) as chosen:
+        yield chosen
 
 
 def _token(request: web.Request) -> str:

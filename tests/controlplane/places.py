@@ -1,0 +1,102 @@
+"""A namespace with node pools of its own, for stories about where the real scheduler puts slices."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from tests.cluster.api import ApiError
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import NODES, TPU_TAINT, NodePool, SimulatedSlice, add_tpu_nodes, remove_nodes
+from tests.cluster.namespaces import fresh_namespace
+from tests.controlplane.jobs import Namespace, Object, digits
+
+TWO_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "2x4", 2, 4)
+FOUR_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)
+V4 = SimulatedSlice("tpu-v4-podslice", "2x2x2", 2, 4)
+V5P = SimulatedSlice("tpu-v5p-slice", "2x2x4", 4, 4)
+V6E = SimulatedSlice("tpu-v6e-slice", "4x4", 4, 4)
+
+
+@dataclass
+class Place:
+    """A namespace of one story, and its node pools, where its jobs alone can run."""
+
+    space: Namespace
+    pools: list[NodePool] = field(default_factory=list)
+
+    @property
+    def _cluster(self) -> ControlPlane:
+        return self.space.cluster
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The label of its nodes."""
+        return {"story": self.space.name}
+
+    def apply(self, job: Object) -> None:
+        trainer = job["spec"]["trainer"] | {"nodeSelector": self.own}
+        self.space.apply(job | {"spec": job["spec"] | {"trainer": trainer}})
+
+    def add(self, shape: SimulatedSlice) -> NodePool:
+        self.pools.append(add_tpu_nodes(self._cluster, shape, self.own))
+        return self.pools[-1]
+
+    def taint(self, pool: NodePool, *taints: Object) -> None:
+        """The pool's taints besides GKE's own for TPUs."""
+        for node in pool.nodes:
+            patch = {"spec": {"taints": [TPU_TAINT, *taints]}}
+            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type="application/merge-patch+json")
+
+    def priority(self, value: int) -> Object:
+        """What gives a job's workers this priority; they stop as slowly as with a kubelet."""
+        name = f"{self.space.name}{value}"
+        body = {"metadata": {"name": name}, "value": value}
+        with suppress(ApiError):
+            self._cluster.api.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
+        return {"priorityClassName": name, "podAnnotations": {"stops-slowly": "true"}}
+
+    def cordon(self, pool: NodePool, host: int, cordoned: bool = True) -> None:
+        patch = {"spec": {"unschedulable": cordoned}}
+        path = f"{NODES}/{pool.nodes[host]}"
+        self._cluster.api.call("PATCH", path, patch, content_type="application/merge-patch+json")
+
+    def lose(self, pool: NodePool) -> None:
+        """With its pods, which the pod garbage collector would delete after 40 s."""
+        remove_nodes(self._cluster, pool)
+        for pod in self._cluster.api.call("GET", "/api/v1/pods")["items"]:
+            if pod["spec"].get("nodeName") in pool.nodes:
+                path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+                self._cluster.api.call("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+@contextmanager
+def a_place(cluster: ControlPlane) -> Iterator[Place]:
+    with fresh_namespace(cluster.api) as name:
+        place = Place(Namespace(cluster, name))
+        yield place
+        for pool in place.pools:
+            remove_nodes(cluster, pool)
+
+
+def tpu_job(name: str, accelerator_type: str, count: int = 1, **spec: Object) -> Object:
+    wanted = {"acceleratorType": accelerator_type, "count": count, "hardware": "TPU"}
+    # Several slices need it on TPUs.
+    trainer = {"backend": "XLASPMD"} | spec.pop("trainer", {})
+    return digits(slice=wanted, trainer=trainer, **spec) | {"metadata": {"name": name}}
+
+
+def nodes_by_slice(space: Namespace, name: str) -> list[set[str]]:
+    """The nodes that every slice of the job has found; slice 0 first."""
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for pod in space.pods(name):
+        found = nodes[pod["metadata"]["labels"]["tpu-operator.dev/slice-index"]]
+        if "nodeName" in pod["spec"]:
+            found.add(pod["spec"]["nodeName"])
+    return [nodes[index] for index in sorted(nodes)]
+
+
+def finish(space: Namespace, name: str) -> None:
+    for pod in space.pods(name):
+        space.finish(pod["metadata"]["name"])
+    space.wait_for_state("Succeeded", name=name)

@@ -1,0 +1,46 @@
+"""The operator's three ports in a process of their own, for strangers: `python -m tests.unit.attacked_ports DIRECTORY`.
+
+Writes the certificate of its authority into DIRECTORY/ca.crt, then prints the three ports as JSON, and serves until its
+standard input ends.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.cluster.ports import free_port
+from tests.unit.progress_desk import Desk
+from tpu_training_operator.runtime.health_server import serve_health
+from tpu_training_operator.runtime.metrics import Metrics
+from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
+from tpu_training_operator.runtime.progress.server import serve
+
+SERVICE_HOST = "operator.tpu-system.svc"
+
+
+async def main(directory: Path) -> None:
+    authority = new_authority("progress", datetime.now(UTC))
+    (directory / "ca.crt").write_bytes(authority.pem.certificate)
+    metrics_port = free_port()
+    async with AsyncExitStack() as stack:
+        tls = await stack.enter_async_context(server_tls(authority, (SERVICE_HOST,), lambda: datetime.now(UTC)))
+        ports = {
+            "progress": await stack.enter_async_context(serve(Desk().service, 0, tls)),
+            "health": await stack.enter_async_context(serve_health(0, dict)),
+            "metrics": metrics_port,
+        }
+        await stack.enter_async_context(serve_metrics(metrics_port, Metrics()))
+        print(json.dumps(ports), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    # As in the operator, whose passes leave millions of objects behind that need no collector.
+    gc.freeze()
+    gc.set_threshold(20_000)
+    asyncio.run(main(Path(sys.argv[1])))
