@@ -192,6 +192,7 @@ class CarelessGang(QueuedGang):
         self.hidden = set()
         if self.is_queued and not self.cluster.job_is_gone:
             self.edit(labels={**kueue.QUEUE})
+            kueue.mends(self.cluster)
         if self.is_unreadable and self.features["is readable in the end"]:
             self.the_next_upgrade_reads_it_again()
 
