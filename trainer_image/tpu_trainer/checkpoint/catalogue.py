@@ -242,10 +242,10 @@ def prepare(target: Target) -> None:
     own = _own(target)
     for one in own.unfinished:
         _delete_unfinished(target.store, one.entry)
-    for reader in own.readers:
-        if reader[0] == target.author.job and reader[1] <= target.author.attempt:
-            # One that was killed while it chose.
-            target.store.delete(_mark_of(*reader))
+    for job, attempt in own.readers:
+        if job == target.author.job:
+            # Of one that was killed while it chose.
+            target.store.delete(_mark_of(job, attempt))
     try_writing(target)
 
 
