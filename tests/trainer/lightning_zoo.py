@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     Callback,
     EarlyStopping,
+    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateFinder,
@@ -255,6 +256,17 @@ class Grows(Plain):
 
     def configure_callbacks(self) -> Any:
         return [LambdaCallback(on_train_epoch_start=lambda trainer, module: module.layer.weight.data.mul_(1.05))]
+
+
+class Averages(Plain):
+    """The callback averages running statistics, too, which each replica makes of its own examples."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr / 10)
+        self.layer = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    def configure_callbacks(self) -> Any:
+        return [EMAWeightAveraging(decay=0.5)]
 
 
 class Pruned(Plain):

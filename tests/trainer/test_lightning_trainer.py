@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,6 +209,21 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert len(losses) == 10
     assert losses == pytest.approx(alone.losses, rel=1e-4)
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
+
+
+def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher, tmp_path: Path) -> None:
+    document = spec("Averages", hosts=2, replicas=2, checkpoint={"uri": str(tmp_path / "kept"), "keep": 1})
+    gang = launcher.start(document, packages=fork_server.LIGHTNING)
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    module = lightning_zoo.Averages(0.1)
+    (file,) = (tmp_path / "kept").glob("step-00000010-*/model.safetensors")
+    safetensors.torch.load_model(module, str(file))
+    features, target = zip(*lightning_zoo.HELD_OUT, strict=True)
+    with torch.no_grad():
+        expected = module.eval().loss((torch.stack(features), torch.stack(target))).item()
+    evaluated = [record for record in gang.progress() if record["step"] == 10 and "evaluation" in record]
+    # Before and after the hooks of the end.
+    assert [record["evaluation"]["val_loss"] for record in evaluated] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])

@@ -87,9 +87,11 @@ def train(
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 earlier.keep()
+                update.passed()
                 backend.sync()
                 batch, position = next(samples)
                 loss = loss.plus(_forward_backward(work, step, batch, backend, outside))
+        update.passed()
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
         parameters = trainable.now(settled=last or work.task.hooks is None)
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
