@@ -187,7 +187,7 @@ def test_every_worker_finds_its_place_in_the_gang(changes: Mapping[str, Any]) ->
 def test_all_workers_meet_at_host_0_of_slice_0() -> None:
     environments = [read_environment(environ) for environ in worker_environments(stored_job(MULTISLICE_JOB))]
     assert {(environment.master_addr, environment.master_port) for environment in environments} == {
-        ("2-0.digits", 12355)
+        ("2-0.digits.default.svc", 12355)
     }
 
 

@@ -257,13 +257,14 @@ def a_first_worker_that_is_created_again_joins_its_peers(place: Place) -> None:
     place.apply(tpu_job("gang", "v5litepod-16"))
     space.wait(lambda: set(pool.nodes[1:]) in nodes_by_slice(space, "gang"), "the gang has all nodes but one")
     place.add(FOUR_HOSTS)
-    (first,) = [pod["metadata"] for pod in space.pods("gang") if pod["metadata"]["name"] == "gang-1-0-0"]
-    space.kubectl("delete", "pod", "gang-1-0-0")
+    before = space.pods("gang")[0]["metadata"]
+    # Without a trace: one that is seen to stop would be a failure.
+    space.kubectl("delete", "pod", "gang-1-0-0", "--grace-period=0", "--force")
     place.cordon(pool, 0, cordoned=False)
 
     space.wait_for_state("Running", name="gang", attempt=1)
     assert nodes_by_slice(space, "gang") == [set(pool.nodes)]
-    assert space.pods("gang")[0]["metadata"]["uid"] != first["uid"]
+    assert space.pods("gang")[0]["metadata"]["uid"] != before["uid"]
 
 
 def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> None:

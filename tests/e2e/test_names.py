@@ -25,6 +25,7 @@ print(json.dumps(found))
 def resolved(space: Space, attempt: int, *, by: str) -> dict[str, str | None]:
     """What a worker is told about the host names of an attempt."""
     names = [f"{attempt}-{host}.digits" for host in range(HOSTS)]
+    names.append(f"{attempt}-0.digits.{space.name}.svc")
     found: dict[str, str | None] = json.loads(space.kubectl("exec", by, "--", "python3", "-c", RESOLVE, *names))
     return found
 
@@ -33,14 +34,16 @@ def addresses(space: Space, attempt: int) -> dict[str, str | None]:
     """The addresses that its pods have."""
     prefix = f"digits-{attempt}-0-"
     pods = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in space.pods()}
-    return {f"{attempt}-{name.removeprefix(prefix)}.digits": ip for name, ip in pods.items() if name.startswith(prefix)}
+    found = {name.removeprefix(prefix): ip for name, ip in pods.items() if name.startswith(prefix)}
+    leader = {f"{attempt}-0.digits.{space.name}.svc": found["0"]} if found else {}
+    return {f"{attempt}-{host}.digits": ip for host, ip in found.items()} | leader
 
 
 def workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     space.apply_waiting()
     space.wait_running()
     first = addresses(space, 1)
-    assert len(first) == HOSTS
+    assert len(first) == HOSTS + 1
     wait_until(lambda: resolved(space, 1, by="digits-1-0-0") == first, timeout=SECONDS, what="attempt 1 has names")
 
     space.kubectl("delete", "pod", "digits-1-0-2", "--wait=false")

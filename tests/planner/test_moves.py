@@ -543,6 +543,21 @@ def test_placeholders_whose_first_host_is_preempted_give_up_the_rest_of_its_pool
     assert where(cluster)[:2] == (2, 1)
 
 
+def test_a_placeholder_that_was_evicted_is_created_again() -> None:
+    cluster = given_a_gang_on_the_smaller_slice(GROWING)
+    passes(cluster, 1800)
+    one_pass(cluster)
+    kubelet.make_ready(cluster, cluster.pods[HELD[0]])
+    kubelet.make_ready(cluster, cluster.pods[HELD[1]])
+    kubelet.end(cluster, cluster.pods[HELD[1]], 137)
+    ended = cluster.pods[HELD[1]]["metadata"]["uid"]
+    for _ in range(3):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+    assert held(cluster) == HELD
+    assert cluster.pods[HELD[1]]["metadata"]["uid"] != ended
+
+
 @pytest.mark.parametrize("what", ["suspended", "failed", "finished", "invalid"])
 def test_placeholders_go_when_the_job_stops(what: str) -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)

@@ -25,8 +25,10 @@ OWNER = {
     "blockOwnerDeletion": True,
 }
 
+LEADER = "3-0.digits.default.svc"
+
 ENV = {
-    "MASTER_ADDR": "3-0.digits",
+    "MASTER_ADDR": LEADER,
     "MASTER_PORT": "12355",
     "TPU_WORKER_ID": "2",
     "JOB_COMPLETION_INDEX": "2",
@@ -263,7 +265,7 @@ def test_a_slice_of_one_host_needs_no_dns() -> None:
 
 def test_single_hosts_of_a_rehearsal_meet_through_dns() -> None:
     found = env(ONE_HOST | ON_CPU | {"spec.slice.count": 2}, slice_index=1, host=0)
-    assert (found["TPU_WORKER_HOSTNAMES"], found["MASTER_ADDR"]) == ("localhost", "3-0.digits")
+    assert (found["TPU_WORKER_HOSTNAMES"], found["MASTER_ADDR"]) == ("localhost", LEADER)
 
 
 @pytest.mark.parametrize(("machine_type", "chips"), [("ct5lp-hightpu-4t", "4"), ("ct5lp-hightpu-8t", "8")])
@@ -277,12 +279,12 @@ def test_chips_per_host_distinguish_two_machine_types_of_one_shape(machine_type:
 def test_every_slice_of_a_multislice_job_knows_the_others() -> None:
     several = env(MULTISLICE, slice_index=1, host=1)
     assert {name: value for name, value in several.items() if name.startswith("MEGASCALE_")} == {
-        "MEGASCALE_COORDINATOR_ADDRESS": "3-0.digits",
+        "MEGASCALE_COORDINATOR_ADDRESS": LEADER,
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_PORT": "8080",
         "MEGASCALE_SLICE_ID": "1",
     }
-    assert several["MASTER_ADDR"] == "3-0.digits"
+    assert several["MASTER_ADDR"] == LEADER
     assert (several["TPU_WORKER_ID"], several["TPUJOB_HOST_INDEX"], several["TPUJOB_NUM_HOSTS"]) == ("1", "5", "8")
     assert several["TPUJOB_SLICE_INDEX"] == "1"
 

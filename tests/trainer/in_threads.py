@@ -67,6 +67,9 @@ class ThreadBackend:
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_in_turn(batches, self.to_device)
 
+    def marks(self, tensors: Sequence[Tensor]) -> list[object]:
+        return [object() for _ in tensors]
+
     def flag(self, up: bool) -> Tensor:
         return torch.tensor([float(up)])
 

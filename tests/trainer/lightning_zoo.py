@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     Callback,
     EarlyStopping,
+    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateFinder,
@@ -37,6 +38,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torchmetrics import MeanSquaredError
 from torchmetrics.classification import BinaryAUROC
 
 from tpu_trainer import LightningRun
@@ -93,6 +95,17 @@ class CollectsAndGathers(Collects):
     def on_validation_epoch_end(self) -> None:
         self.log("of_all", self.all_gather(torch.tensor(max(self.outputs))).max())
         super().on_validation_epoch_end()
+
+
+class LayerOfSetup(Plain):
+    """Has a layer more once it was set up, and shows only in an evaluation that it needs Lightning's Trainer."""
+
+    def setup(self, stage: str) -> None:
+        self.layer = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+        self.lr = 0.001
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", self.loss(batch), reduce_fx=torch.max)
 
 
 def asked(lr: float) -> LightningRun:
@@ -244,6 +257,22 @@ class Grows(Plain):
 
     def configure_callbacks(self) -> Any:
         return [LambdaCallback(on_train_epoch_start=lambda trainer, module: module.layer.weight.data.mul_(1.05))]
+
+
+class Averages(Plain):
+    """The callback averages running statistics, too, which each replica makes of its own examples."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr / 10)
+        self.layer = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.error = MeanSquaredError()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.error.update(self.layer(batch[0]), batch[1])
+        self.log("val_loss", self.error)
+
+    def configure_callbacks(self) -> Any:
+        return [EMAWeightAveraging(decay=0.5)]
 
 
 class Pruned(Plain):

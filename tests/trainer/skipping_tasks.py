@@ -64,6 +64,46 @@ def unlike(hp: Hyperparameters) -> Task:
     return _experts(32, 48)
 
 
+class Centred(nn.Module):
+    """Subtracts a running mean, which it keeps in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - self.centre
+        self.centre.lerp_(x.detach().mean(0), 0.5)
+        return centred
+
+
+def centred(hp: Hyperparameters) -> Task:
+    """Each of the experts has a buffer of its own, in one shape."""
+    task = _experts(32, 32)
+    for expert in task.model.experts:
+        expert.append(Centred())
+    return task
+
+
+class Shifted(nn.Module):
+    """Adds a constant, which it keeps in a buffer."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.full((32,), by))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+def shifted(hp: Hyperparameters) -> Task:
+    """A step only reads the buffer of one of two equal parts."""
+    task = _experts(32, 32)
+    for number, expert in enumerate(task.model.experts):
+        expert.append(Shifted(number + 0.5))
+    return task
+
+
 class Late(nn.Module):
     """`late` is frozen at first, and in use only in some steps; `spare` is never in use; `centre` takes part in the
     training, and every pass replaces it."""

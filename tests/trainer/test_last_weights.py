@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.trainer import in_process, lightning_zoo
+from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.tasks import weighed
 from tests.trainer.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.whole_runs import Ran, run
@@ -230,3 +231,19 @@ def test_a_run_without_checkpoints_leaves_its_weights_at_the_desk_under_both_loo
     done = in_process.run(lightning_spec(name), tmp_path, report=tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert held_out_loss(weights) == pytest.approx(done.outcome.metrics["val_loss"], rel=1e-5)
+
+
+def halving(hp: Hyperparameters) -> Task:
+    task = weighed(hp)
+    return replace(task, hooks=Scaling(task.model, "train_ends"))
+
+
+def test_on_chips_the_weights_of_the_end_are_evaluated_and_saved_too(launcher: Launcher, tmp_path: Path) -> None:
+    checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
+    entrypoint = "tests.trainer.test_last_weights:halving"
+    gang = start_replicas(launcher, "chips", 2, trainSteps=6, checkpoint=checkpoint, entrypoint=entrypoint)
+    assert set(gang.wait()) == {ExitCode.Succeeded}, gang.output()
+    (commit,) = tmp_path.rglob("COMMIT")
+    saved = length(load_file(commit.parent / "model.safetensors"))
+    assert saved == pytest.approx(gang.hosts[0].message()["metrics"]["length"], rel=1e-5)
+    assert json.loads(commit.read_text())["weights"] in gang.hosts[0].output

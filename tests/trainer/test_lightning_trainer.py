@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,6 +162,17 @@ def test_a_run_with_another_batch_begins_its_epoch_again_and_trains_what_is_left
     assert len(again.losses) == 2
 
 
+def test_a_module_whose_layers_come_with_its_setup_continues(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    first = run("LayerOfSetup", tmp_path, trainSteps=6, checkpoint=kept)
+    assert first.outcome.code is ExitCode.Succeeded, first.outcome.message
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("LayerOfSetup", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert len(again.losses) == 4
+    assert not [text for text in again.warnings if text.startswith("begins at step 0")]
+
+
 def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"uri": str(tmp_path / "kept"), "keep": 1}
     run("asked", tmp_path, trainSteps=6, checkpoint=kept)
@@ -197,6 +209,22 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert len(losses) == 10
     assert losses == pytest.approx(alone.losses, rel=1e-4)
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
+
+
+def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher, tmp_path: Path) -> None:
+    checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
+    document = spec("Averages", hosts=2, replicas=2, backend="xla", checkpoint=checkpoint)
+    gang = launcher.start(document, packages=fork_server.LIGHTNING)
+    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    module = lightning_zoo.Averages(0.1)
+    (file,) = (tmp_path / "kept").glob("step-00000010-*/model.safetensors")
+    safetensors.torch.load_model(module, str(file))
+    features, target = zip(*lightning_zoo.HELD_OUT, strict=True)
+    with torch.no_grad():
+        expected = module.eval().loss((torch.stack(features), torch.stack(target))).item()
+    evaluated = [record for record in gang.progress() if record["step"] == 10 and "evaluation" in record]
+    # Before and after the hooks of the end.
+    assert [record["evaluation"]["val_loss"] for record in evaluated] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])

@@ -19,6 +19,9 @@ CASES: dict[str, dict[str, Any]] = {
     # The state of a divided optimizer changes its order whenever a step uses other parameters than the one before.
     "alike": SHARDED,
     "unlike": SHARDED,
+    # A step changes the buffer of one of two equal parts, or only reads it.
+    "centred": {},
+    "shifted": {},
     # The average grows in a step that creates no other state.
     "unfreezing": {"emaDecay": "0.9"},
     # These count their steps on the host.
@@ -28,12 +31,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", CASES)
-def test_a_skipped_step_leaves_no_trace_on_a_device(launcher: Launcher, task: str) -> None:
+@pytest.mark.parametrize(("task", "replicas"), [*((task, 2) for task in CASES), ("shifted", 1)])
+def test_a_skipped_step_leaves_no_trace_on_a_device(launcher: Launcher, task: str, replicas: int) -> None:
     spec = {"onNotFinite": "Skip", "warmupSteps": 0, "trainSteps": 24, **CASES[task]}
     entrypoint = f"tests.trainer.skipping_tasks:{task}"
-    gang = start_replicas(launcher, "xla", 2, optimizer="adamw", entrypoint=entrypoint, **spec)
-    expected = run(lambda hp, rank: getattr(skipping_tasks, task)(hp), 2, recipe=ADAMW, **spec)
+    gang = start_replicas(launcher, "xla", replicas, optimizer="adamw", entrypoint=entrypoint, **spec)
+    expected = run(lambda hp, rank: getattr(skipping_tasks, task)(hp), replicas, recipe=ADAMW, **spec)
     assert set(gang.wait()) == {0}, gang.output()
     assert sum(map(math.isnan, expected.losses)) == 6
     found = [math.nan if loss is None else loss for loss in gang.losses()]

@@ -1,5 +1,6 @@
 """The order of a pass, and how it ends when the cluster refuses. Other layers test the rest on clusters."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -250,6 +251,21 @@ async def test_a_worker_created_by_an_earlier_pass_is_not_a_conflict(store: Reco
     store.hides_pods = True
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).state == State.STARTING
+
+
+async def test_a_blocked_job_does_not_tell_again_and_again_of_what_is_there(
+    store: Recorded, reconciler: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = pod(0)
+    del stranger["metadata"]["ownerReferences"]
+    await store.create(stranger)
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            await reconciler.reconcile(KEY)
+            clock.now += timedelta(seconds=30)
+    assert (await status_of(store)).state == State.BLOCKED
+    told = [record.getMessage() for record in caplog.records if "carried out" in record.getMessage()]
+    assert told == ["carried out create Service x 1, create ConfigMap x 1"]
 
 
 async def test_a_foreign_pod_with_the_name_of_a_worker_is_a_conflict(store: Recorded, reconciler: Reconciler) -> None:

@@ -63,6 +63,10 @@ class CheckpointUnusableError(TrainerError):
     code = ExitCode.CheckpointUnusable
 
 
+class OtherModelError(CheckpointUnusableError):
+    """They are whole, but of another task, model or seed."""
+
+
 class DivergedError(TrainerError):
     """The replicas no longer run the same program, or no longer hold the same parameters."""
 

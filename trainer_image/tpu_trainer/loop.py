@@ -17,6 +17,7 @@ from tpu_trainer.epochs import noticed
 from tpu_trainer.errors import user_code
 from tpu_trainer.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.instruments import Instruments
+from tpu_trainer.outside import Outside
 from tpu_trainer.passes import EarlierPasses
 from tpu_trainer.stop import StopFlag
 from tpu_trainer.task import Batch
@@ -57,6 +58,7 @@ def train(
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
     flags, earlier = Flags(backend), EarlierPasses(work.task.model)
+    outside = Outside(work.task.model, backend.device, instruments.left_out)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
         if start.ended:
@@ -81,13 +83,15 @@ def train(
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend, instruments.forward_begins)
+            loss = _forward_backward(work, step, batch, backend, outside, instruments.forward_begins)
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 earlier.keep()
+                update.passed()
                 backend.sync()
                 batch, position = next(samples)
-                loss = loss.plus(_forward_backward(work, step, batch, backend))
+                loss = loss.plus(_forward_backward(work, step, batch, backend, outside))
+        update.passed()
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
         parameters = trainable.now(settled=last or work.task.hooks is None)
         wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
@@ -139,15 +143,16 @@ def train(
 
 
 def _forward_backward(
-    work: Work, step: int, batch: Batch, backend: Backend, begins: Callable[[], None] = lambda: None
+    work: Work, step: int, batch: Batch, backend: Backend, outside: Outside, begins: Callable[[], None] = lambda: None
 ) -> Loss:
     """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
     which may have changed buffers, or the modes of modules."""
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
     begins()
-    with user_code("the task's loss"):
+    with user_code("the task's loss"), outside.explained(work.task.loss):
         loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
+    outside.look(loss.total, step)
     with user_code("the backward pass"):
         work.hooks.before_backward(loss.total)
         loss.total.backward()  # type: ignore[no-untyped-call]

@@ -20,11 +20,11 @@ from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
 from tpu_trainer.entrypoint import Loaded
-from tpu_trainer.errors import PeerLostError, UserCodeError, user_code
+from tpu_trainer.errors import OtherModelError, PeerLostError, UserCodeError, user_code
 from tpu_trainer.evaluate import evaluate, try_evaluation
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.instruments import Instruments
-from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.lightning import NeedsTrainerError, is_lightning
 from tpu_trainer.logbook import closed
 from tpu_trainer.loop import Trained, train
 from tpu_trainer.outcome import Outcome, finite
@@ -44,7 +44,13 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
     try:
         check_data(task, hp.seed, backend, context.environment.host_index, telling.finding)
         storage = Storage.of(spec, task.model, backend)
-        found = storage.choose(backend, telling)
+        try:
+            found = storage.choose(backend, telling)
+        except OtherModelError:
+            if not is_lightning(task.model):
+                raise
+            # Lightning's Trainer counts the module's tensors before its setup(), which may add some.
+            raise NeedsTrainerError("the job's checkpoints do not fit the module in the trainer's own loop") from None
         if found is not None and is_lightnings(found.snapshot):
             raise NeedsTrainerError("the job's checkpoint was written under it")
         writers = storage.writers(backend, context.environment, telling)

@@ -110,6 +110,9 @@ class Update:
     def begins(self) -> None:
         """Before the step's first forward pass."""
 
+    def passed(self) -> None:
+        """After each of the step's passes, before it is sent off."""
+
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         """`parameters`: those that the step trains. `sums`: what the replicas have exchanged."""
         self._step(parameters, sums)
@@ -158,15 +161,26 @@ class SkippingUpdate(Update):
         super().__init__(optimizer, hooks, average, clip_norm, backend)
         self._model, self._aside = model, aside
         self._begun: dict[Place, Tensor] = {}
+        self._marks: dict[Place, object] = {}
         self._known: set[nn.Parameter] = set()
-        # For the finiteness of the next step: this one has changed what the device cannot undo.
+        # Whether the last step has changed what the device cannot undo.
         self._waits = False
 
     def begins(self) -> None:
-        self._begun = _copies(self._buffers())
+        buffers = self._buffers()
+        self._begun = _copies(buffers)
+        if buffers and self._backend.device.type == "xla":
+            # A program of its own, for the reason that `_parts` gives.
+            with self._aside():
+                self._backend.sync()
+        self._marks = self._marks_of(buffers)
+
+    def passed(self) -> None:
+        # Only what no pass has written to keeps its mark. Later a new value might have the mark of the first.
+        now = self._marks_of(self._buffers())
+        self._marks = {place: mark for place, mark in self._marks.items() if now.get(place) == mark}
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
-        begun, self._begun = self._begun, {}
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         finite = sums.finite(self._backend)
         if self._needs_answer(trained):
@@ -177,17 +191,19 @@ class SkippingUpdate(Update):
                 self._waits = now != before
                 self._known.update(trained)
             else:
-                self._put_back(self._buffers(), begun)
+                self._put_back(*self._written())
             return
         with torch.no_grad():
             for parameter in trained:
                 assert parameter.grad is not None
                 parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
         changing, rest = self._parts(trained)
-        before = begun | _copies(changing)
+        copies = _copies(changing)
         self._step(parameters, sums)
         changed, rest_now = self._parts(trained)
-        now, self._waits = self._buffers() | changed, rest_now != rest
+        self._waits = rest_now != rest
+        buffers, begun = self._written()
+        now, before = buffers | changed, begun | copies
         if self._waits or _shapes(now) != _shapes(before):
             # Rare, and most steps are finite.
             if not self._read(finite):
@@ -225,13 +241,26 @@ class SkippingUpdate(Update):
         # By name: a forward pass may put another tensor in a buffer's place.
         return {("buffer", name): buffer for name, buffer in self._model.named_buffers()}
 
+    def _written(self) -> tuple[dict[Place, Tensor], dict[Place, Tensor]]:
+        """The buffers that the step has written to, and what was in them when it began."""
+        self.passed()
+        now, begun = (
+            {place: tensor for place, tensor in tensors.items() if place not in self._marks}
+            for tensors in (self._buffers(), self._begun)
+        )
+        self._begun, self._marks = {}, {}
+        return now, begun
+
+    def _marks_of(self, tensors: Mapping[Place, Tensor]) -> dict[Place, object]:
+        return dict(zip(tensors, self._backend.marks(list(tensors.values())), strict=True))
+
     def _parts(self, trained: Sequence[nn.Parameter]) -> tuple[dict[Place, Tensor], dict[Place, Any]]:
         """What a step changes on the device, by place, and what the device cannot undo if a step changes it: the
         optimizer's numbers on the host, in its state and its groups, and the state of parameters without a gradient,
         by torch's count of the writes to it.
 
-        To choose between old and new values of that state, too, would make programs that differ only in which of two
-        tensors of one shape they read where, and torch_xla 2.9 takes one such program for the other.
+        To choose between old and new values also of what a step leaves alone would make programs that differ only in
+        which of two tensors of one shape they read where, and torch_xla 2.9 takes one such program for the other.
         """
         groups = self._optimizer.param_groups
         resting = {id(parameter) for group in groups for parameter in group["params"]}

@@ -1,8 +1,9 @@
 """Text from strangers, made safe to show: a worker's last words, a registry's error, a report's warnings.
 
-A terminal obeys what it is shown. An escape sequence can clear the screen, set the title or write to the clipboard, and
-a bidirectional control can make a line read like another one. The operator removes them before it writes text into a
-status, and `tpujob` removes them again when it reads a cluster, because somebody else may have written the status.
+A terminal obeys what it is shown. An escape sequence can clear the screen, set the title or write to the clipboard, a
+bidirectional control can make a line read like another one, and an invisible character two words look the same. The
+operator removes them before it writes text into a status, and `tpujob` removes them again when it reads a cluster,
+because somebody else may have written the status.
 """
 
 import re
@@ -15,8 +16,14 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
-# C0 except tab and newline, DEL, C1, and the controls that embed, override or isolate a direction of writing.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# C0 except tab and newline, DEL, C1, the controls and marks that set a direction of writing, and what takes no room.
+_CONTROL = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u202a-\\u202e\\u2060-\\u206f\\ufeff"
+    "\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
+)
+_LINE_END = re.compile("\r\n|[\r\u2028\u2029]")
+# Joiners make one character of several in many scripts and in emoji, but not beside ASCII.
+_JOINER = re.compile(r"(?<![^\x00-\x7f])[\u200c\u200d]+|[\u200c\u200d]+(?![^\x00-\x7f])")
 # Halves of characters, which JSON can spell but UTF-8 cannot.
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -24,15 +31,13 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 def plain(text: str) -> str:
     """The text with tab and newline as its only control characters; never longer than before.
 
-    Escape sequences are removed whole, so that coloured text stays readable. A carriage return becomes a newline, and
-    half a character a question mark.
+    Escape sequences are removed whole, so that coloured text stays readable. Whatever else ends a line becomes a
+    newline, and half a character a question mark.
     """
     if text.isprintable():
         return text
-    if _CONTROL.search(text):
-        text = _SEQUENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-        text = _CONTROL.sub("", text)
-    return _SURROGATE.sub("?", text)
+    text = _CONTROL.sub("", _SEQUENCE.sub("", _LINE_END.sub("\n", text)))
+    return _JOINER.sub("", _SURROGATE.sub("?", text))
 
 
 def plain_json(value: Any) -> Any:

@@ -78,8 +78,15 @@ def hostname(layout: SliceLayout, worker: WorkerId) -> str:
 
 
 def host_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
-    """The worker's DNS name in its namespace, through the headless Service."""
+    """The worker's DNS name in its namespace, through the headless Service. Short, because a list of them stands in one
+    variable, and because a resolver asks for longer names three times."""
     return f"{hostname(layout, worker)}.{service_name(job)}"
+
+
+def leader_name(job: str, namespace: str, layout: SliceLayout, attempt: int) -> str:
+    """The DNS name of host 0, where the gang meets. A resolver that does not find the short name yet would ask for a
+    Service of the hostname's name in a namespace of the job's name, which may be somebody else's."""
+    return f"{host_name(job, layout, WorkerId(attempt, 0, 0))}.{namespace}.svc"
 
 
 _NOT_IN_A_VARIABLE = re.compile("[^A-Z0-9]")

@@ -45,7 +45,7 @@ def container_env(
         if name == "MASTER_PORT":
             value = str(rendezvous_port)
         if value is not None and not _is_default_user(name, value):
-            variables[name] = _here(expand(value, variables), pod["spec"].get("subdomain"), directories)
+            variables[name] = _here(expand(value, variables), _domains(pod), directories)
     # By default every process starts as many threads as there are cores, and they compete.
     hosts, cores = int(variables["TPUJOB_NUM_HOSTS"]), os.cpu_count() or 1
     threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}
@@ -63,10 +63,16 @@ def _is_default_user(name: str, value: str) -> bool:
     return CONTAINER_USER.get(name) == value
 
 
-def _here(value: str, subdomain: str | None, directories: Mapping[str, str]) -> str:
+def _domains(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the DNS names of its gang end, without and with the namespace."""
+    subdomain = pod["spec"].get("subdomain")
+    return (f".{subdomain}", f".{subdomain}.{pod['metadata']['namespace']}.svc") if subdomain else ()
+
+
+def _here(value: str, domains: tuple[str, ...], directories: Mapping[str, str]) -> str:
     for inside, outside in directories.items():
         if value == inside or value.startswith(inside + "/"):
             return outside + value.removeprefix(inside)
-    if subdomain and value and all(name.endswith("." + subdomain) for name in value.split(",")):
+    if value and all(name.endswith(domains) for name in value.split(",")):
         return ",".join(_LOOPBACK for _ in value.split(","))
     return value

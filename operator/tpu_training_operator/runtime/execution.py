@@ -31,7 +31,7 @@ from tpu_training_operator.domain.actions import (
     UpdateWorkload,
     WriteWorkloadStatus,
 )
-from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, changed_at_creation, name_taken
 from tpu_training_operator.domain.lifecycle.limit_range import limit_range_remedy
 from tpu_training_operator.domain.lifecycle.no_pool import autoscaler_has_none
 from tpu_training_operator.domain.lifecycle.waiting import line_of
@@ -140,6 +140,8 @@ class Execution:
     memory: Memory
     fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
+    _was_there: Counter[str] = field(default_factory=Counter, init=False)
+    """Of the present stage, by its verb: what it wanted to create and found as it should be."""
 
     async def carry_out(self, plan: Plan) -> bool:
         """False if the job has changed meanwhile, so that the rest of the plan no longer applies. Raises Refused,
@@ -156,6 +158,7 @@ class Execution:
         return True
 
     async def _stage(self, stage: Sequence[Action]) -> bool:
+        self._was_there.clear()
         with flow() as requests:
             stream = _Stream(self, stage, requests)
             try:
@@ -163,8 +166,9 @@ class Execution:
                     for _ in range(min(_SIDE_BY_SIDE, len(stage))):
                         tasks.create_task(stream.work())
             finally:
-                if stream.done:
-                    what = ", ".join(f"{verb} x {count}" for verb, count in stream.done.items())
+                # A job that is blocked would tell of the same again and again.
+                if done := stream.done - self._was_there:
+                    what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
                     log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
         if stream.errors:
             raise next((error for error in stream.errors if isinstance(error, Refused)), stream.errors[0])
@@ -229,6 +233,9 @@ class Execution:
         if existing is None:
             with _refusals(body, optional=optional), suppress(AlreadyExists):
                 created = await self.cluster.create(body)
+                if resource is PODS and (changed := changed_at_creation(body, created)):
+                    await self._delete(PODS, name, created["metadata"]["uid"])
+                    raise Refused(changed, body["kind"])
                 if resource in _OF_ONE_ATTEMPT:
                     self.memory.made[resource.kind, name] = created["metadata"]["uid"]
                 return
@@ -241,6 +248,7 @@ class Execution:
         if replaces and content(existing) != content(body):
             with _refusals(body):
                 await self.cluster.update(existing | content(body))
+        self._was_there[f"create {body['kind']}"] += 1
 
     async def _existing(self, resource: Resource, name: str) -> Object | None:
         try:

@@ -79,6 +79,10 @@ class Backend(Protocol):
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies in host memory, fetched together; waits until the device has made the values."""
 
+    def marks(self, tensors: Sequence[Tensor]) -> list[object]:
+        """For each tensor what is equal as long as nothing has been written to it; where that is not known, what is
+        equal to nothing else."""
+
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         """The batches on the device, prepared ahead where that helps, while the context lasts; each with what comes
         with it."""

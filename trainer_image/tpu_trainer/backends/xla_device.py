@@ -60,6 +60,13 @@ class XlaDevice:
                 "as examples that are filled up and their lengths"
             ) from None
 
+    def marks(self, tensors: Sequence[Tensor]) -> list[object]:
+        # One that is still to be computed has no handle.
+        pending = torch_xla._XLAC._check_tensor_need_materialization(list(tensors))
+        computed = [tensor for tensor, puts_off in zip(tensors, pending, strict=True) if not puts_off]
+        handles = iter(torch_xla._XLAC._get_tensors_handle(computed))
+        return [object() if puts_off else next(handles) for puts_off in pending]
+
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_ahead(batches, self.to_device)
 

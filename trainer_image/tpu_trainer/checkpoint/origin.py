@@ -15,7 +15,7 @@ from tpu_trainer.checkpoint.commit import Author, Commit, Folder
 from tpu_trainer.checkpoint.search import Search, Wanted, search
 from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
 from tpu_trainer.checkpoint.store import Store, open_store
-from tpu_trainer.errors import BadSpecError, CheckpointUnusableError, StorageError, UserCodeError
+from tpu_trainer.errors import BadSpecError, CheckpointUnusableError, OtherModelError, StorageError, UserCodeError
 
 _SETTING = "checkpoint.resumeFrom"
 _MOST_DIFFERENCES = 4
@@ -61,7 +61,8 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
             warn(_not_the_newest(taken, ahead))
         return taken
     if own:
-        raise CheckpointUnusableError(_unusable(store, own))
+        fits = [one for one in own if one.commit is not None and _unfit(one.commit, author) is None]
+        raise (CheckpointUnusableError if fits or own[0].commit is None else OtherModelError)(_unusable(store, own))
     if elsewhere is None:
         usable = [one for one in found.others if one[0].author.fingerprint == author.fingerprint]
         _refuse_other_recipe(store, author, usable)

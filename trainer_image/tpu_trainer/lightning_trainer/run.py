@@ -39,7 +39,7 @@ from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse
 from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.lightning_trainer.watch import EpochStart, GangTrainer, StoppedError, Watch, log_everywhere
+from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.logbook import Logbook
 from tpu_trainer.outcome import Outcome
 from tpu_trainer.resume import Start, document
@@ -280,8 +280,8 @@ class OwnTrainer:
             own["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
             kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
-            start = as_kind_of(lightning.Callback, EpochStart)(watch)
-            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[start, *callbacks, watch])
+            first = as_kind_of(lightning.Callback, First)(watch)
+            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[first, *callbacks, watch])
 
     def _accelerator(self, lightning: Any) -> Any:
         return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()

@@ -76,9 +76,9 @@ class StoppedError(Exception):
     """Ends Lightning's loop after the checkpoint of a run that was told to stop."""
 
 
-class EpochStart:
-    """Tells the watch that an epoch begins before all other callbacks learn of it: a run that continues there begins
-    the epoch again, with them."""
+class First:
+    """Tells the watch what it must know before all other callbacks: that an epoch begins, which a run that continues
+    there begins again, with them; and that a validation is over, before they give the module its own weights back."""
 
     gang_order = -1
 
@@ -88,6 +88,9 @@ class EpochStart:
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._watch.epoch_begins(trainer, module)
+
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        self._watch.buffers.close()
 
 
 class Watch:
@@ -126,7 +129,7 @@ class Watch:
         self._seen: int | None = None
         self._saved: int | None = None
         self._postponed = self._told = False
-        self._evaluation = ExitStack()
+        self._evaluation, self.buffers = ExitStack(), ExitStack()
 
     # Training.
 
@@ -286,8 +289,10 @@ class Watch:
         self._backend.sync()
         if not trainer.sanity_checking:
             self._instruments.evaluated = self.step, self._instruments.weights()
-        # One model is validated, rank 0's.
-        self._evaluation.enter_context(self._instruments.buffers.lent())
+
+    def on_validation_epoch_start(self, trainer: Any, module: Any) -> None:
+        # One model is validated, rank 0's, also if a callback has just put an average in its place.
+        self.buffers.enter_context(self._instruments.buffers.lent())
 
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()

@@ -49,7 +49,7 @@ def with_growth(decided: Plan, ctx: Context) -> Plan:
     own = [pod for pod in held if pod.alternative == target.number]
     if _whole_slices(target, own) >= _lacking(ctx, target):
         return _grow(ctx, target)
-    unwanted = [*_leaderless(own), *(pod for pod in held if pod.alternative != target.number)]
+    unwanted = [*_useless(own), *(pod for pod in held if pod.alternative != target.number)]
     # One on a dead node would keep its name for good.
     going = (*deletions(unwanted, ctx.now), *by_force((pod for pod in own if pod not in unwanted), ctx.now))
     return _extended(decided, (*(going or _missing(ctx, target, own)), *_kept(ctx, own))).due_within(_LOOK_AGAIN)
@@ -83,15 +83,12 @@ def _some_more(ctx: Context) -> Option | None:
     return next((option for option in better if more and option.layout.slices <= could), None)
 
 
-def _leaderless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """The placeholders that hold nodes of a slice whose host 0 is gone. It alone kept the pool for this slice, and the
-    next one may come to another pool."""
-    led = {placeholder_slice(pod.name) for pod in own if leads_a_slice(pod.name) and not _goes(pod)}
-    return [pod for pod in own if pod.node is not None and placeholder_slice(pod.name) not in led]
-
-
-def _goes(pod: WorkerPod) -> bool:
-    return pod.is_terminating or pod.has_ended
+def _useless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
+    """The placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one alone kept
+    the pool for this slice, and the next one may come to another pool."""
+    there = [pod for pod in own if not pod.is_terminating and not pod.has_ended]
+    led = {placeholder_slice(pod.name) for pod in there if leads_a_slice(pod.name)}
+    return [pod for pod in own if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
 
 
 def _grow(ctx: Context, target: Option) -> Plan:
