@@ -161,8 +161,10 @@ class Operator:
             await election.win()
             try:
                 await self._work_while_leading(election, pod, metrics)
+            except OSError as error:
+                self.failure = error
             finally:
-                await election.release()
+                await asyncio.gather(election.release(), _no_longer_leads(pod))
         # What this process knows and counts is of its own term. The next process begins as one that waits.
         signal.raise_signal(signal.SIGTERM)
 
@@ -174,10 +176,6 @@ class Operator:
             finally:
                 metrics.leads(leads=False)
                 await _cancel(begun)
-                if pod:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_RETRY_SECONDS):
-                            await pod.tell(leads=False)
 
     async def _begin_to_lead(self, resources: contextlib.AsyncExitStack, pod: OwnPod | None, metrics: Metrics) -> None:
         await self._work(resources, metrics)
@@ -300,6 +298,13 @@ def _now() -> datetime:
 def _end_at_once() -> None:
     log.error("the process did not stop within %g s; ending it now", _STOP_SECONDS)
     os._exit(1)
+
+
+async def _no_longer_leads(pod: OwnPod | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_SECONDS):
+            if pod:
+                await pod.tell(leads=False)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
@@ -455,4 +460,5 @@ def main(log_level: str, log_format: str, **options: Any) -> None:
     except Exception:
         if operator.failure is None:
             raise
-        raise click.ClickException(f"the operator cannot start: {operator.failure}") from None
+    if operator.failure is not None:
+        raise click.ClickException(f"the operator cannot start: {operator.failure}")

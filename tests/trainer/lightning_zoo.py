@@ -38,6 +38,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torchmetrics import MeanSquaredError
 from torchmetrics.classification import BinaryAUROC
 
 from tpu_trainer import LightningRun
@@ -264,6 +265,11 @@ class Averages(Plain):
     def __init__(self, lr: float) -> None:
         super().__init__(lr / 10)
         self.layer = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.error = MeanSquaredError()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.error.update(self.layer(batch[0]), batch[1])
+        self.log("val_loss", self.error)
 
     def configure_callbacks(self) -> Any:
         return [EMAWeightAveraging(decay=0.5)]

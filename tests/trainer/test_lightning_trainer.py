@@ -212,7 +212,8 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
 
 
 def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher, tmp_path: Path) -> None:
-    document = spec("Averages", hosts=2, replicas=2, checkpoint={"uri": str(tmp_path / "kept"), "keep": 1})
+    checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
+    document = spec("Averages", hosts=2, replicas=2, backend="xla", checkpoint=checkpoint)
     gang = launcher.start(document, packages=fork_server.LIGHTNING)
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
     module = lightning_zoo.Averages(0.1)

@@ -141,14 +141,12 @@ def _first_fits(parts: Sequence[str], wildcard: str, shortest: str, ends: Sequen
     fitted: list[str] = []
     at = 0
     while at < len(parts):
-        after = range(at + 1, len(parts))
-        following = next((index for index in after if parts[index] in (wildcard, *ends)), None)
-        if parts[at] == wildcard and following is not None and parts[following] == wildcard:
-            fitted.append(f"(?>{shortest}{''.join(parts[at + 1 : following])})")
-            at = following
-        else:
-            fitted.append(parts[at])
-            at += 1
+        part, at = parts[at], at + 1
+        if part == wildcard:
+            following = next((index for index in range(at, len(parts)) if parts[index] in (wildcard, *ends)), None)
+            if following is not None and parts[following] == wildcard:
+                part, at = f"(?>{shortest}{''.join(parts[at:following])})", following
+        fitted.append(part)
     return fitted
 
 
