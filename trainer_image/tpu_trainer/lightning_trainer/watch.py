@@ -166,7 +166,7 @@ class Watch:
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         trainer.in_batch = True
         count = self.step * self._hp.accumulation_steps + batch_idx % self._hp.accumulation_steps + 1
-        self._backend.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
+        self._gradients.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if module.automatic_optimization and trainer.global_step == self._seen:
