@@ -1,25 +1,51 @@
-"""Prints how far frozen batch norms are from PyTorch's on a CPU, in what they return and in the gradients.
+"""Prints how far frozen norms are from PyTorch's on a CPU, in what they return and in the gradients.
 
 Run by `test_backends`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch_xla
 from torch import Tensor, nn
 
+# By its own name, as a task's module imports it: before the backend is made.
+from torch.nn.functional import batch_norm
+
 from tpu_trainer.backends.frozen_norm import mend_frozen_norms
 
 
-def computed(kind: type[nn.Module], shape: list[int], affine: bool, device: torch.device) -> list[Tensor]:
-    """What a norm returns, and the gradients of its input and its parameters."""
+class OwnNorm(nn.BatchNorm1d):
+    """Calls torch's function itself."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- torch's own name
+        return batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+NORMS: tuple[tuple[Callable[..., nn.Module], list[int]], ...] = (
+    (nn.BatchNorm1d, [6, 5]),
+    (nn.BatchNorm1d, [6, 5, 4]),
+    (nn.BatchNorm2d, [6, 5, 4, 3]),
+    (nn.SyncBatchNorm, [6, 5, 4]),
+    (OwnNorm, [6, 5, 4]),
+    (nn.InstanceNorm1d, [6, 5, 32]),
+    (nn.InstanceNorm2d, [6, 5, 8, 6]),
+    (nn.InstanceNorm2d, [5, 8, 6]),
+)
+
+
+def computed(
+    kind: Callable[..., nn.Module], shape: list[int], affine: bool, device: torch.device, training: bool
+) -> list[Tensor]:
+    """Returns what a norm returns, and the gradients of its input and its parameters."""
     torch.manual_seed(0)
-    norm = kind(shape[1], affine=affine)
+    norm = kind(5, affine=affine, track_running_stats=True)
     for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
         nn.init.uniform_(tensor, 0.5, 2.0)
     given = torch.randn(shape)
-    norm, given = norm.to(device).eval(), given.to(device).requires_grad_()
+    norm, given = norm.to(device).train(training), given.to(device).requires_grad_()
     returned = norm(given)
     (returned * torch.arange(returned.numel(), device=device).reshape(shape)).sum().backward()
     torch_xla.sync()
@@ -27,14 +53,14 @@ def computed(kind: type[nn.Module], shape: list[int], affine: bool, device: torc
 
 
 def distance() -> float:
-    kinds = [(nn.BatchNorm1d, [6, 5]), (nn.BatchNorm1d, [6, 5, 4]), (nn.BatchNorm2d, [6, 5, 4, 3])]
     pairs = [
         (one, other)
-        for kind, shape in kinds
+        for kind, shape in NORMS
         for affine in (True, False)
+        for training in (True, False)
         for one, other in zip(
-            computed(kind, shape, affine, torch_xla.device()),
-            computed(kind, shape, affine, torch.device("cpu")),
+            computed(kind, shape, affine, torch_xla.device(), training),
+            computed(kind, shape, affine, torch.device("cpu"), training),
             strict=True,
         )
     ]
@@ -42,5 +68,7 @@ def distance() -> float:
 
 
 if __name__ == "__main__":
+    mend_frozen_norms()
+    # A process may make more than one backend.
     mend_frozen_norms()
     print("distance:", distance())

@@ -206,6 +206,6 @@ def test_values_that_are_not_tensors_pass_through_to_device_unchanged() -> None:
     assert (batch.device.type, passed) == ("meta", position)
 
 
-def test_gradients_pass_through_a_frozen_batch_norm_on_xla_as_on_a_cpu(launcher: Launcher) -> None:
+def test_gradients_pass_through_a_frozen_norm_on_xla_as_on_a_cpu(launcher: Launcher) -> None:
     said = launcher.run_on_xla("tests.trainer.frozen_norm_on_xla")
     assert float(said.rpartition("distance: ")[2]) < 1e-5

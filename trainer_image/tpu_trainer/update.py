@@ -79,17 +79,19 @@ class Average:
     @contextmanager
     def in_model(self) -> Iterator[None]:
         """The model's weights are the averages inside the block, at the cost of a copy of the weights."""
-        own = {name: self._parameters[name].detach().clone() for name in self._held}
+        # Other tensors in the parameters' place, and not other values in theirs: torch_xla would have the values share
+        # a buffer with what they were copied from, and a later program take it from both.
+        own = {name: self._parameters[name].data for name in self._held}
         try:
-            self._fill(self._held)
+            # A copy: an evaluation may change weights, as embeddings with a `max_norm` do.
+            self._put({name: held.to(own[name].dtype).clone() for name, held in self._held.items()})
             yield
         finally:
-            self._fill(own)
+            self._put(own)
 
-    @torch.no_grad()
-    def _fill(self, values: Mapping[str, Tensor]) -> None:
+    def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
-            self._parameters[name].copy_(value)
+            self._parameters[name].data = value
         self._backend.sync()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.crossings.covering import allowed, covering, fits, tuples
 from tests.trainer.crossings.expected import Ended, expected
-from tests.trainer.crossings.features import FEATURES, KNOWN, RULES, WAYS, Case, Rule, cases, refused
+from tests.trainer.crossings.features import FEATURES, KNOWN, RULES, WAYS, Case, Rule, case_of, cases, refused
 from tests.trainer.crossings.running import Job, run_all
 from tests.trainer.crossings.task import Model
 
@@ -57,7 +57,18 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("case", sorted(cases(), key=lambda case: WAYS.index(case.way)), ids=lambda case: case.name)
 def test_a_job_trains_as_plain_pytorch(jobs: Jobs, case: Case) -> None:
-    job = jobs[case]
+    assert_trains_as_plain_pytorch(case, jobs[case])
+
+
+def test_a_step_may_be_skipped_after_an_evaluation_and_a_save_of_the_average_with_a_divided_optimizer(
+    tmp_path: Path,
+) -> None:
+    features = {"average": "ema", "broken": "Skip", "sharding": "sharded", "evaluation": "evaluated"}
+    case = case_of({"way": "xla", "replicas": "2", "optimizer": "adamw"} | features)
+    assert_trains_as_plain_pytorch(case, run_all([case], tmp_path)[case])
+
+
+def assert_trains_as_plain_pytorch(case: Case, job: Job) -> None:
     assert not job.trouble, job.trouble
     for number, (run, want) in enumerate(zip(job.runs, expected(case), strict=True)):
         found = list(differences(case, run.ended(), want))

@@ -1,37 +1,52 @@
-"""Batch norm in evaluation mode that gradients pass through, as in a model whose norms are frozen.
+"""Norms with running statistics in evaluation mode that gradients pass through, as in a model whose norms are frozen.
 
-torch_xla 2.9 has no backward pass for it: it looks for the statistics of the batch, which only training mode has, and
-raises. Here it is written as the multiplication and the addition that it is.
+torch_xla 2.9 has no backward pass for them: it looks for the statistics of the batch, which only training mode has, and
+raises. Here they are written as the multiplication and the addition that they are. That replaces the operation, not a
+function of torch's: batch norm and instance norm, their modules and whatever calls them come down to it.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from threading import Lock
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-_torchs = functional.batch_norm
+_replacing = Lock()
 
 
 def mend_frozen_norms() -> None:
     """For this process; more than once does no harm, and on other devices nothing changes."""
-    functional.batch_norm = batch_norm
+    # Replicas may be threads of one process.
+    with _replacing:
+        _replaced()
+
+
+@cache
+def _replaced() -> torch.library.Library:
+    """Replaces the operation for as long as what is returned lives."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("batch_norm", batch_norm, "AutogradXLA")  # type: ignore[no-untyped-call]
+    return library
 
 
 def batch_norm(
     input: Tensor,  # noqa: A002 -- torch's own name
+    weight: Tensor | None,
+    bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
 ) -> Tensor:
-    """Normalises as `torch.nn.functional.batch_norm` does, whose parameters these are; in float32 for 16-bit inputs."""
-    watched = torch.is_grad_enabled() and input.device.type == "xla" and not training
-    if not watched or running_mean is None or running_var is None:
-        return _torchs(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    """Normalises as `torch.batch_norm` does, whose parameters these are; in float32 for 16-bit inputs."""
+    if training or running_mean is None or running_var is None or not torch.is_grad_enabled():
+        args = (input, weight, bias, running_mean, running_var, training, momentum, eps)
+        normed: Tensor = torch.native_batch_norm(*args)[0]
+        return normed
     kind = torch.promote_types(input.dtype, torch.float32)
     scale = (running_var.to(kind) + eps).rsqrt()
     if weight is not None:
