@@ -143,3 +143,10 @@ def test_an_immutable_field_cannot_be_added_later(bare: Namespace, field: str, c
 def test_suspension_and_deadlines_can_change(space: Namespace, policy: Object, before: Object) -> None:
     space.apply(digits(**before))
     assert patched(space, {"runPolicy": policy}) == ""
+
+
+@pytest.mark.parametrize("preflight", [{"entry": "Require"}, {"dataLocal": "Require"}, {"compile": "Require"}])
+def test_an_update_must_not_break_a_rule_either(space: Namespace, preflight: Object) -> None:
+    space.apply(digits(trainer={"entrypoint": None, "command": ["python", "loop.py"]}))
+    assert "need trainer.entrypoint" in patched(space, {"preflight": preflight})
+    assert patched(space, {"preflight": {"deadlineSeconds": 60}}) == ""

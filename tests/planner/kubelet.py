@@ -237,6 +237,10 @@ def is_going(pod: Object) -> bool:
     return _is_deleted(pod) or _has_ended(pod)
 
 
+def runs(pod: Object) -> bool:
+    return bool(pod["status"]["phase"] == "Running")
+
+
 def stranger(name: str, *, attempt: int) -> Object:
     """A pod with the job's labels that is not a worker."""
     labels = {

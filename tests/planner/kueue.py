@@ -64,6 +64,15 @@ def works(cluster: ModelCluster, *, has_room: bool = True, free: Collection[int]
         _works(cluster, number, has_room if free is None else number in free)
 
 
+def mends(cluster: ModelCluster) -> None:
+    """Writes a condition again that follows from what it has decided, and that somebody has removed."""
+    for found in cluster.workloads():
+        seen = Workload(found)
+        if seen.raw["status"].get("admission") and not seen.is_evicted and not seen.is_finished:
+            _set(cluster, found, "QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpus")
+            _set(cluster, found, "Admitted", "True", "Admitted", "The workload is admitted")
+
+
 def _works(cluster: ModelCluster, number: int | None, has_room: bool) -> None:
     found = workload(cluster, number)
     if found is None or Workload(found).is_finished:

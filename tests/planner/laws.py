@@ -156,6 +156,18 @@ LAWS: dict[str, Law] = {
 }
 
 
+# Laws about what an earlier status knew. Somebody who edits it may have removed that.
+OF_WHOLE_STATUSES = {
+    "exactly one of Ready, Reconciling and Stalled",
+    "attempts are raised one by one",
+    "every attempt has a reason",
+    "a restart is charged once, and nothing else is",
+    "the accounts are closed when the job ends",
+    "a finished job stays as it is",
+    "the sums of goodput add up to the life of the job",
+}
+
+
 def broken_laws(before: Status, after: Status, created: datetime) -> list[str]:
     if before == after:
         return []

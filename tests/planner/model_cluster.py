@@ -5,12 +5,13 @@ it is deleted by force; a status is written over the version that was read, or n
 through `tests.planner.operators`, kubelets and users through `tests.planner.kubelet`.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
-from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
+from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_JOB_NAME
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.observed import format_time
@@ -36,6 +37,8 @@ class ModelCluster:
         self.job = job_body(changes)
         self.job["metadata"] |= {"resourceVersion": "1", "creationTimestamp": format_time(self.now)}
         self.job_is_gone = False
+        # What a mutating admission webhook does to a new pod.
+        self.mutate: Callable[[Object], Any] = lambda pod: None
         self.pods: dict[str, Object] = {}
         self.others: dict[str, Object] = {}
         # Kueue's ResourceFlavors, by name.
@@ -101,6 +104,7 @@ class ModelCluster:
         body["metadata"] |= {"uid": f"uid-{self._uids}", "creationTimestamp": format_time(self.now)}
         if place is self.pods:
             body["status"] = {"phase": "Pending"}
+            self.mutate(body)
         place[name] = body
         if body["kind"] == "Workload":
             body["status"] = {}
@@ -165,7 +169,8 @@ class ModelCluster:
         """Or one that may still get a node."""
         is_over = "deletionTimestamp" in pod["metadata"] and "nodeName" not in pod["spec"]
         has_ended = is_over or pod["status"]["phase"] in ("Succeeded", "Failed")
-        return controller(pod).get("uid") == self.uid and not has_ended
+        is_hidden = LABEL_JOB_NAME not in pod["metadata"]["labels"]
+        return controller(pod).get("uid") == self.uid and not has_ended and not is_hidden
 
     def touch(self, body: Object) -> None:
         """It has changed."""
@@ -198,10 +203,14 @@ class ModelCluster:
             if name not in found or found[name]["metadata"]["uid"] != body["metadata"]["uid"]:
                 journal.append((True, _with_version(known.pop(name), self._next_revision(resource))))
         for name, body in found.items():
-            if name not in known or _without_version(known[name]) != _without_version(body):
+            if name not in known or self._has_changed(resource, known[name], body):
                 version = body["metadata"].get("resourceVersion") if resource is JOBS else self._next_revision(resource)
                 known[name] = _with_version(copied(body), version)
                 journal.append((False, known[name]))
+
+    def _has_changed(self, resource: Resource, known: Object, body: Object) -> bool:
+        """A job has the version that its last change has given it."""
+        return known != body if resource is JOBS else _without_version(known) != _without_version(body)
 
     def _next_revision(self, resource: Resource) -> str:
         self._revisions[resource] += 1

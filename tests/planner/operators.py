@@ -10,10 +10,11 @@ import atexit
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from tests.planner.model_cluster import READINGS, ModelCluster, copied, key_of
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.actions import Action, Plan
 from tpu_training_operator.domain.lifecycle.plan import plan
 from tpu_training_operator.domain.observed import Observed, slim
@@ -115,7 +116,8 @@ class Requests:
             return copied(self.seen[2] if self.seen and len(self.seen) == 3 else self.cluster.workloads())
         assert resource is PODS
         # As the adapter returns them.
-        return [slim(pod) for pod in (copied(self.seen[1]) if self.seen else self.cluster.current(PODS))]
+        found = copied(self.seen[1]) if self.seen else self.cluster.current(PODS)
+        return [slim(pod) for pod in found if (labels or {}).items() <= (pod["metadata"].get("labels") or {}).items()]
 
     async def create(self, body: Object) -> Object:
         created: Object = await self._effect(f"create {key_of(body)}", lambda: self.cluster.create(body))
@@ -239,10 +241,13 @@ def _version(body: Object, keep: Callable[[Object], T | None]) -> Version[T]:
 
 
 class Operator:
-    """Reconciles the job of the cluster; `Pass` says how each pass went."""
+    """Reconciles the job of the cluster; `Pass` says how each pass went. `skew`: how far its clock is ahead."""
 
-    def __init__(self, cluster: ModelCluster, inboxes: Inboxes | None = None) -> None:
+    def __init__(
+        self, cluster: ModelCluster, inboxes: Inboxes | None = None, *, skew: timedelta = timedelta(0)
+    ) -> None:
         self._cluster = cluster
+        self._skew = skew
         self.inboxes = cluster.new_inboxes() if inboxes is None else inboxes
         self._start()
 
@@ -255,9 +260,12 @@ class Operator:
         queues = Queues(connection)
         shared = {"inboxes": self.inboxes, "reporting": cluster.reporting, "queues": queues}
         fixed = cluster.fixed_node_pools
-        self._reconciler = Reconciler(cached, lambda: cluster.now, fresh=cached.fresh, fixed_node_pools=fixed, **shared)
+        self._reconciler = Reconciler(cached, self.clock, fresh=cached.fresh, fixed_node_pools=fixed, **shared)
         # For passes that hang between their reads and their effects.
-        self._slow_reconciler = Reconciler(connection, lambda: cluster.now, fixed_node_pools=fixed, **shared)
+        self._slow_reconciler = Reconciler(connection, self.clock, fixed_node_pools=fixed, **shared)
+
+    def clock(self) -> datetime:
+        return self._cluster.now + self._skew
 
     def hear(self, jobs: int, pods: int) -> None:
         """So many more events of the two watches."""
@@ -297,6 +305,7 @@ class Operator:
     def view(self, thinned: Callable[[Object], Object] = dict) -> Observed:
         """What the planner sees."""
         job, pods = self._cluster.read()
+        pods = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == "digits"]
         queue = _loop.run_until_complete(Queues(cast("Cluster", Requests(self._cluster))).of(job))
         return replace(Observed.of(job, list(map(thinned, pods)), self.inbox), queue=queue)
 
@@ -312,8 +321,8 @@ def look(cluster: ModelCluster) -> Plan:
     return decided(cluster, operator.view())
 
 
-def decided(cluster: ModelCluster, view: Observed) -> Plan:
-    return plan(view, cluster.now, cluster.reporting, readings=READINGS)
+def decided(cluster: ModelCluster, view: Observed, now: datetime | None = None) -> Plan:
+    return plan(view, now or cluster.now, cluster.reporting, readings=READINGS)
 
 
 def one_pass(cluster: ModelCluster) -> Plan:

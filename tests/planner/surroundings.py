@@ -70,7 +70,7 @@ class Surroundings(RuleBasedStateMachine):
     def befalls(self, data: st.DataObject, name: str, mishap: Mishap) -> None:
         if pods := self.own_pods():
             before, lost = copied(self.cluster.pods), set(self.cluster.lost)
-            mishap(self.cluster, data.draw(st.sampled_from(pods)))
+            mishap(self.cluster, self.cluster.pods[data.draw(st.sampled_from(names_of(pods)))])
             if (before, lost) != (self.cluster.pods, self.cluster.lost):
                 fired(name)
 
@@ -93,10 +93,13 @@ class Surroundings(RuleBasedStateMachine):
     def kubelets_work(self) -> None:
         kubelet.sweep(self.cluster)
         self.cluster.collect_garbage()
-        place_all(self.cluster, self.nodes, self.own_pods())
+        place_all(self.cluster, self.nodes, [pod for pod in self.own_pods() if self.has_nodes_for(pod)])
         for pod in self.own_pods():
             if "nodeName" in pod["spec"]:
                 kubelet.make_ready(self.cluster, pod)
+
+    def has_nodes_for(self, pod: Object) -> bool:
+        return True
 
     @precondition(lambda self: self.cluster.lost)
     @rule()
@@ -209,3 +212,7 @@ class Surroundings(RuleBasedStateMachine):
         for _ in range(4):
             self.a_pass(which=which, order=0)
             self.cluster.now += timedelta(seconds=50)
+
+
+def names_of(pods: list[Object]) -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.planner import kubelet
 from tests.planner.any_job import any_job
+from tests.planner.gang import SOAK
 from tests.planner.mishaps import ENDINGS, LOSSES, STARTS, Mishap
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, one_pass
 from tests.planner.story import all_are_ready, all_finish
-from tests.planner.test_machine import SOAK
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import ReportPhase, State, Status

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Operator, one_pass
-from tests.planner.story import all_finish, given_a_running_gang
+from tests.planner.story import all_finish, fails, given_a_running_gang
 from tests.unit.bad_jobs import IMPOSSIBLE_JOBS, REFUSED_JOBS
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.conditions import ConditionType, is_true
@@ -28,7 +28,7 @@ def unusable_specs() -> Iterator[Object]:
             is_stored
             and "managedBy" not in spec
             and field.startswith("spec")
-            and not field.startswith("spec.runPolicy.suspend")
+            and not field.startswith(("spec.runPolicy.suspend", "spec.preflight"))
         ):
             yield spec
 
@@ -50,6 +50,16 @@ def some_passes(cluster: ModelCluster) -> None:
 
 SPECS = list(unusable_specs())
 FEW = settings(max_examples=40)
+
+
+def test_the_preflight_of_a_job_that_has_begun_cannot_make_it_invalid() -> None:
+    cluster = given_a_running_gang({"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}})
+    cluster.job["spec"]["preflight"] = {"entry": "Require", "dataLocal": "Sometimes"}
+    one_pass(cluster)
+    assert cluster.status.state is State.RUNNING
+    fails(cluster, "digits-1-0-1")
+    some_passes(cluster)
+    assert (cluster.status.attempt, cluster.status.last_failure is not None) == (2, True)
 
 
 @FEW

@@ -405,13 +405,6 @@ def test_an_invalid_job_can_be_suspended_and_continues_once_it_is_valid() -> Non
     assert (cluster.status.attempt, cluster.status.restarts.total) == (2, 0)
 
 
-def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
-    cluster = given_a_running_gang()
-    cluster.job["metadata"]["deletionTimestamp"] = format_time(cluster.now)
-    fails(cluster, WORKERS[0])
-    assert look(cluster) == Plan()
-
-
 def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:
     """Foreground deletion: the job is deleted when its pods are gone."""
     cluster = given_a_running_gang()

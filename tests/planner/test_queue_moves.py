@@ -129,11 +129,13 @@ def test_what_kueue_will_never_admit_is_not_waited_for(said: tuple[str, str]) ->
         assert f"queue research never has the quota for v5litepod-16: {said[0]}" in ready_message(cluster)
 
 
-@pytest.mark.parametrize("why", ["Misconfigured", "Inadmissible", "Suspended", "deactivated"])
+@pytest.mark.parametrize("why", ["Misconfigured", "Inadmissible", "Suspended", "deactivated", "kept out"])
 def test_a_job_whose_queue_does_not_work_asks_for_no_other_slice(why: str) -> None:
     cluster = given_a_queued_job(THREE)
     if why == "deactivated":
         kueue.workload(cluster)["spec"]["active"] = False
+    elif why == "kept out":
+        kueue.pend(cluster, "Pending", "Workload namespace doesn't match ClusterQueue selector")
     else:
         kueue.pend(cluster, why, "LocalQueue research does not exist")
     waits(cluster, 600) if why == "deactivated" else None

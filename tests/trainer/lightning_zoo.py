@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as lightning
@@ -38,6 +39,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torchmetrics import MeanSquaredError
 from torchmetrics.classification import BinaryAUROC
 
 from tpu_trainer import LightningRun
@@ -258,12 +260,35 @@ class Grows(Plain):
         return [LambdaCallback(on_train_epoch_start=lambda trainer, module: module.layer.weight.data.mul_(1.05))]
 
 
+class Told(Plain):
+    """Is told to stop in the step after TEST_STOP. Its callbacks wait for the validation and for both ends of an
+    epoch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.global_step == int(os.environ["TEST_STOP"]):
+            Path(os.environ["TEST_STOP_FILE"]).touch()
+
+    def configure_callbacks(self) -> Any:
+        def grow(trainer: Any, module: Any) -> None:
+            module.layer.weight.data.mul_(1.05)
+
+        return [
+            EarlyStopping("val_loss", patience=100),
+            LambdaCallback(on_train_epoch_start=grow, on_train_epoch_end=grow, on_validation_end=grow),
+        ]
+
+
 class Averages(Plain):
     """The callback averages running statistics, too, which each replica makes of its own examples."""
 
     def __init__(self, lr: float) -> None:
         super().__init__(lr / 10)
         self.layer = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.error = MeanSquaredError()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.error.update(self.layer(batch[0]), batch[1])
+        self.log("val_loss", self.error)
 
     def configure_callbacks(self) -> Any:
         return [EMAWeightAveraging(decay=0.5)]

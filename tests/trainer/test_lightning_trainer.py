@@ -137,6 +137,27 @@ def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end
     assert again.outcome.metrics == whole.outcome.metrics
 
 
+@pytest.mark.parametrize("stop", [3, 4, 8])
+def test_a_run_that_is_stopped_continues_with_what_its_epoch_still_lacks(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four steps are an epoch."""
+    kept, told = {"uri": str(tmp_path / "kept"), "keep": 1}, tmp_path / "stop"
+    monkeypatch.setenv("TEST_STOP_FILE", str(told))
+    monkeypatch.setenv("TEST_STOP", "99")
+    whole = run("Told", tmp_path)
+    monkeypatch.setenv("TEST_STOP", str(stop - 1))
+    stopped = run("Told", tmp_path, checkpoint=kept)
+    assert (stopped.outcome.code, len(stopped.losses)) == (ExitCode.Preempted, stop)
+    told.unlink()
+    monkeypatch.setenv("TEST_STOP", "99")
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("Told", tmp_path, job=job, checkpoint=kept)
+    assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
+    assert stopped.losses + again.losses == whole.losses
+    assert again.outcome.metrics == whole.outcome.metrics
+
+
 def test_a_run_that_prunes_continues_and_says_that_it_prunes_otherwise(tmp_path: Path) -> None:
     whole, only = tmp_path / "whole", tmp_path / "only"
     first = run("Pruned", tmp_path, checkpoint={"uri": str(whole), "everySteps": 2, "keep": 9})
@@ -212,7 +233,8 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
 
 
 def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher, tmp_path: Path) -> None:
-    document = spec("Averages", hosts=2, replicas=2, checkpoint={"uri": str(tmp_path / "kept"), "keep": 1})
+    checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
+    document = spec("Averages", hosts=2, replicas=2, backend="xla", checkpoint=checkpoint)
     gang = launcher.start(document, packages=fork_server.LIGHTNING)
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
     module = lightning_zoo.Averages(0.1)

@@ -93,3 +93,10 @@ def test_contributing_answers_its_questions_with_names_that_exist() -> None:
     for path, name in answers:
         source = (ROOT / "operator" / "tpu_training_operator" / path).read_text(encoding="utf-8")
         assert re.search(rf"^ *((async )?def |class )?{name}\b", source, re.MULTILINE), f"{path} has no {name}"
+
+
+def test_contributing_names_tests_that_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where features meet")[2]
+    named = re.findall(r"`(?:tests/)?(\w+/[\w/]*test_\w+\.py)`", table.partition("\n## ")[0])
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / "tests" / path).exists()] == []

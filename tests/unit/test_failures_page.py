@@ -1,5 +1,6 @@
 """docs/failures.md explains every reason of a failure and what to do about it."""
 
+import copy
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
 from tpu_training_operator.domain.failures.first import hang, missing_worker
 from tpu_training_operator.domain.failures.table import TABLE
 from tpu_training_operator.domain.lifecycle.start_deadline import Late, not_started
+from tpu_training_operator.domain.naming import WorkerId
 
 PAGE = Path(__file__).parents[2].joinpath("docs/failures.md").read_text(encoding="utf-8")
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}
@@ -26,7 +28,10 @@ def rows(section: str) -> list[list[str]]:
 
 def reasons_in_code() -> set[tuple[str, str]]:
     """With their classes. The pods that the table is tested with have one for every row."""
-    without_a_pod = (missing_worker("digits-1-0-0", 0, 0, 1, NOON), hang(*seen(pod()), "no step", 1, NOON))
+    first, hidden = WorkerId(1, 0, 0), copy.deepcopy(pod())
+    del hidden["metadata"]["labels"]
+    gone = [missing_worker(first, "digits", trace, NOON) for trace in (None, *seen(hidden))]
+    without_a_pod = (*gone, hang(*seen(pod()), "no step", 1, NOON))
     late = Late(*seen(pod()), timedelta(0), NOON)
     without_a_pod += (not_started(late, "", 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
     told = {(case.reason, case.failure_class) for case in (*ENDED, *STUCK)}

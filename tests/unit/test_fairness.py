@@ -1,5 +1,6 @@
 """Whose pass is next where many tenants want one: the real Controller and queue, in virtual time, with passes that all
-take the same. What a job needs is a number of passes; a failed gang restarts until its last one."""
+take the same, or those of one tenant much longer. What a job needs is a number of passes; a failed gang restarts until
+its last one."""
 
 import asyncio
 from collections.abc import Iterable
@@ -27,17 +28,25 @@ def jobs(number: int, namespace: str) -> list[JobKey]:
 
 
 class Passes:
-    """`left`: how many more passes each job needs, one by default; `restarting`: until then they are restarts."""
+    """`left`: how many more passes each job needs, one by default; `restarting`: until then they are restarts. `slow`:
+    namespaces whose passes never end."""
 
-    def __init__(self, left: dict[JobKey, int], restarting: Iterable[JobKey] = (), pause: float = 0.0) -> None:
+    def __init__(
+        self,
+        left: dict[JobKey, int],
+        restarting: Iterable[JobKey] = (),
+        pause: float = 0.0,
+        slow: Iterable[str] = (),
+    ) -> None:
         self.left = left
         self.restarting = set(restarting)
         self.pause = pause
+        self.slow = set(slow)
         self.order: list[JobKey] = []
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         self.order.append(key)
-        await asyncio.sleep(PASS_SECONDS)
+        await asyncio.sleep(float("inf") if key.namespace in self.slow else PASS_SECONDS)
         self.left[key] = self.left.get(key, 1) - 1
         if self.left[key] > 0:
             return timedelta(seconds=self.pause)
@@ -114,3 +123,18 @@ def test_in_the_background_tenants_take_turns() -> None:
     others = [number for key in listed[1000:] for number in passes.of(key)]
     assert sorted(others) == [1, 2, 4, 5, 7, 8]
     assert set(passes.order) == set(listed)
+
+
+@pytest.mark.parametrize("haste", [Haste.NOW, Haste.FIRST])
+@pytest.mark.parametrize("number", [1, 3])
+def test_tenants_whose_passes_take_for_ever_leave_workers_to_others(number: int, haste: Haste) -> None:
+    slow = [f"slow-{n}" for n in range(number)]
+    hints = [*((key, haste) for namespace in slow for key in jobs(100, namespace)), (NEWCOMER, Haste.NOW)]
+    passes = worked(Passes({NEWCOMER: PASSES_OF_A_RESTART}, slow=slow), hints)
+    assert len(passes.of(NEWCOMER)) == PASSES_OF_A_RESTART
+
+
+def test_in_the_background_a_tenant_whose_passes_take_for_ever_leaves_a_worker_to_others() -> None:
+    listed = [*jobs(100, "slow"), *jobs(20, "team-b")]
+    passes = worked(Passes({}, slow=["slow"]), [], listed=listed)
+    assert set(listed[100:]) <= set(passes.order)

@@ -13,6 +13,7 @@ from tests.unit.stuck_pods import DENIED, STUCK, backs_off
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.failures.first import SETTLE, first_failure, hang, missing_worker, next_look
+from tpu_training_operator.domain.naming import WorkerId
 
 LATER = NOON + 10 * SETTLE
 
@@ -251,7 +252,7 @@ def test_a_failure_began_when_it_was_announced(
 
 
 def test_a_missing_pod_counts_as_deleted() -> None:
-    found = missing_worker("digits-1-0-3", 0, 3, 1, NOON)
+    found = missing_worker(WorkerId(1, 0, 3), "digits", None, NOON)
     assert (found.failure_class, found.reason, found.host) == (FailureClass.INFRASTRUCTURE, "PodDeleted", 3)
 
 

@@ -207,6 +207,22 @@ def test_after_a_crash_the_next_one_works_when_the_lease_is_over() -> None:
     assert run(until_the_other_works(crashes)) <= LEASE_SECONDS + 2 * LOOK_SECONDS
 
 
+def test_what_others_write_into_a_lease_keeps_no_dead_holder_alive() -> None:
+    async def story() -> float:
+        server = Server()
+        await election(Line(server), "dead").win()
+        waiting = asyncio.create_task(election(Line(server), "second").win())
+        began = seconds()
+        while not waiting.done() and seconds() < began + 60:
+            await asyncio.sleep(5)
+            lease = server.get()
+            server.put(lease | {"metadata": lease["metadata"] | {"annotations": {"seen": str(seconds())}}})
+        waiting.cancel()
+        return seconds() - began
+
+    assert run(story()) <= LEASE_SECONDS + 5 + 2 * LOOK_SECONDS
+
+
 def test_a_holder_whose_lease_was_edited_by_hand_stays() -> None:
     async def story() -> bool:
         server = Server()

@@ -250,13 +250,13 @@ async def test_an_endless_stream_of_hurried_keys_does_not_starve_the_others(time
 async def test_the_background_never_occupies_all_workers(time: Time, queue: WorkQueue[str]) -> None:
     for key in "abcdefgh":
         queue.add(key, background=True)
-    workers = [Worker(queue) for _ in range(4)]
+    workers = [Worker(queue) for _ in range(5)]
     await time.pass_by(0)
-    assert [worker.key for worker in workers] == ["a", "b", None, None]
+    assert [worker.key for worker in workers] == ["a", "b", "c", None, None]
     queue.done("a")
     await time.pass_by(0)
-    assert [worker.key for worker in workers] == ["a", "b", "c", None]
-    workers[3].leave()
+    assert [worker.key for worker in workers] == ["a", "b", "c", "d", None]
+    workers[4].leave()
 
 
 async def test_an_endless_stream_of_keys_does_not_starve_the_background(time: Time, queue: WorkQueue[str]) -> None:

@@ -290,7 +290,7 @@ def _continued(dataset: Any, start: Position) -> Position:
 
 
 def repeated(dataset: Any, start: Position) -> str | None:
-    """What to say of a stream that cannot continue inside the epoch; None if it can."""
+    """Returns what to say of a stream that cannot continue inside the epoch; None if it can."""
     lacking = [f"no {name}()" for name in ("state_dict", "load_state_dict") if not hasattr(dataset, name)]
     if start.offset == 0 or not (lacking or start.dataset is None):
         return None
@@ -304,8 +304,8 @@ def repeated(dataset: Any, start: Position) -> str | None:
 
 
 def resized(dataset: object, before: int | None, start: Position) -> str | None:
-    """What to say of map-style data that had `before` examples when the checkpoint was written; None if it still has,
-    or if that is not known."""
+    """Returns what to say of map-style data that had `before` examples when the checkpoint was written; None if it
+    still has, or if that is not known."""
     if before is None or not has_length(dataset) or (now := length_of(dataset, "train")) == before:
         return None
     rest = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.data import Position, random_seed
@@ -73,7 +74,8 @@ def train(
 
     for step in range(start.step + 1, hp.last_step + 1) if trained.early is None and not start.ended else ():
         last = step == hp.last_step
-        backend.seed(random_seed(hp.seed, step, backend.drawing_rank))
+        drawn = random_seed(hp.seed, step, backend.drawing_rank)
+        backend.seed(drawn)
         batch, position = next(samples)
         if position.epoch != epoch:
             with user_code("the end of an epoch"), noticed(work.task.train, not work.task.workers, instruments.of_data):
@@ -83,7 +85,7 @@ def train(
 
         update.begins()
         with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend, outside, instruments.forward_begins)
+            loss = _forward_backward(work, step, batch, backend, outside, partial(_begins, instruments, backend, drawn))
             for _ in range(1, hp.accumulation_steps):
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 earlier.keep()
@@ -140,6 +142,13 @@ def train(
         # What they have left pending would be compiled into the evaluation.
         backend.sync()
     return trained
+
+
+def _begins(instruments: Instruments, backend: Backend, drawn: int) -> None:
+    instruments.forward_begins()
+    # An exchange of buffers is a program of its own, which moves the device's generator on; the first steps of every
+    # run have one, also where a run continues.
+    backend.seed(drawn)
 
 
 def _forward_backward(

@@ -175,7 +175,8 @@ def refuse_whole_parameters(optimizer: Optimizer, backend: Backend) -> None:
             whole = _stepped(optimizer, group, backend, [(values.reshape(2, 4), slopes.reshape(2, 4))])
             halves = _stepped(optimizer, group, backend, [(values[:4], slopes[:4]), (values[4:], slopes[4:])])
         except Exception as error:
-            raise _unfit(optimizer, f"two steps with eight numbers failed: {type(error).__name__}: {error}") from error
+            # Not from the error: its traceback, through torch's own files, would take the place of these words.
+            raise _unfit(optimizer, f"two steps with eight numbers failed: {type(error).__name__}: {error}") from None
         if not torch.allclose(whole, halves, rtol=1e-5, atol=1e-6):
             raise _unfit(optimizer, "the halves of a parameter, each on its own, get other values than the whole")
 

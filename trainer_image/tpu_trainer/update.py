@@ -168,16 +168,20 @@ class SkippingUpdate(Update):
 
     def begins(self) -> None:
         buffers = self._buffers()
-        self._begun = _copies(buffers)
-        if buffers and self._backend.device.type == "xla":
-            # A program of its own, for the reason that `_parts` gives.
-            with self._aside():
-                self._backend.sync()
+        if not buffers or self._backend.device.type != "xla":
+            self._begun = _copies(buffers)
+            return
+        with self._aside():
+            # What hooks have left pending must be computed before it can have a mark.
+            self._backend.sync()
+            self._begun = _copies(buffers)
+            # A program of its own, for the reason that `_parts` gives. It begins once all before it is computed.
+            self._backend.sync()
         self._marks = self._marks_of(buffers)
 
     def passed(self) -> None:
         # Only what no pass has written to keeps its mark. Later a new value might have the mark of the first.
-        now = self._marks_of(self._buffers())
+        now = self._marks_of({place: buffer for place, buffer in self._buffers().items() if place in self._marks})
         self._marks = {place: mark for place, mark in self._marks.items() if now.get(place) == mark}
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:

@@ -98,6 +98,10 @@ capabilities:
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+# Whether it is being deleted: then nothing that happens to a worker is a failure.
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create]

@@ -51,6 +51,7 @@ class Reason(StrEnum):
     ALL_WORKERS_READY = "AllWorkersReady"
     ALL_WORKERS_SUCCEEDED = "AllWorkersSucceeded"
     SUSPENDED = "Suspended"
+    BEING_DELETED = "BeingDeleted"
     RESUMED = "Resumed"
     QUEUED = "Queued"
     ADMITTED = "Admitted"

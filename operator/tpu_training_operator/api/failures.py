@@ -31,6 +31,7 @@ class FailureReason(StrEnum):
     DIVERGED = "Diverged"
     STORAGE_DENIED = "StorageDenied"
     POD_DELETED = "PodDeleted"
+    WORKER_HIDDEN = "WorkerHidden"
     PREEMPTED_BY_SCHEDULER = "PreemptionByScheduler"
     NOT_STARTED = "NotStarted"
     NO_PROGRESS = "NoProgress"

@@ -235,6 +235,7 @@ class Spec(ApiModel):
             holds=lambda spec: spec.trainer.entrypoint is not None or not spec.preflight.is_required,
             field="preflight.entry",
             at_creation=True,
+            is_mutable=True,
         ),
         Rule(
             cel="!has(self.preflight) || self.preflight.compile != 'Require' || self.trainer.backend == 'XLA'",
@@ -244,6 +245,7 @@ class Spec(ApiModel):
             ),
             field="preflight.compile",
             at_creation=True,
+            is_mutable=True,
         ),
         Rule(
             cel="self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"

@@ -4,6 +4,7 @@ A `Rule` says one thing twice, in CEL for the API server and in Python for `tpuj
 by side, so that they are read and changed together, and the control plane tests compare them.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -12,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+
+_SELF = re.compile(r"\bself\b")
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,12 @@ class Rule:
     the API server can judge. The API server shows `message`; `explain`, if given, says it better by looking at the
     value. `field` is the path of the offending field below the model, empty for the model itself.
 
-    `at_creation`: nothing that the rule reads can change later, so the API server judges it when the object is created
-    and never again. A job from before the rule must still take a status and a suspension. Rules below the spec need
-    no such word: the API server itself passes over values that an update leaves as they are.
+    `at_creation`: hardly anything that the rule reads can change later, so the API server judges it when the object is
+    created and never again. A job from before the rule must still take a status and a suspension. Rules below the spec
+    need no such word: the API server itself passes over values that an update leaves as they are.
+
+    `is_mutable`: something that the rule reads can change later. Then an update must not break it, unless the job broke
+    it before.
     """
 
     cel: str
@@ -33,6 +39,7 @@ class Rule:
     field: str = ""
     explain: Callable[[Any], str] | None = None
     at_creation: bool = False
+    is_mutable: bool = False
 
     def is_broken_by(self, value: Any) -> bool:
         """Also False for a rule about a change, which a single value cannot break."""
@@ -44,7 +51,9 @@ class Rule:
     def as_schema(self) -> dict[str, str | bool]:
         schema: dict[str, str | bool] = {"rule": self.cel, "message": self.message}
         if self.at_creation:
-            schema |= {"rule": f"oldSelf.hasValue() || ({self.cel})", "optionalOldSelf": True}
+            before = _SELF.sub("oldSelf.value()", self.cel)
+            passed_over = f"oldSelf.hasValue() && !({before})" if self.is_mutable else "oldSelf.hasValue()"
+            schema |= {"rule": f"{passed_over} || ({self.cel})", "optionalOldSelf": True}
         if self.field:
             schema["fieldPath"] = f".{self.field}"
         return schema

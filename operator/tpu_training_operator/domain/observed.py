@@ -197,7 +197,8 @@ class Observed:
 
     `preflight`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods that
     hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job that
-    has nothing to do with Kueue.
+    has nothing to do with Kueue. `trace`: a worker that is not among the pods, as it is or was last; it is looked up
+    only before such a worker is told as a failure. `is_namespace_going`: likewise known only where it matters.
     """
 
     job: Object
@@ -207,6 +208,8 @@ class Observed:
     queue: Queue | None = None
     preflight: PreflightPod | None = None
     placeholders: tuple[WorkerPod, ...] = ()
+    trace: WorkerPod | None = None
+    is_namespace_going: bool = False
 
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":

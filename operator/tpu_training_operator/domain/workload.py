@@ -33,6 +33,7 @@ _TOO_LARGE = ("ExceedsMaxQuota", "NoMatchingFlavor")
 _DEACTIVATED = "Deactivated"
 # Reasons of the condition Evicted: a check has rejected it, or its workers were not ready in time too often.
 _GIVEN_UP = ("DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded")
+_KEPT_OUT = "namespace doesn't match ClusterQueue selector"
 _WAITS = "insufficient unused quota"
 _NEVER = ("> maximum capacity", "doesn't match node affinity", "unavailable in ClusterQueue", "untolerated taint")
 
@@ -95,7 +96,10 @@ def owes_an_end(job: Object) -> bool:
     if manager_of(job):
         return False
     admitted = _admitted(job)
-    return has_finished(job) and admitted is not None and admitted.get("reason") != Reason.QUEUE_LEFT
+    if admitted is None:
+        # Somebody may have removed the condition.
+        return has_finished(job) and bool(queue_of(job))
+    return has_finished(job) and admitted.get("reason") != Reason.QUEUE_LEFT
 
 
 def has_finished(job: Object) -> bool:
@@ -209,7 +213,9 @@ class Workload:
         another for which it has just found no room. Such a Workload may wait as long as any other."""
         if not self.is_active or self.is_going or self.is_finished or (self.is_evicted and self.holds_quota):
             return False
-        return not self.is_admitted and self.condition("QuotaReserved").get("reason") not in _NOT_ABOUT_QUOTA
+        said = self.condition("QuotaReserved")
+        is_about_quota = said.get("reason") not in _NOT_ABOUT_QUOTA and _KEPT_OUT not in str(said.get("message"))
+        return not self.is_admitted and is_about_quota
 
     @property
     def is_given_up(self) -> bool:

@@ -43,6 +43,7 @@ LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 # A question rather than an object: nothing is stored.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
+NAMESPACES = Resource("v1", "Namespace", "namespaces", is_namespaced=False)
 PRIORITY_CLASSES = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", is_namespaced=False)
 # Kueue's kinds, by the versions of its API, the newer one first: it has had both since 0.15.
 KUEUE_VERSIONS = tuple(f"{constants.KUEUE_GROUP}/{version}" for version in ("v1beta2", "v1beta1"))

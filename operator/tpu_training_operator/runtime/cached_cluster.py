@@ -153,6 +153,12 @@ class Fresh:
             served.doubted_jobs.discard(key)
         return found
 
+    def end_of(self, namespace: str, pod: str) -> Object | None:
+        """How a pod that is gone was at its end, as far as the watch has told."""
+        served = self._served(namespace)
+        body = served.pods.end_of((namespace, pod)) if served else None
+        return None if body is None else parsed(body)
+
     async def list(
         self,
         resource: Resource,

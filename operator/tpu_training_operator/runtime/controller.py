@@ -38,7 +38,7 @@ class Controller:
         self._resync_seconds = resync_seconds
         self._workers = workers
         self._metrics = metrics
-        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, metrics, lambda key: key.namespace)
+        self._queue: WorkQueue[JobKey] = WorkQueue(settle_seconds, metrics, lambda key: key.namespace, workers)
         self._pulses: dict[JobKey, Pulse] = {}
         self.is_running = False
 

@@ -31,7 +31,7 @@ from tpu_training_operator.domain.actions import (
     UpdateWorkload,
     WriteWorkloadStatus,
 )
-from tpu_training_operator.domain.lifecycle.blocked import Obstacle, name_taken
+from tpu_training_operator.domain.lifecycle.blocked import Obstacle, changed_at_creation, name_taken
 from tpu_training_operator.domain.lifecycle.limit_range import limit_range_remedy
 from tpu_training_operator.domain.lifecycle.no_pool import autoscaler_has_none
 from tpu_training_operator.domain.lifecycle.waiting import line_of
@@ -233,6 +233,9 @@ class Execution:
         if existing is None:
             with _refusals(body, optional=optional), suppress(AlreadyExists):
                 created = await self.cluster.create(body)
+                if resource is PODS and (changed := changed_at_creation(body, created)):
+                    await self._delete(PODS, name, created["metadata"]["uid"])
+                    raise Refused(changed, body["kind"])
                 if resource in _OF_ONE_ATTEMPT:
                     self.memory.made[resource.kind, name] = created["metadata"]["uid"]
                 return

@@ -82,10 +82,10 @@ class Sight:
 
 
 def seen(before: Sight | None, lease: Object, now: float) -> Sight:
-    """What changes is the resourceVersion, whoever writes whatever: a holder that still writes is alive."""
-    if before and before.lease["metadata"]["resourceVersion"] == lease["metadata"]["resourceVersion"]:
-        return before
-    return Sight(lease, now)
+    """Only the spec counts: each renewal writes a new time. What others write into the metadata keeps no dead holder
+    alive."""
+    unchanged = before is not None and before.lease.get("spec") == lease.get("spec")
+    return Sight(lease, before.since if before is not None and unchanged else now)
 
 
 class Election:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, find
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.constants import MAX_HOSTS
+from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
@@ -20,11 +21,13 @@ from tpu_training_operator.domain.lifecycle.readings import Readings
 from tpu_training_operator.domain.lifecycle.weight import Weight, weight
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.observed import Observed, parse_time
+from tpu_training_operator.domain.observed import Observed, WorkerPod, parse_time
+from tpu_training_operator.domain.ownership import controller, is_ours
 from tpu_training_operator.domain.report import Notes, Reporting
 from tpu_training_operator.domain.workload import Queue, is_of_others, manager_of
-from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, JobKey, Object, Reader
+from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
+from tpu_training_operator.runtime.cached_cluster import Fresh
 from tpu_training_operator.runtime.events import EventSender, send_events
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -135,6 +138,7 @@ class Reconciler:
         except NotFound:
             self._forget(key)
             return None
+        seen = await self._explained(seen, key)
         job, observed, stored, before, decided = seen.job, seen.observed, seen.stored, seen.before, seen.decided
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
@@ -147,6 +151,8 @@ class Reconciler:
             return unconfirmed.wait
         except Refused as refused:
             decided = blocked(observed, refused.obstacle, self._clock())
+            if refused.obstacle.reason == Reason.FORBIDDEN and await self._is_namespace_going(key):
+                decided = self._planned(replace(observed, is_namespace_going=True))
 
         # 3. Write the status, if it changed, and send the events of the decision.
         after = decided.status or before
@@ -187,10 +193,11 @@ class Reconciler:
         before = stored if manager_of(job) else recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes, queue=queue)
+        return _Look(job, observed, stored, before, self._planned(observed), queue)
+
+    def _planned(self, observed: Observed) -> Plan:
         decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings)
-        if self._network_policy is not None:
-            decided = self._network_policy.added_to(decided)
-        return _Look(job, observed, stored, before, decided, queue)
+        return decided if self._network_policy is None else self._network_policy.added_to(decided)
 
     async def _confirmed(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
         """A look that is as fresh as its decision needs. Raises NotFound if there is no such job."""
@@ -209,6 +216,37 @@ class Reconciler:
                 # come of that attempt, with the names of those that are about to be created.
                 return seen
         return await self._look(key, memory, fresh, fresh, seen.queue)
+
+    async def _explained(self, seen: "_Look", key: JobKey) -> "_Look":
+        """The look; decided again with more, if it has found a new failure. A worker that is not listed may be there
+        all the time, or has told before it went why. And nothing fails in a namespace that is being deleted."""
+        failure = seen.decided.status.last_failure if seen.decided.status else None
+        is_news = failure is not None and failure != seen.before.last_failure
+        ready = find(seen.before.conditions, ConditionType.READY)
+        if not is_news and (ready is None or ready.reason != Reason.BEING_DELETED):
+            return seen
+        is_gone = is_news and failure is not None and failure.reason == FailureReason.POD_DELETED
+        trace = await self._trace(key, seen.job, failure.pod) if is_gone and failure else None
+        observed = replace(seen.observed, trace=trace, is_namespace_going=await self._is_namespace_going(key))
+        return replace(seen, observed=observed, decided=self._planned(observed))
+
+    async def _trace(self, key: JobKey, job: Object, name: str) -> WorkerPod | None:
+        """The worker as it is, or as it was at its end. Only one that was the job's own."""
+        try:
+            found = await (self._fresh or self._cluster).get(PODS, key.namespace, name)
+            # Without its label or its owner, it is still known by its name.
+            return WorkerPod(found) if is_ours(found, job) or not controller(found) else None
+        except NotFound:
+            end = self._fresh.end_of(key.namespace, name) if isinstance(self._fresh, Fresh) else None
+            return WorkerPod(end) if end is not None and is_ours(end, job) else None
+
+    async def _is_namespace_going(self, key: JobKey) -> bool:
+        """Whether the namespace is being deleted; False if that cannot be read."""
+        try:
+            found = await self._cluster.get(NAMESPACES, "", key.namespace)
+        except ApiError:
+            return False
+        return "deletionTimestamp" in found["metadata"]
 
     async def _tell(self, events: Sequence[Event], job: Object) -> None:
         if self._events is None:

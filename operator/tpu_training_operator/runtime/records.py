@@ -5,7 +5,7 @@ and how large: of a job that is large or has finished, and of any job when the b
 reads is kept. A pass over such a job reads it from the API server.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
@@ -18,11 +18,12 @@ from tpu_training_operator.domain.ownership import job_of
 from tpu_training_operator.domain.workload import manager_of, owes_an_end
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.encoding import encoded
-from tpu_training_operator.kube.replica import Name, Replica
+from tpu_training_operator.kube.replica import Change, Name, Replica, Version
 from tpu_training_operator.runtime.resync import slim_job
 
 _LARGEST_JOB = 64 * 2**10
 _ALL_JOBS = 64 * 2**20
+_MOST_ENDS = 1000
 _WITH_WORKERS = (State.STARTING, State.RUNNING, State.RESTARTING)
 
 
@@ -131,6 +132,20 @@ class KnownPods(Replica[PodRecord]):
         self._gangs: dict[Name, dict[Name, None]] = {}
         # By the gang's namespace, job and attempt.
         self._stages: dict[tuple[str, str, int], Counter[Stage]] = {}
+        # How the pods that went last were at their end.
+        self._ends: OrderedDict[Name, bytes] = OrderedDict()
+
+    def deleted(self, version: Version[PodRecord]) -> Change[PodRecord] | None:
+        if version.kept is not None:
+            self._ends[version.name] = version.kept.body
+            self._ends.move_to_end(version.name)
+            if len(self._ends) > _MOST_ENDS:
+                self._ends.popitem(last=False)
+        return super().deleted(version)
+
+    def end_of(self, name: Name) -> bytes | None:
+        """The last version of a pod that the watch has told to be gone; None if that was long ago."""
+        return self._ends.get(name)
 
     def gang(self, namespace: str, job: str) -> Iterator[tuple[Name, PodRecord]]:
         for name in self._gangs.get((namespace, job), ()):

@@ -5,10 +5,13 @@ afterwards, and a key whose work failed waits longer every time.
 
 A key may go before the others: the job whose worker has just failed must not wait for a thousand that have just come.
 Keys that were only listed wait in the background, so that a resync delays nobody. Groups of keys take turns: a tenant
-whose thousand jobs fail again and again must not stand before everyone else.
+whose thousand jobs fail again and again must not stand before everyone else. Nor may one whose work takes minutes, such
+as many large gangs or an admission webhook that does not answer, have all workers.
 """
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -19,7 +22,7 @@ Key = TypeVar("Key")
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 60.0
 # Background keys in work at once, beside other work: enough to use up the request rate without being in the way.
-_BACKGROUND_AT_ONCE = 2
+_BACKGROUND_AT_ONCE = 3
 # However many keys go before it, each kind gets one turn in this many.
 _TURNS = 8
 
@@ -30,9 +33,6 @@ class _Line(Generic[Key]):
     def __init__(self, group_of: Callable[[Key], Hashable]) -> None:
         self._group_of = group_of
         self._groups: dict[Hashable, dict[Key, None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._groups)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._groups.get(self._group_of(key), ())
@@ -47,28 +47,55 @@ class _Line(Generic[Key]):
             if not self._groups[group]:
                 del self._groups[group]
 
-    def take(self) -> Key:
-        group = next(iter(self._groups))
+    def next(self, may: Callable[[Hashable], bool]) -> Key | None:
+        """The key whose turn it is, of the groups that `may` work."""
+        return next((next(iter(keys)) for group, keys in self._groups.items() if may(group)), None)
+
+    def take(self, key: Key) -> Key:
+        group = self._group_of(key)
         keys = self._groups.pop(group)
-        key = next(iter(keys))
         del keys[key]
         if keys:
             self._groups[group] = keys
         return key
 
 
+class _Places:
+    """Says which groups may have another one of `number` places: those that hold fewer than are free. So k groups leave
+    one place of k + 1 to the next."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+        self._held = Counter[Hashable]()
+
+    def has_one_for(self, group: Hashable) -> bool:
+        return self._held[group] < self._number - self._held.total()
+
+    def take(self, group: Hashable) -> None:
+        self._held[group] += 1
+
+    def leave(self, group: Hashable) -> None:
+        self._held[group] -= 1
+        if not self._held[group]:
+            del self._held[group]
+
+
 class WorkQueue(Generic[Key]):
     """`settle_seconds`: how long an added key waits to be added again; a starting gang does so hundreds of times.
-    `group_of`: whose key it is."""
+    `group_of`: whose key it is; by default, its own. `workers`: how many take keys."""
 
     def __init__(
         self,
         settle_seconds: float,
         metrics: Metrics | None = None,
-        group_of: Callable[[Key], Hashable] = lambda key: None,
+        group_of: Callable[[Key], Hashable] = lambda key: key,
+        workers: float = math.inf,
     ) -> None:
         self._settle_seconds = settle_seconds
         self._metrics = metrics
+        self._group_of = group_of
+        self._places = _Places(workers)
+        self._background_places = _Places(_BACKGROUND_AT_ONCE)
         self._first: _Line[Key] = _Line(group_of)
         self._ready: _Line[Key] = _Line(group_of)
         self._background: _Line[Key] = _Line(group_of)
@@ -138,32 +165,39 @@ class WorkQueue(Generic[Key]):
             await self._available.wait()
         self._wanted.discard(key)
         self._in_work.add(key)
+        self._places.take(self._group_of(key))
         if self._metrics:
             self._metrics.key_taken(key)
         return key
 
     def _next(self) -> Key | None:
-        may = self._background and len(self._background_in_work) < _BACKGROUND_AT_ONCE
-        if (self._first or self._ready) and not (may and self._turns >= _TURNS):
+        first, ready = self._first.next(self._places.has_one_for), self._ready.next(self._places.has_one_for)
+        behind = self._background.next(self._may_in_background)
+        if (first is not None or ready is not None) and not (behind is not None and self._turns >= _TURNS):
             self._turns += 1
-            goes_first = bool(self._first) and not (self._ready and self._first_turns >= _TURNS)
+            goes_first = first is not None and not (ready is not None and self._first_turns >= _TURNS)
             self._first_turns = self._first_turns + 1 if goes_first else 0
-            if not goes_first:
-                return self._ready.take()
-            key = self._first.take()
-            self._went_first.add(key)
-            return key
-        if not may:
+            if first is not None and goes_first:
+                self._went_first.add(first)
+                return self._first.take(first)
+            return None if ready is None else self._ready.take(ready)
+        if behind is None:
             return None
         self._turns = 0
-        key = self._background.take()
-        self._background_in_work.add(key)
-        return key
+        self._background_in_work.add(behind)
+        self._background_places.take(self._group_of(behind))
+        return self._background.take(behind)
+
+    def _may_in_background(self, group: Hashable) -> bool:
+        return self._places.has_one_for(group) and self._background_places.has_one_for(group)
 
     def done(self, key: Key) -> None:
         self._in_work.discard(key)
+        self._places.leave(self._group_of(key))
         self._went_first.discard(key)
-        self._background_in_work.discard(key)
+        if key in self._background_in_work:
+            self._background_in_work.remove(key)
+            self._background_places.leave(self._group_of(key))
         if self._metrics:
             self._metrics.key_done(key)
         if key in self._wanted and key not in self._paused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
@@ -80,6 +80,7 @@ def test_a_commit_reads_as_it_was_written(step: int, examples: int, uid: str, fi
 
 
 @given(data=st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: repr(x).encode()))
+@example(data=b'{"format": 1, "files": ' + b"[" * 100_000)
 def test_anything_else_is_not_a_commit(data: bytes) -> None:
     with pytest.raises(ValueError, match="COMMIT is cut off, or not a COMMIT"):
         Commit.parse(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -52,6 +53,18 @@ def test_only_the_first_of_two_writers_creates_an_object(store: Store) -> None:
     assert store.put_if_absent("step-1/COMMIT", b"first")
     assert not store.put_if_absent("step-1/COMMIT", b"second")
     assert store.read("step-1/COMMIT") == b"first"
+
+
+def test_a_directory_without_hard_links_has_one_creator_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = DirectoryStore(tmp_path)
+    assert store.put_if_absent("step-1/COMMIT", b"first")
+    assert not store.put_if_absent("step-1/COMMIT", b"second")
+    assert store.read("step-1/COMMIT") == b"first"
+    assert store.list("") == {"step-1/COMMIT": 5}
 
 
 def test_a_deleted_object_is_gone_and_may_be_deleted_again(store: Store) -> None:

@@ -107,7 +107,7 @@ class Survey:
 
 
 def survey(store: Store, concerns: Callable[[Folder], bool] = lambda folder: True) -> Survey:
-    """Of the folders that `concerns` returns True for.
+    """Looks at the folders that `concerns` returns True for.
 
     Raises:
         StorageError: the storage refuses.
@@ -139,7 +139,7 @@ def entries(listing: Mapping[str, int]) -> list[Entry]:
 
 
 def commit_of(store: Store, folder: Folder) -> Commit:
-    """The folder's COMMIT, whether or not a listing has it.
+    """Returns the folder's COMMIT, whether or not a listing has it.
 
     Raises:
         SkippedError: it is not there (UnfinishedError), or cannot be read.
@@ -197,7 +197,7 @@ def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
 
 
 def is_whole(store: Store, candidate: Candidate) -> bool:
-    """Whether all its files are there, in their sizes. Raises StorageError: the storage refuses."""
+    """Returns whether all its files are there, in their sizes. Raises StorageError: the storage refuses."""
     try:
         check_listed(store, candidate)
     except SkippedError:
@@ -206,8 +206,8 @@ def is_whole(store: Store, candidate: Candidate) -> bool:
 
 
 def progress(candidate: Candidate) -> tuple[int, int, str]:
-    """How far it is, to compare: by examples and not by steps, because on a larger slice a step has more of them. Of
-    equal ones the later attempt's comes first."""
+    """Returns how far it is, to compare: by examples and not by steps, because on a larger slice a step has more of
+    them. Of equal ones the later attempt's is further."""
     commit, entry = candidate
     return commit.examples, entry.folder.attempt, str(entry.folder)
 
@@ -218,7 +218,7 @@ def _mark_of(job: str, attempt: int) -> str:
 
 @contextmanager
 def reading(target: Target) -> Iterator[None]:
-    """Around the choice of a checkpoint: an earlier attempt that still writes deletes nothing meanwhile."""
+    """Marks the time of the choice of a checkpoint: an earlier attempt that still writes deletes nothing meanwhile."""
     name = _mark_of(target.author.job, target.author.attempt)
     # Where it cannot be written, the choice itself still works: it looks again whenever something disappears.
     with contextlib.suppress(StorageError):
@@ -383,7 +383,7 @@ def surplus(
 
 
 def _own(target: Target) -> Survey:
-    """What this job wrote, in this attempt and earlier ones."""
+    """Looks at what this job wrote, in this attempt and earlier ones."""
     author = target.author
     own = survey(target.store, lambda folder: folder.job == author.job and folder.attempt <= author.attempt)
     own.candidates = [one for one in own.candidates if one[0].author.uid == author.uid]
@@ -395,6 +395,6 @@ def _delete(store: Store, folder: Folder, files: Iterable[str]) -> None:
 
 
 def _delete_unfinished(store: Store, entry: Entry) -> None:
-    """Unless its writer, cut off but alive, has committed it since it was looked at."""
+    """Deletes it, unless its writer, cut off but alive, has committed it since it was looked at."""
     if COMMIT in entry.sizes or store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
         delete_files(store, entry.folder, [*(file for file in entry.sizes if file != COMMIT), COMMIT])

@@ -138,7 +138,7 @@ class Commit:
                 numbers = evaluation and {name: value and float(value) for name, value in evaluation.items()}
                 weights = str(document.get("weights", ""))
                 return cls(int(document["step"]), int(document["examples"]), author, files, clean, numbers, weights)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("COMMIT is cut off, or not a COMMIT") from error
         raise OtherFormatError(f"COMMIT is of format {version}, this trainer reads formats up to {PARTS}")
 

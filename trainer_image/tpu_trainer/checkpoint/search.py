@@ -56,7 +56,7 @@ class Search(Generic[T]):
 
     @property
     def folders(self) -> frozenset[Folder]:
-        """Of all that were not taken."""
+        """The folders of all that were not taken."""
         entries = [*(one.entry for one in (*self.passed, *self.unfinished)), *(entry for _, entry in self.others)]
         return frozenset(entry.folder for entry in entries)
 
@@ -64,7 +64,9 @@ class Search(Generic[T]):
 def search(
     store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], say: Say, *, expected: bool = False
 ) -> Search[T]:
-    """`read` returns what is needed of a checkpoint, or raises SkippedError. `say`: takes, for the log, what was passed
+    """Returns the newest that can be read.
+
+    `read` returns what is needed of a checkpoint, or raises SkippedError. `say`: takes, for the log, what was passed
     over. `expected`: that nothing is there may be the listing's fault.
 
     Raises:
@@ -100,9 +102,11 @@ def _told(found: Search[T], say: Say) -> Search[T]:
 
 
 def _look(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, last: bool = False) -> Search[T]:
-    """Raises:
-    IncompleteError: a file of the newest is not there; if this is the `last` look, the next one is taken instead.
-    GoneError: it was deleted.
+    """Looks once.
+
+    Raises:
+        IncompleteError: a file of the newest is not there; at the `last` look the next one is taken instead.
+        GoneError: it was deleted.
     """
     here = survey(store, lambda folder: wanted.folder in (None, folder))
     others = [one for one in here.candidates if not wanted.commit(one[0])]

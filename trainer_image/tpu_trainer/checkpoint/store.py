@@ -131,25 +131,12 @@ class DirectoryStore:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         target = self._root / name
-        part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         with self._doing(f"write {name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                try:
-                    _create(part, data)
-                    os.link(part, target)
-                finally:
-                    part.unlink(missing_ok=True)
+                _create_whole(target, data)
             except FileExistsError:
                 return False
-            except OSError as error:
-                if error.errno not in _NO_HARD_LINKS:
-                    raise
-                # gcsfuse shows a file once it is closed; elsewhere a crash may leave a part of it.
-                try:
-                    _create(target, data)
-                except FileExistsError:
-                    return False
             self._sync_directories(target)
         return True
 
@@ -197,6 +184,21 @@ def _trouble(error: OSError) -> Trouble:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Trouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
     return Trouble(said)
+
+
+def _create_whole(target: Path, data: bytes) -> None:
+    """Raises FileExistsError: there is such a file."""
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        _create(part, data)
+        os.link(part, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # gcsfuse shows a file once it is closed; elsewhere a crash may leave a part of it.
+        _create(target, data)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _create(path: Path, data: bytes) -> None:

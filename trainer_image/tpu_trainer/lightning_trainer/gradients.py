@@ -35,6 +35,7 @@ class Gradients:
         self._known: set[nn.Parameter] = set()
         self._changed: set[nn.Parameter] = set()
         self._begun: int | None = None
+        self._drawn = 0
         self._loss: Loss | None = None
         self._sums: Sums | None = None
         self._flags = Flags(backend)
@@ -48,11 +49,18 @@ class Gradients:
                 self._parameters.append(parameter)
                 parameter.register_post_accumulate_grad_hook(self._changed.add)  # type: ignore[no-untyped-call]
 
+    def seed(self, drawn: int) -> None:
+        """Seeds the device's generator for a batch."""
+        self._drawn = drawn
+        self._backend.seed(drawn)
+
     def forward_begins(self, step: int) -> None:
         """Before every forward pass of step `step`."""
         if step != self._begun:
             self._begun = step
             self._instruments.forward_begins()
+            # An exchange of buffers has moved the generator on.
+            self._backend.seed(self._drawn)
 
     def add(self, loss: Tensor, weight: Tensor) -> None:
         """A backward pass was made. `loss`: times its weight; both of shape []."""

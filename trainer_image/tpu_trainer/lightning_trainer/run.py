@@ -190,6 +190,9 @@ class OwnTrainer:
             strategy.kept_rates = kept["lightningRates"]
             if kept["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
+            elif not place.batches:
+                end_epoch(strategy.state)
+                watch.ends_epoch = True
         log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
         done = nothing_left(start, found, hp)
@@ -378,6 +381,14 @@ def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
         for progress in steps.values():
             progress["total"] = dict.fromkeys(progress["total"], step)
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+
+
+def end_epoch(state: dict[str, Any]) -> None:
+    """Lets Lightning's loops go on with the end of an epoch whose last batch is done: of a state that was saved within
+    that batch, Lightning takes the epoch for over, and calls neither its last hooks nor the first of the next one."""
+    loops = state["loops"]["fit_loop"]
+    for progress in (loops["epoch_loop.batch_progress"][part] for part in ("total", "current")):
+        progress["completed"] = progress["processed"]
 
 
 def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:

@@ -93,6 +93,10 @@ class GangStrategy:
         """With rank 0's weights in every replica. A validation after the training finds the model there."""
         if not self._placed:
             self._backend.place(self.lightning_module)
+        metrics: list[Any] = metrics_of(self.lightning_module) if self._placed else []
+        for metric in metrics:
+            # Lightning's end of a training takes what was logged to the host, the metrics themselves with it.
+            metric.to(self.root_device)
         self._placed = True
 
     def setup_environment(self) -> None:

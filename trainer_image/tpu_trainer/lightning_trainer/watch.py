@@ -96,7 +96,8 @@ class First:
 class Watch:
     """`step`: steps done. `loss`: the global loss of the last one that was read. `metrics`: of the last evaluation.
 
-    `rate`: the present learning rate. `keeps`: the run has a place for checkpoints. `kept`: what the checkpoint that
+    `ends_epoch`: the run continues after an epoch's last batch, whose end is not done. `rate`: the present learning
+    rate. `keeps`: the run has a place for checkpoints. `kept`: what the checkpoint that
     the run continues from has of `Watch.kept`.
     """
 
@@ -122,6 +123,7 @@ class Watch:
         self.step = instruments.first
         self.place = place
         self.loss: float | None = None
+        self.ends_epoch = False
         self.metrics: dict[str, float] = {}
         self.logged: set[str] = set()
         self.own: dict[str, Any] = {}
@@ -164,7 +166,7 @@ class Watch:
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         trainer.in_batch = True
         count = self.step * self._hp.accumulation_steps + batch_idx % self._hp.accumulation_steps + 1
-        self._backend.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
+        self._gradients.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if module.automatic_optimization and trainer.global_step == self._seen:
@@ -224,6 +226,11 @@ class Watch:
         trainer.callback_metrics.update(known)
         # Otherwise Lightning would leave out schedulers that wait for metrics at the end of this epoch.
         trainer.fit_loop._restarting = False
+        if self.ends_epoch:
+            loop = trainer.fit_loop.epoch_loop
+            # Lightning would leave out the validation after the last batch, for which the stopped run had no time.
+            loop.val_loop.restarting = False
+            loop.advance = lambda fetcher: delattr(loop, "advance")
 
     def _end_step(self, trainer: Any, batch: Any, parameters: list[Any]) -> None:
         instruments, step = self._instruments, self.step

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
@@ -22,7 +23,9 @@ from tpu_training_operator.domain.failures.table import (
     own_exit_code,
     with_started_peers,
 )
+from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.ownership import job_of
 
 # A worker that lost its peer may be reported before the peer that caused it. A node's clock that is ahead puts an end
 # into the future; such an end does not show for how long it has been known, so nothing waits for it.
@@ -63,18 +66,34 @@ def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     return min((moment - now for moment in moments if moment > now), default=None)
 
 
-def missing_worker(pod_name: str, slice_index: int, host: int, attempt: int, now: datetime) -> Failure:
-    """The failure of a worker whose pod disappeared from a gang that had been complete."""
+def missing_worker(worker: WorkerId, job: str, trace: WorkerPod | None, now: datetime) -> Failure:
+    """The failure of a worker that is not among the pods of a gang that had been complete. `trace`: the pod as it was
+    last, or as it is, if somebody has hidden it; None if nothing is known of it."""
+    name = worker.pod_name(job)
+    known = trace if trace is not None and trace.name == name else None
+    hidden = None if known is None else hidden_words(known, job)
+    row = None if known is None or hidden else classify(known)
+    if known is not None and row is not None and row.patience is None:
+        return _record(_End(known, row, _began(known, now)), worker.attempt, now)
     return Failure(
-        attempt=attempt,
-        pod=pod_name,
-        slice=slice_index,
-        host=host,
+        attempt=worker.attempt,
+        pod=name,
+        slice=worker.slice,
+        host=worker.host,
         failure_class=FailureClass.INFRASTRUCTURE,
-        reason=FailureReason.POD_DELETED,
-        message=DELETED_WHILE_RUNNING,
+        reason=FailureReason.WORKER_HIDDEN if hidden else FailureReason.POD_DELETED,
+        message=hidden or DELETED_WHILE_RUNNING,
         time=format_time(now),
     )
+
+
+def hidden_words(pod: WorkerPod, job: str) -> str | None:
+    """Why the operator no longer sees a worker that exists; None if nothing hides it."""
+    is_labelled = (pod.raw["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == job
+    if is_labelled and job_of(pod.raw) == job:
+        return None
+    lost = "its owner reference" if is_labelled else f"its label {LABEL_JOB_NAME}"
+    return f"Pod {pod.name} has lost {lost} and is no worker any longer; delete the pod: it may still use its chips"
 
 
 def hang(

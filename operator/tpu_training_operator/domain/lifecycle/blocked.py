@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from tpu_training_operator.api.conditions import (
     ConditionType,
@@ -17,7 +18,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.actions import Event, Plan
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.observed import Observed
-from tpu_training_operator.domain.ownership import Claim, Object, claim, is_ours
+from tpu_training_operator.domain.ownership import Claim, Object, claim, controller, is_ours
 
 # A quota may be raised or a name freed at any time, and nothing tells the operator.
 _LOOK_AGAIN = timedelta(seconds=30)
@@ -53,6 +54,37 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
         case Claim.FOREIGN:
             message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
             return Obstacle(Reason.NAME_CONFLICT, message)
+
+
+def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
+    """What the cluster has made of a pod, if the job cannot use it: unseen or unowned it would run beside its gang, and
+    a worker that starts again in place cannot join its peers."""
+    label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
+    lost = [
+        (owner, "without its owner reference"),
+        (label, f"without its label {LABEL_JOB_NAME}"),
+        (policy, f"with restartPolicy {policy[1]}"),
+    ]
+    how = " and ".join(words for (wanted, got), words in lost if wanted != got)
+    if not how:
+        return None
+    message = (
+        f"Pod {asked['metadata']['name']} came into being {how}, and was deleted again: a mutating admission webhook"
+        " or policy of the cluster has changed it; exempt the pods of TPUTrainingJobs from it"
+    )
+    return Obstacle(Reason.REJECTED, message)
+
+
+def _job_label(pod: Object) -> Any:
+    return (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
+
+
+def _owner(pod: Object) -> Any:
+    return controller(pod).get("uid")
+
+
+def _restart_policy(pod: Object) -> Any:
+    return (pod.get("spec") or {}).get("restartPolicy")
 
 
 def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:

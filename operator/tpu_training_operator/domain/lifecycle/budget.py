@@ -118,15 +118,20 @@ def _saved(ctx: Context, words: str) -> str:
 
 
 def next_look(ctx: Context) -> timedelta | None:
+    found = spent(ctx)
+    if found is not None and found.is_all and (until := _succeeds_by(ctx)):
+        return max(timedelta(seconds=1), until - ctx.now)
+    return None if found is None else until_spent(found, ctx.holding)
+
+
+def until_spent(found: Spent, holding: chips.Holding) -> timedelta | None:
     """How long until the budget is low or used up, if the gang holds all its chips from now on."""
-    found, rate = spent(ctx), max(ctx.holding.gang, ctx.holding.held)
-    if found is None or not rate:
+    rate = max(holding.gang, holding.held)
+    if not rate:
         return None
     marks = [found.limit] if found.is_most else [found.limit * _LOW_PERCENT // 100, found.limit]
-    waits = [math.ceil((mark - found.used) / rate) for mark in marks]
-    if (until := _succeeds_by(ctx)) and found.is_all:
-        waits = [math.ceil((until - ctx.now).total_seconds())]
-    return min(timedelta(seconds=max(1, min(waits))), _LONGEST_WAIT)
+    seconds = min(math.ceil((mark - found.used) / rate) for mark in marks)
+    return min(timedelta(seconds=max(1, seconds)), _LONGEST_WAIT)
 
 
 def resumed(ctx: Context) -> str:

@@ -63,13 +63,12 @@ class Holding:
 
 
 def holding(observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None) -> Holding:
-    """Pods of an attempt that the status does not know do not count. `per_host`: the chips of a host, by the number of
+    """`per_host`: the chips of a host, by the number of
     the slice among those that the job may use; by default as in the present slice."""
     now, resolved = now.replace(microsecond=0), status.resolved
     if resolved is None:
         return Holding(now, 0, ())
-    workers = (pod for pod in observed.pods if pod.worker.attempt <= status.attempt)
-    pods = (*((pod, False) for pod in workers), *((pod, True) for pod in observed.placeholders))
+    pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
     spans = (
         _span(pod, (per_host or {}).get(pod.alternative, resolved.chips_per_host), is_placeholder)
         for pod, is_placeholder in pods

@@ -51,7 +51,7 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
     return Plan(status=look.finish(status, ready), events=(Event(EventReason.SUCCEEDED, message),), again=AT_ONCE)
 
 
-def fail(ctx: Context, status: Status, reason: Reason, message: str) -> Plan:
+def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
     ready = ReadyState(State.FAILED, Kind.STUCK, reason, message)
     status = with_end(status, None, succeeded=False)
     status = ctx.with_condition(status, ConditionType.FAILED, True, reason, message)
@@ -65,9 +65,12 @@ def active_time_left(ctx: Context) -> timedelta | None:
     return None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
 
 
+def deadline_words(limit: int | None) -> str:
+    return f"the job has been active for {limit} s, the limit in spec.runPolicy.activeDeadlineSeconds"
+
+
 def exceed_deadline(ctx: Context) -> Plan:
-    limit = ctx.job.spec.run_policy.active_deadline_seconds
-    message = f"the job has been active for {limit} s, the limit in spec.runPolicy.activeDeadlineSeconds"
+    message = deadline_words(ctx.job.spec.run_policy.active_deadline_seconds)
     status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
     return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
 

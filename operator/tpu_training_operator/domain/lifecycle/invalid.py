@@ -1,67 +1,211 @@
 """What to do about a job whose spec this operator cannot use.
 
-Such a job is not started. If it has started, it became invalid under another version of the operator, and its gang
-keeps training. Two decisions are possible without the spec: whether all workers have succeeded, and whether the user
-wants the job suspended.
+Such a job is not started. If it has started, it became invalid later, mostly under another version of the operator, and
+its gang keeps training, because it began with numbers that the status still has. But what binds every job binds this
+one: suspension, budget, deadline and Kueue's eviction are read from the raw spec, the status and the Workload. A gang
+that has lost a worker is stopped, because nothing can replace the worker.
+
+A stopped gang is suspended, or held in its queue, as with a valid spec. So the job goes on once the spec is valid.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
-from tpu_training_operator.api.status import Activity, State, Status
+from tpu_training_operator.api.run_policy import ChipBudget, OnExceeded
+from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
-from tpu_training_operator.domain.lifecycle.completion import succeed
+from tpu_training_operator.domain.lifecycle import budget
+from tpu_training_operator.domain.lifecycle.completion import deadline_words, fail, succeed
 from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.lifecycle.goodput import active_seconds, new_goodput, settle
+from tpu_training_operator.domain.lifecycle.lost_status import may_be_news, unknown_workers
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.lifecycle.queueing import evicted, gives_up_quota
 from tpu_training_operator.domain.lifecycle.stages import is_trial
-from tpu_training_operator.domain.observed import Observed, WorkerPod
+from tpu_training_operator.domain.lifecycle.suspension import BY_USER
+from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.words import count
+
+# Usually a watch tells sooner what becomes of the workers and of the Workload.
+_LOOK_AGAIN = timedelta(seconds=30)
+_READ_AGAIN = timedelta(seconds=1)
 
 
 def invalid(look: Snapshot, error: InvalidJob) -> Plan:
-    """The gang trains on, but asks for no better slice: nobody knows any more what it would get."""
-    decided, held = _decided(look, error), deletions(look.observed.placeholders, look.now)
+    """The gang asks for no better slice: nobody knows any more what it would get."""
+    decided, held = _Invalid(look, error).decided(), deletions(look.observed.placeholders, look.now)
     return replace(decided, stages=(*decided.stages, *held)) if held else decided
 
 
-def _decided(look: Snapshot, error: InvalidJob) -> Plan:
-    observed, status = look.observed, look.status
-    shown = look.present(status, ReadyState(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, str(error)))
-    if status.attempt == 0:
-        return Plan(status=shown)
-    gang = _gang(observed, status)
-    if status.resolved and gang and not is_trial(status) and all(map(has_succeeded, gang)):
-        return succeed(look, gang, status.goodput, status.resolved.train_steps)
-    message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {error}"
-    is_news = status.state is not State.INVALID
-    events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
-    if not _is_to_be_suspended(observed):
-        return Plan(status=shown, events=events)
-    if not look.is_suspended:
-        # Before any worker is stopped, as with a valid spec.
-        for kind, value in ((ConditionType.SUSPENDED, True), (ConditionType.GANG_READY, False)):
-            shown = look.with_condition(shown, kind, value, Reason.SUSPENDED, "spec.runPolicy.suspend is true")
-        goodput = status.goodput and look.charge(status.goodput, look.now, Activity.SUSPENDED)
-        suspended = Event(EventReason.SUSPENDED, "stopping the workers: spec.runPolicy.suspend is true")
-        return Plan(status=replace(shown, goodput=goodput), events=(*events, suspended), again=AT_ONCE)
-    pods = [*observed.before_attempt(status.attempt), *observed.of_attempt(status.attempt)]
-    return Plan(stages=deletions(pods, look.now), status=shown, events=events, again=look_again(pods, look.now))
+def budget_of(look: Snapshot) -> ChipBudget | None:
+    """As far as it can be read. Of one that cannot, the status still has the hours."""
+    policy = _policy(look)
+    if policy is not None and policy.get("budget") is None:
+        return None
+    try:
+        return ChipBudget.model_validate((policy or {}).get("budget"))
+    except ValidationError:
+        known = look.status.usage.budget_chip_hours if look.status.usage else None
+        return ChipBudget(chip_hours=known) if known else None
 
 
-def _gang(observed: Observed, status: Status) -> list[WorkerPod]:
-    """All workers of the attempt, or none if any is missing. The attempt began with the numbers in the status."""
-    if (layout := status.resolved) is None:
-        return []
-    found = [
-        pod
-        for pod in observed.of_attempt(status.attempt)
-        if pod.worker.slice < layout.slices and pod.worker.host < layout.hosts_per_slice
-    ]
-    return found if len({pod.worker for pod in found}) == layout.hosts else []
+def _policy(look: Snapshot) -> Mapping[str, Any] | None:
+    spec = look.observed.job.get("spec")
+    policy = spec.get("runPolicy") if isinstance(spec, Mapping) else None
+    return policy if isinstance(policy, Mapping) else None
 
 
-def _is_to_be_suspended(observed: Observed) -> bool:
-    spec = observed.job.get("spec")
-    policy = spec.get("runPolicy") if isinstance(spec, dict) else None
-    return isinstance(policy, dict) and policy.get("suspend") is True
+@dataclass(frozen=True)
+class _Cause:
+    """Why the workers stop. `words`: a clause for people."""
+
+    reason: Reason
+    event: EventReason
+    words: str
+
+
+@dataclass(frozen=True)
+class _Invalid:
+    look: Snapshot
+    error: InvalidJob
+
+    @property
+    def status(self) -> Status:
+        return self.look.status
+
+    def decided(self) -> Plan:
+        status = self.status
+        if (unknown := unknown_workers(self.look.observed, status.attempt)) and not self._workers:
+            return self._take_up(unknown)
+        if status.attempt == 0:
+            return Plan(gives_up_quota(self.look.observed), self._shown(status))
+        if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_trial(status):
+            return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
+        if self.look.is_suspended or self.look.is_held:
+            return self._rest()
+        if (left := self._active_time_left()) is not None and left <= AT_ONCE:
+            message = deadline_words(self._active_deadline)
+            return fail(self.look, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
+        if (cause := self._cause()) is not None:
+            return self._stop(cause)
+        message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {self.error}"
+        is_news = status.state is not State.INVALID
+        events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
+        watched = Plan(status=self._shown(status), events=events)
+        again = _LOOK_AGAIN if self.look.observed.queue else None
+        return watched.due_within(left, again, next_look(self._gang, self.look.now), self._until_spent())
+
+    def _take_up(self, unknown: Sequence[WorkerPod]) -> Plan:
+        """The status was lost, or shows an earlier attempt; theirs is what binds the job."""
+        if may_be_news(unknown, self.look.now):
+            return Plan(again=_READ_AGAIN)
+        attempt = max(pod.worker.attempt for pod in unknown)
+        event = Event(EventReason.STATUS_LOST, f"the status was lost; attempt {attempt} is watched", warning=True)
+        status = replace(self._shown(self.status), attempt=attempt)
+        return Plan(status=status, events=(event,), again=AT_ONCE)
+
+    # What binds it.
+
+    def _cause(self) -> _Cause | None:
+        policy, spent = _policy(self.look) or {}, self._spent
+        if policy.get("suspend") is True:
+            return _Cause(BY_USER.reason, BY_USER.event, BY_USER.told)
+        if spent is not None and spent.is_all:
+            return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
+        if (why := evicted(self.look)) is not None:
+            return _Cause(Reason.EVICTED, EventReason.EVICTED, why)
+        if (lost := self._lost()) is not None:
+            return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, lost)
+        return None
+
+    @cached_property
+    def _spent(self) -> budget.Spent | None:
+        found = budget_of(self.look)
+        used = budget.used(self.look, self.status)
+        return None if found is None else budget.Spent(used, found.chip_hours * 3600)
+
+    def _until_spent(self) -> timedelta | None:
+        return None if self._spent is None else budget.until_spent(self._spent, self.look.holding)
+
+    @property
+    def _active_deadline(self) -> int | None:
+        limit = (_policy(self.look) or {}).get("activeDeadlineSeconds")
+        return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+
+    def _active_time_left(self) -> timedelta | None:
+        limit = self._active_deadline
+        return None if limit is None else timedelta(seconds=limit - active_seconds(self._goodput))
+
+    @cached_property
+    def _goodput(self) -> Goodput:
+        created = str(self.look.observed.job["metadata"]["creationTimestamp"])
+        return settle(self.status.goodput or new_goodput(created), self._gang, self.look.now, self.look.holding)
+
+    @cached_property
+    def _gang(self) -> list[WorkerPod]:
+        """All workers of the attempt, or none if any is missing. The attempt began with the numbers in the status."""
+        found = self._workers
+        return found if self.status.resolved and len(found) == self.status.resolved.hosts else []
+
+    @cached_property
+    def _workers(self) -> list[WorkerPod]:
+        if (layout := self.status.resolved) is None:
+            return []
+        return [
+            pod
+            for pod in self.look.observed.of_attempt(self.status.attempt)
+            if pod.worker.slice < layout.slices and pod.worker.host < layout.hosts_per_slice
+        ]
+
+    def _lost(self) -> str | None:
+        """Which worker the gang lacks; None if it is whole, or nobody knows how large it was."""
+        if (layout := self.status.resolved) is None:
+            return None
+        failure = first_failure(self._workers, self.status.attempt, self.look.now, settle_user_errors=True)
+        if failure is not None:
+            return f"worker {failure.pod} has failed ({failure.reason}), and the spec must be valid to replace it"
+        missing = layout.hosts - len(self._workers)
+        return f"{count(missing, 'worker')} missing, and the spec must be valid to create them" if missing else None
+
+    # How it stops.
+
+    def _stop(self, cause: _Cause) -> Plan:
+        """Before any worker is stopped, as with a valid spec."""
+        is_eviction = cause.reason is Reason.EVICTED
+        rest, value = (ConditionType.ADMITTED, False) if is_eviction else (ConditionType.SUSPENDED, True)
+        status = self._shown(self.status, cause.words)
+        for kind, is_so in ((rest, value), (ConditionType.GANG_READY, False)):
+            status = self.look.with_condition(status, kind, is_so, cause.reason, cause.words)
+        activity = Activity.QUEUE if is_eviction else Activity.SUSPENDED
+        goodput = self.look.charge(self._goodput, self.look.now, activity)
+        event = Event(cause.event, f"stopping the workers: {cause.words}", warning=cause.reason is not BY_USER.reason)
+        return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE)
+
+    def _rest(self) -> Plan:
+        """No worker runs, and no quota is held, until the spec is valid."""
+        pods, found = self._all_workers(), budget_of(self.look)
+        if self._spent and self._spent.is_all and found and found.on_exceeded is OnExceeded.FAIL and not pods:
+            return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
+        stages = (*deletions(pods, self.look.now), *gives_up_quota(self.look.observed))
+        shown = self._shown(self.status, "its workers are stopped")
+        queue = self.look.observed.queue
+        again = _LOOK_AGAIN if queue and (queue.workload or queue.others) else None
+        return Plan(stages, shown).due_within(look_again(pods, self.look.now), again)
+
+    def _all_workers(self) -> Sequence[WorkerPod]:
+        """Of the attempts that the status knows, except failed ones, whose logs say why."""
+        known = self.look.observed.before_attempt(self.status.attempt + 1)
+        return [pod for pod in known if pod.phase != "Failed"]
+
+    def _shown(self, status: Status, also: str = "") -> Status:
+        message = f"{self.error}; {also}" if also else str(self.error)
+        return self.look.present(status, ReadyState(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, message))

@@ -8,21 +8,23 @@ effects the next pass continues, and of two operators only one can raise the num
 So workers of an attempt later than the status knows have one of three causes:
 
 - Another operator has moved on since the job was read. The next read shows it.
-- An edit or a restored backup lost the whole status. Then the workers are the only record of the attempt.
+- An edit or a restored backup lost the status, or took it back. Then the workers are the only record of the attempt.
 - Somebody else created them: anybody who may create pods can copy labels and owner references.
 
-Where the status knows of an attempt, it counts, and such pods are left alone: the job may have been read long ago, and
-they may be workers of a running gang. The next attempt gets a number that none of them has (`Context.next_attempt`) and
-deletes those it leaves behind.
+While the attempt of the status has workers of its own, it counts, and such pods are left alone. Without any, nothing is
+decided until the read cannot be old. Then the pods prove that the status is wrong. If it knows of no attempt, theirs
+continues. Otherwise the next attempt gets a number above theirs and deletes them, because two gangs cannot be told
+apart from one and a forgery.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.run_policy import ChipBudget
 from tpu_training_operator.api.status import Activity, Failure, Placement, PlacementReason, State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.actions import (
@@ -48,11 +50,13 @@ from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.delegation import delegated
 from tpu_training_operator.domain.lifecycle.entry_check import entry_check, left_by_check, not_checked
 from tpu_training_operator.domain.lifecycle.growing import with_growth
-from tpu_training_operator.domain.lifecycle.invalid import invalid
+from tpu_training_operator.domain.lifecycle.invalid import budget_of, invalid
 from tpu_training_operator.domain.lifecycle.ladder import climb
+from tpu_training_operator.domain.lifecycle.leaving import is_leaving, leave
+from tpu_training_operator.domain.lifecycle.lost_status import may_be_news, unknown_workers
 from tpu_training_operator.domain.lifecycle.moving import carry_out, move
 from tpu_training_operator.domain.lifecycle.placing import accounted, charged, chosen, is_mistaken, put_on, strays
-from tpu_training_operator.domain.lifecycle.pod_cleanup import by_force, deletions, in_the_way, look_again, next_force
+from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, in_the_way, look_again
 from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt, write_due
 from tpu_training_operator.domain.lifecycle.proof import with_proof
 from tpu_training_operator.domain.lifecycle.queueing import (
@@ -80,7 +84,7 @@ from tpu_training_operator.domain.naming import config_map_name
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
-from tpu_training_operator.domain.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.observed import Object, Observed, WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.report import Reporting
 from tpu_training_operator.domain.rungs import rung_of
 from tpu_training_operator.domain.words import count, every
@@ -89,8 +93,6 @@ from tpu_training_operator.domain.workload import manager_of
 _SUSPEND_IS_OFF = "spec.runPolicy.suspend is false"
 _NO_READINGS = Readings(0)
 _READ_AGAIN = timedelta(seconds=1)
-# No read of a job is older than this.
-_OLDEST_READ = timedelta(minutes=5)
 
 
 def plan(
@@ -109,21 +111,21 @@ def plan(
     status = readings.status(observed.job.get("status"))
     if manager_of(observed.job):
         return delegated(Snapshot(observed, status, now), readings, max_hosts)
-    if "deletionTimestamp" in observed.job["metadata"]:
-        # Kubernetes deletes everything the job owns, by owner references. But a dead node does not release its pods.
-        return Plan(stages=by_force(observed.every_pod, now), again=next_force(observed.every_pod, now))
+    if is_leaving(observed):
+        leaver = Snapshot(observed, status, now)
+        return _with_usage(leave(leaver), leaver)
     if _has_finished(status):
         look = Snapshot(observed, status, now)
         ended = _with_generation(with_end_told(after_the_end(observed, status, now), look), status, observed)
         return ended if ended.deletes_job else _with_usage(ended, look)
+    job = _without_preflight(observed.job) if status.attempt or observed.pods else observed.job
     try:
-        options, trials = readings.job(observed.job), readings.trials(observed.job)
+        options, trials = readings.job(job), readings.trials(job)
         observed = observed.within([option.layout for option in (*options, *trials)])
         if status.attempt == 0 and not observed.pods:
             check_options((*options, *trials), observed.job, max_hosts)
     except InvalidJob as error:
-        look = Snapshot(observed, status, now)
-        return _with_usage(invalid(look, error), look)
+        return _unusable(Snapshot(observed, status, now), error)
     rung = rung_of(options, trials, status.stages)
     option = chosen(rung.options if rung else options, status, observed.pods)
     if rung is not None:
@@ -132,8 +134,8 @@ def plan(
     ctx = Context(observed, status, now, options, option, reporting, trials, rung)
     told = heard(status, observed.report, option.resolution.steps, now, ctx.holding)
     ctx = replace(ctx, status=told)
-    if status.attempt == 0 and observed.pods:
-        return _take_up(ctx)
+    if lost := _signs_of_lost_status(ctx):
+        return _take_up(ctx, lost)
     decided = with_proof(with_growth(with_pods_ready(_next(ctx), ctx), ctx), ctx)
     decided = _with_progress(decided, ctx, stored=status)
     decided = _with_generation(decided, told, observed)
@@ -143,16 +145,38 @@ def plan(
     return replace(decided, status=accounted(decided.status or told, status, option, now))
 
 
+def _without_preflight(job: Object) -> Object:
+    """The job as it concerns an attempt that has begun: whatever somebody writes there later must not stop it."""
+    spec = job.get("spec")
+    if not isinstance(spec, Mapping) or "preflight" not in spec:
+        return job
+    return {**job, "spec": {name: value for name, value in spec.items() if name != "preflight"}}
+
+
+def _unusable(stored: Snapshot, error: InvalidJob) -> Plan:
+    """The plan for a job whose spec cannot be used. What its workers report counts."""
+    status, resolved = stored.status, stored.status.resolved
+    steps, inbox = resolved.train_steps if resolved else 0, stored.observed.inbox
+    look = replace(stored, status=heard(status, stored.observed.report, steps, stored.now, stored.holding))
+    decided = invalid(look, error)
+    if decided.status is not None and look.status != status:
+        wait = write_due(status, inbox, stored.now)
+        is_news = replace(decided.status, progress=status.progress, goodput=status.goodput) != status
+        if not is_news and wait > AT_ONCE:
+            decided = replace(decided, status=None).due_within(wait)
+    return _with_usage(decided, stored, budget_of(stored))
+
+
 def _has_finished(status: Status) -> bool:
     """An edit of the status may leave only one of the signs, and a finished job must not train again."""
     ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
     return status.completion_time is not None or any(is_true(status.conditions, end) for end in ends)
 
 
-def _with_usage(decided: Plan, look: Snapshot) -> Plan:
+def _with_usage(decided: Plan, look: Snapshot, limit: ChipBudget | None = None) -> Plan:
     """The plan for a job whose spec is not read. Its status says what the job has used, and on which slice."""
     before = look.status
-    decided = budget.with_usage(decided, look, before)
+    decided = budget.with_usage(decided, look, before, limit)
     if decided.status is None or before.placement is None:
         return decided
     return replace(decided, status=charged(decided.status, before, before.placement.slice))
@@ -205,7 +229,8 @@ def _next(ctx: Context) -> Plan:
 
 def _keep_alive(ctx: Context) -> Plan:
     """Creates the gang of the current attempt, watches it, and replaces it when it fails."""
-    if ctx.missing and _is_stale(ctx):
+    unknown = unknown_workers(ctx.observed, ctx.attempt)
+    if ctx.missing and unknown and may_be_news(unknown, ctx.now):
         return Plan(again=_READ_AGAIN)
     unwanted = deletions(ctx.leftovers, ctx.now)
     if unwanted or in_the_way(ctx.leftovers) or ctx.awaits_last_failure:
@@ -220,18 +245,20 @@ def _keep_alive(ctx: Context) -> Plan:
     return _watch(ctx).due_within(next_look(ctx.pods, ctx.now))
 
 
-def _is_stale(ctx: Context) -> bool:
-    """Whether another operator may have raised the attempt since the job was read."""
-    later = (pod for pod in ctx.observed.pods if pod.worker.attempt > ctx.attempt)
-    return any(ctx.now < pod.created + _OLDEST_READ for pod in later)
+def _signs_of_lost_status(ctx: Context) -> list[WorkerPod]:
+    """Workers of later attempts than the status knows, unless its own attempt has workers."""
+    if ctx.attempt and (not ctx.missing or any(not pod.has_ended and not pod.is_terminating for pod in ctx.pods)):
+        return []
+    return unknown_workers(ctx.observed, ctx.attempt)
 
 
-def _take_up(ctx: Context) -> Plan:
-    """There are workers, but the status knows of no attempt: it was lost, unless the read is old."""
-    pods = ctx.observed.pods
-    if ctx.now < min(pod.created for pod in pods) + _OLDEST_READ:
+def _take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
+    """There are workers of attempts that the status does not know: it was lost, unless the read is old."""
+    if may_be_news(pods, ctx.now):
         return Plan(again=_READ_AGAIN)
     attempt = max(pod.worker.attempt for pod in pods)
+    if ctx.attempt:
+        return _outgrow(ctx, attempt)
     if ctx.rung is not None:
         # Nobody knows which rung they are on, so the ladder is climbed again.
         begun = _begin(replace(ctx, status=replace(ctx.status, attempt=attempt)))
@@ -249,6 +276,21 @@ def _take_up(ctx: Context) -> Plan:
     status = ctx.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)
     event = Event(EventReason.STATUS_LOST, message, warning=True)
     return Plan(status=ctx.present(status, ready), events=(event,), again=AT_ONCE)
+
+
+def _outgrow(ctx: Context, attempt: int) -> Plan:
+    """The next attempt after this one, of which there are workers; the status shows an earlier one. A job that rests
+    stays at rest, and its workers are stopped."""
+    number = attempt + 1
+    message = (
+        f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or restored"
+        f" from a backup; attempt {number} replaces them"
+    )
+    lost = Event(EventReason.STATUS_LOST, message, warning=True)
+    if ctx.is_suspended or ctx.is_held:
+        return Plan(status=replace(ctx.status, attempt=number), events=(lost,), again=AT_ONCE)
+    begun = _begin(replace(ctx, status=replace(ctx.status, attempt=attempt)))
+    return replace(begun, events=(lost, *begun.events))
 
 
 def _begin(ctx: Context) -> Plan:
@@ -296,8 +338,7 @@ def _failure(ctx: Context) -> Failure | None:
         return failure
     if ctx.missing and ctx.is_running:
         # A new worker could not join the training: its peers have met without it.
-        worker = ctx.missing[0]
-        return missing_worker(worker.pod_name(ctx.job.name), worker.slice, worker.host, ctx.attempt, ctx.now)
+        return missing_worker(ctx.missing[0], ctx.job.name, ctx.observed.trace, ctx.now)
     return None
 
 

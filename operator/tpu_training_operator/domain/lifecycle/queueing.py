@@ -24,6 +24,7 @@ from tpu_training_operator.domain.actions import (
     AT_ONCE,
     Action,
     Create,
+    DeleteWorkload,
     Event,
     Plan,
     UpdateWorkload,
@@ -39,7 +40,7 @@ from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, look_a
 from tpu_training_operator.domain.naming import WorkerId
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import conflicts, misfit, taken_over, with_priority, workload
-from tpu_training_operator.domain.observed import Object, WorkerPod, format_time
+from tpu_training_operator.domain.observed import Object, Observed, WorkerPod, format_time
 from tpu_training_operator.domain.options import Option
 from tpu_training_operator.domain.words import count
 from tpu_training_operator.domain.workload import (
@@ -49,6 +50,7 @@ from tpu_training_operator.domain.workload import (
     placement_of,
     prebuilt_workload,
     queue_of,
+    workload_name,
 )
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
@@ -265,6 +267,32 @@ def while_suspended(ctx: Context, workers: Sequence[WorkerPod]) -> Stages:
     if found.is_evicted and found.holds_quota:
         return ((WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True),),)
     return ()
+
+
+def evicted(look: Snapshot) -> str | None:
+    """Why a job that has begun may not have its workers any longer, whatever its spec; None if it may, or if its
+    Workload cannot be read."""
+    if look.observed.queue is None:
+        return None
+    metadata, placement = look.observed.job["metadata"], look.status.placement
+    number = placement.alternative if placement else 0
+    queue = look.observed.queue.at(workload_name(str(metadata["name"]), str(metadata["uid"]), number))
+    if not queue.version or (queue.workload is not None and queue.workload.is_admitted):
+        return None
+    return f"queue {_name(queue)}: {queue.workload.waits_for() if queue.workload else 'its Workload is gone'}"
+
+
+def gives_up_quota(observed: Observed) -> Stages:
+    """Takes a job out of its queue whose spec cannot be used, once none of its workers is active. With a valid spec it
+    asks again. Only of a Workload that Kueue has made itself, its quota is all that goes."""
+    queue = observed.queue
+    if queue is None or not queue.version or any(pod.may_use_chips for pod in observed.pods):
+        return ()
+    found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    left = [each for each in found if not each.is_going and not each.is_finished]
+    if not queue.is_prebuilt:
+        return tuple((DeleteWorkload(each.version, each.name, each.uid),) for each in left)
+    return tuple((UpdateWorkload(each.with_active(False), frees_quota=True),) for each in left if each.is_active)
 
 
 def look_at_suspended(ctx: Context) -> timedelta | None:

@@ -1,0 +1,149 @@
+"""What others do to a job and its workers beside the operator, and that its status tells it as it is."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.planner import kubelet
+from tests.planner.model_cluster import ModelCluster
+from tests.planner.operators import Operator, Trouble, look, one_pass
+from tests.planner.story import (
+    WORKERS,
+    described,
+    fails,
+    given_a_begun_attempt,
+    given_a_running_gang,
+    ready_message,
+    reason,
+)
+from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.kube.errors import Forbidden
+
+# Jobs and namespaces that are being deleted.
+
+
+def test_a_job_that_a_finalizer_keeps_stops_its_workers_and_says_so() -> None:
+    cluster = given_a_running_gang()
+    cluster.job["metadata"] |= {"deletionTimestamp": format_time(cluster.now), "finalizers": ["example.com/audit"]}
+    fails(cluster, WORKERS[0])
+    decided = one_pass(cluster)
+    assert described(decided) == [f"delete Pod {name}" for name in WORKERS[1:]]
+    assert [event.reason for event in decided.events] == ["Suspended"]
+    assert ready_message(cluster) == (
+        "the job is being deleted, and its workers are stopped;"
+        " the object stays until example.com/audit is removed from metadata.finalizers"
+    )
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.last_failure, list(cluster.pods)) == (1, None, WORKERS[:1])
+    assert one_pass(cluster).again is None
+
+
+def test_who_orphans_the_workers_of_a_job_keeps_them() -> None:
+    cluster = given_a_running_gang()
+    cluster.job["metadata"] |= {"deletionTimestamp": format_time(cluster.now), "finalizers": ["orphan"]}
+    assert look(cluster) == Plan()
+
+
+def test_nothing_fails_in_a_namespace_that_is_being_deleted() -> None:
+    cluster = given_a_running_gang()
+    cluster.others["Namespace/default"] = {
+        "kind": "Namespace",
+        "metadata": {"name": "default", "deletionTimestamp": format_time(cluster.now)},
+    }
+    for name in WORKERS[1:]:
+        kubelet.delete_by_hand(cluster, cluster.pods[name])
+    one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.last_failure) == (1, None)
+    assert ready_message(cluster) == "the namespace is being deleted, and the workers of the job are stopped"
+    for _ in range(3):
+        kubelet.sweep(cluster)
+        one_pass(cluster)
+    assert (cluster.status.attempt, cluster.status.restarts.total, cluster.pods) == (1, 0, {})
+
+
+def test_a_job_is_not_blocked_by_a_namespace_that_is_being_deleted() -> None:
+    cluster = given_a_begun_attempt()
+    cluster.others["Namespace/default"] = {
+        "kind": "Namespace",
+        "metadata": {"name": "default", "deletionTimestamp": format_time(cluster.now)},
+    }
+    operator = Operator(cluster)
+    for _ in range(2):
+        operator.work(trouble=Trouble(0, Forbidden(403, "Forbidden", "the namespace is being terminated")))
+        cluster.now += timedelta(seconds=10)
+    assert reason(cluster.status) == ("False", "BeingDeleted")
+
+
+# Webhooks.
+
+
+@pytest.mark.parametrize(
+    ("changed", "how"),
+    [
+        ({"labels": {}}, "without its label tpu-operator.dev/job-name"),
+        ({"ownerReferences": []}, "without its owner reference"),
+    ],
+)
+def test_a_webhook_that_strips_a_worker_is_told_at_once(changed: dict[str, Any], how: str) -> None:
+    cluster = given_a_begun_attempt()
+    cluster.mutate = lambda pod: pod["metadata"].update(changed)
+    Operator(cluster).work()
+    assert how in ready_message(cluster)
+    assert (cluster.status.state, cluster.pods) == (State.BLOCKED, {})
+
+
+def test_a_webhook_that_lets_workers_restart_in_place_is_told_at_once() -> None:
+    cluster = given_a_begun_attempt()
+    cluster.mutate = lambda pod: pod["spec"].update(restartPolicy="Always")
+    Operator(cluster).work()
+    assert "came into being with restartPolicy Always" in ready_message(cluster)
+    assert cluster.pods == {}
+
+
+# Workers that are gone, and workers that only seem to be.
+
+
+def lose_label(cluster: ModelCluster, pod: Object) -> None:
+    del pod["metadata"]["labels"]["tpu-operator.dev/job-name"]
+
+
+def lose_owner(cluster: ModelCluster, pod: Object) -> None:
+    pod["metadata"]["ownerReferences"] = []
+
+
+def lose_node_object(cluster: ModelCluster, pod: Object) -> None:
+    """PodGC marks the pods of a node that does not exist, and deletes them at once."""
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+    disruption |= {"message": "PodGC: node no longer exists", "lastTransitionTime": format_time(cluster.now)}
+    pod["status"] |= {"phase": "Failed", "conditions": [*pod["status"]["conditions"], disruption]}
+    cluster.record()
+    kubelet.vanish(cluster, pod)
+
+
+@pytest.mark.parametrize(
+    ("happens", "told", "words"),
+    [
+        (lose_label, "WorkerHidden", "has lost its label tpu-operator.dev/job-name"),
+        (lose_owner, "WorkerHidden", "has lost its owner reference"),
+        (lose_node_object, "NodeLost", "node no longer exists"),
+        (kubelet.vanish, "PodDeleted", "the pod was deleted while the gang was running"),
+    ],
+)
+def test_a_missing_worker_is_told_as_what_became_of_it(
+    happens: Callable[[ModelCluster, Object], None], told: str, words: str
+) -> None:
+    cluster = given_a_running_gang()
+    operator = Operator(cluster)
+    operator.work()
+    happens(cluster, cluster.pods[WORKERS[2]])
+    operator.work()
+    failure = cluster.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.reason) == (WORKERS[2], told)
+    assert words in failure.message

@@ -1,0 +1,93 @@
+"""Covering arrays: few rows of values in which every pair of values occurs, or every triple.
+
+Greedy: each row begins with a tuple that no row has yet and takes, feature by feature, the value that brings the most
+further ones. The same input always gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+from random import Random
+
+Row = Mapping[str, str]
+Pairs = frozenset[tuple[str, str]]
+"""Some of a row's features, each with its value."""
+
+CANDIDATES = 12
+"""Orders of the features in which a row is tried; the best row is taken."""
+
+
+def covering(
+    features: Mapping[str, Sequence[str]], forbidden: Sequence[Row], strength: int = 2, begin: Sequence[Row] = ()
+) -> list[dict[str, str]]:
+    """Returns rows without a forbidden combination in which every allowed tuple of `strength` values occurs.
+
+    `begin`: parts of rows that the array begins with.
+    """
+    random = Random(0)
+    rows: list[dict[str, str]] = []
+    left = dict.fromkeys(allowed(features, forbidden, strength))
+    starts: list[Row] = list(begin)
+    while starts or left:
+        start = starts.pop(0) if starts else dict(next(iter(left)))
+        tried = [_completed(start, _shuffled(features, random), forbidden, left, strength) for _ in range(CANDIDATES)]
+        best = max(tried, key=lambda row: sum(each in left for each in tuples(row, strength)))
+        for each in tuples(best, strength):
+            left.pop(each, None)
+        rows.append({name: best[name] for name in features})
+    return rows
+
+
+def allowed(features: Mapping[str, Sequence[str]], forbidden: Sequence[Row], strength: int) -> Iterator[Pairs]:
+    """Yields every tuple of values of different features that a row may contain."""
+    for names in combinations(features, strength):
+        for values in product(*(features[name] for name in names)):
+            row = dict(zip(names, values, strict=True))
+            if fits(row, forbidden) and _complete(row, features, forbidden) is not None:
+                yield frozenset(row.items())
+
+
+def tuples(row: Row, strength: int) -> Iterator[Pairs]:
+    """Yields the tuples of `strength` values that occur in a row."""
+    return map(frozenset, combinations(row.items(), strength))
+
+
+def fits(row: Row, forbidden: Sequence[Row]) -> bool:
+    """Returns whether a row, or a part of one, has no forbidden combination."""
+    return not any(rule.items() <= row.items() for rule in forbidden)
+
+
+def _shuffled(features: Mapping[str, Sequence[str]], random: Random) -> Mapping[str, Sequence[str]]:
+    names = random.sample(list(features), len(features))
+    return {name: random.sample(list(features[name]), len(features[name])) for name in names}
+
+
+def _completed(
+    start: Row, features: Mapping[str, Sequence[str]], forbidden: Sequence[Row], left: Mapping[Pairs, None], size: int
+) -> dict[str, str]:
+    """Returns a row that contains `start`, filled in the order of `features`."""
+    row = dict(start)
+    for name in features:
+        if name in row:
+            continue
+        others = [frozenset(each) for each in combinations(row.items(), size - 1)]
+        values = sorted(
+            features[name],
+            key=lambda value, name=name, others=others: -sum(other | {(name, value)} in left for other in others),
+        )
+        row[name] = next(v for v in values if _complete({**row, name: v}, features, forbidden) is not None)
+    return row
+
+
+def _complete(row: Row, features: Mapping[str, Sequence[str]], forbidden: Sequence[Row]) -> Row | None:
+    """Returns some whole row that contains this part, None if each would be forbidden."""
+    if not fits(row, forbidden):
+        return None
+    # Only features that a rule names can make a difference.
+    named = {name for rule in forbidden for name in rule if not rule.keys() <= row.keys()}
+    name = next((name for name in features if name in named and name not in row), None)
+    if name is None:
+        return row
+    tries = (_complete({**row, name: value}, features, forbidden) for value in features[name])
+    return next((whole for whole in tries if whole is not None), None)

@@ -1,0 +1,169 @@
+"""The features of a recipe and of a task that can meet in one job, which of them cannot, and the jobs in which the
+others do."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import asdict, dataclass
+
+from tests.trainer.crossings.covering import covering
+
+SOAK = os.environ.get("SOAK") == "1"
+
+WAYS = ("torch", "compile", "xla", "chips", "spmd")
+"""How the replicas run: on PyTorch, eagerly or compiled; on XLA's CPU device, a process each, a thread each in place of
+a chip's process, or a virtual device each of one program."""
+
+FEATURES: dict[str, tuple[str, ...]] = {
+    "way": WAYS,
+    "replicas": ("2", "1", "3"),
+    "optimizer": ("sgd", "adamw", "rmsprop", "lion", "adafactor", "adagrad", "nadam"),
+    "precision": ("Float32", "BFloat16Mixed", "BFloat16"),
+    "accumulation": ("once", "accumulated"),
+    "clip": ("unclipped", "clipped"),
+    "average": ("own", "ema"),
+    "broken": ("finite", "Skip", "SkipFirst"),
+    "sharding": ("whole", "sharded"),
+    "schedule": ("Constant", "Cosine", "Linear", "Step", "Plateau", "Own"),
+    "groups": ("one", "two", "added"),
+    "used": ("all", "spare", "late", "frozen", "branches", "data", "idle"),
+    "buffers": ("none", "norm", "latenorm", "centre"),
+    "hook": ("unhooked", "scaling", "pruning"),
+    "evaluation": ("unevaluated", "evaluated"),
+    "life": ("straight", "resumed", "moved", "smaller", "larger"),
+    "loss": ("mean", "weighted"),
+}
+"""The first value of each is left out of a job's name, except for the first two features.
+
+broken: a loss that is infinite on one replica, in the middle of an epoch or in the first step. used: all parameters;
+one not used by the loss; one that a hook unfreezes late, or freezes; two of one shape that take turns by step, or by
+the data of a pass, so that replicas differ; one that is unfrozen some steps before it is used. buffers: a batch norm,
+one that a hook puts into evaluation mode late, a running centre that the forward pass subtracts. hook: multiplies the
+gradients before the update, or clamps weights after it. life: not interrupted; continued from a checkpoint in the
+middle, on as many replicas, on others, or there with half or twice the global batch.
+"""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Values that cannot meet. `says`: a part of the message with which the trainer refuses them; None where it is
+    the test that cannot have them."""
+
+    values: dict[str, str]
+    why: str
+    says: str | None = None
+
+
+DEAR = () if SOAK else ("compile", "xla")
+"""Ways on which `make test` runs no more than two replicas."""
+
+RULES = (
+    Rule(
+        {"way": "spmd", "sharding": "sharded"},
+        "SPMD has one process for all replicas",
+        "recipe.sharding: Optimizer needs a process per replica",
+    ),
+    Rule(
+        {"optimizer": "adafactor", "sharding": "sharded"},
+        "Adafactor takes means over whole parameters",
+        "Adafactor does not: the halves of a parameter, each on its own, get other values than the whole",
+    ),
+    Rule(
+        {"schedule": "Plateau", "evaluation": "unevaluated"},
+        "a plateau is one of a metric",
+        "it reports none",
+    ),
+    Rule(
+        {"optimizer": "adagrad", "groups": "added"},
+        "torch's Adagrad makes the state of the groups that it is built with, and no other",
+        "KeyError",
+    ),
+    *(
+        Rule({"way": way, "replicas": number}, "one process makes all runs of a way, and XLA counts devices once")
+        for way in ("chips", "spmd")
+        for number in ("1", "3")
+    ),
+    *(Rule({"way": way, "replicas": "3"}, "a process that imports much more, for what Torch shows") for way in DEAR),
+    *(Rule({"way": way, "used": "data"}, "replicas on XLA must run one program") for way in ("xla", "chips")),
+    Rule(
+        {"optimizer": "adagrad", "sharding": "sharded"},
+        "torch's Adagrad makes the state of whole parameters when it is built",
+        "two steps with eight numbers failed: KeyError",
+    ),
+)
+
+EXCHANGED = {"broken": "Skip", "sharding": "sharded", "precision": "Float32", "used": "branches"}
+
+KNOWN: tuple[dict[str, str], ...] = (
+    {"way": "xla", "replicas": "2", "optimizer": "adamw"} | EXCHANGED,
+    {"way": "chips", "optimizer": "adamw"} | EXCHANGED,
+    {"way": "chips", "optimizer": "nadam", "broken": "Skip", "sharding": "sharded", "used": "frozen"},
+    {"way": "xla", "average": "ema", "broken": "Skip", "precision": "Float32", "used": "idle"},
+    {"way": "torch", "replicas": "2", "precision": "Float32", "buffers": "latenorm", "life": "resumed"},
+    {"way": "torch", "replicas": "2", "buffers": "norm", "evaluation": "evaluated", "life": "resumed"},
+    {"way": "torch", "replicas": "1", "precision": "BFloat16", "accumulation": "accumulated", "hook": "unhooked"},
+    {"way": "torch", "precision": "Float32", "clip": "clipped", "hook": "scaling"},
+    {"way": "torch", "precision": "Float32", "groups": "two", "schedule": "Constant", "life": "smaller"},
+    {"way": "compile", "precision": "Float32", "used": "late"},
+    {"way": "xla", "precision": "Float32", "average": "ema", "broken": "finite", "used": "late"},
+    {"way": "xla", "precision": "Float32", "buffers": "latenorm"},
+    {"way": "chips", "precision": "Float32", "buffers": "latenorm", "sharding": "sharded", "broken": "Skip"},
+    {"way": "torch", "replicas": "3", "buffers": "centre", "evaluation": "evaluated", "life": "resumed"},
+)
+"""More than two features at a time that have failed together."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job in which features meet: a value of each of FEATURES."""
+
+    way: str
+    replicas: str
+    optimizer: str
+    precision: str
+    accumulation: str
+    clip: str
+    average: str
+    broken: str
+    sharding: str
+    schedule: str
+    groups: str
+    used: str
+    buffers: str
+    hook: str
+    evaluation: str
+    life: str
+    loss: str
+
+    @property
+    def row(self) -> dict[str, str]:
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        """Its way, its replicas, and what is not as in the plainest job."""
+        special = [self.row[name] for name, values in [*FEATURES.items()][2:] if self.row[name] != values[0]]
+        return "-".join([f"{self.way}x{self.replicas}", *special])
+
+
+def case_of(row: dict[str, str]) -> Case:
+    """Returns the job with these values; the features that it does not name have their first."""
+    return Case(**{name: values[0] for name, values in FEATURES.items()} | row)
+
+
+@functools.cache
+def cases(strength: int = 3 if SOAK else 2) -> tuple[Case, ...]:
+    """Returns jobs in which all allowed tuples of `strength` values occur."""
+    rows = covering(FEATURES, [rule.values for rule in RULES], strength, KNOWN)
+    return tuple(map(case_of, rows))
+
+
+@functools.cache
+def refused() -> tuple[tuple[Rule, Case], ...]:
+    """Returns for each refusal the plainest job that meets it."""
+    return tuple(
+        (rule, case_of({"replicas": "2" if rule.values.get("way") == "spmd" else "1"} | rule.values))
+        for rule in RULES
+        if rule.says is not None
+    )
