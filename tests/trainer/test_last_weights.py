@@ -17,7 +17,7 @@ from tests.trainer import in_process, lightning_zoo
 from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.tasks import weighed
 from tests.trainer.test_lightning_trainer import spec as lightning_spec
-from tests.trainer.whole_runs import Ran, run
+from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hooks, Task
 from tpu_trainer.contract import ExitCode
 from tpu_trainer.task import Hyperparameters
@@ -51,14 +51,14 @@ class Scaling(Hooks):
 class Ending:
     """Runs of one job whose hooks change the weights at the end."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self.directory, self.name = directory, name
+    def __init__(self, directory: Path, name: str, factor: float = 0.5) -> None:
+        self.directory, self.name, self.factor = directory, name, factor
         self.hooks: list[Scaling] = []
         self.finished: list[float] = []
 
     def made(self, hp: Hyperparameters, rank: int) -> Task:
         task = weighed(hp)
-        hooks = Scaling(task.model, self.name)
+        hooks = Scaling(task.model, self.name, self.factor)
         self.hooks.append(hooks)
         return replace(task, hooks=hooks, finish=lambda model: self.finished.append(length(model.state_dict())))
 
@@ -128,6 +128,29 @@ def test_an_evaluation_that_ends_the_training_is_repeated_if_hooks_change_the_we
     assert ending.hooks[0].calls == 1
     again = ending.run(attempt=2, trainSteps=12, evaluateEverySteps=2, stopEarly=stop)
     assert (again.outcome.step, again.outcome.metrics["length"]) == (4, ran.outcome.metrics["length"])
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
+def test_the_best_checkpoint_stays_if_hooks_spoil_a_better_one_of_the_step_that_ends_the_training(
+    tmp_path: Path, stopped: bool
+) -> None:
+    ending = Ending(tmp_path, "train_ends", factor=2.0)
+    checkpoint = {"uri": str(tmp_path), "keep": 1, "everySteps": 2, "keepBest": {"metric": "length", "mode": "Min"}}
+    spec: dict[str, Any] = {
+        "trainSteps": 12,
+        "evaluateEverySteps": 2,
+        "stopEarly": {"metric": "length", "mode": "Max", "patience": 1, "minDelta": "1000"},
+        "checkpoint": checkpoint,
+    }
+    if stopped:
+        run(ending.made, stop=Stopping(4), **spec)
+    ran = ending.run(attempt=1 + stopped, **spec)
+    commits = [json.loads(path.read_text()) for path in tmp_path.glob("*/COMMIT")]
+    evaluated = {commit["step"]: commit["evaluation"]["length"] for commit in commits if commit["evaluation"]}
+    assert ran.outcome.step == 4
+    assert set(evaluated) == {2, 4}
+    assert ran.outcome.best is not None
+    assert ran.outcome.best["value"] == evaluated[2] < evaluated[4]
 
 
 @pytest.mark.parametrize("name", ENDS)

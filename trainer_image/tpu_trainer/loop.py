@@ -68,7 +68,7 @@ def train(
             hooks.train_begins()
             hooks.epoch_begins(epoch)
     if work.steering.owes(start.step) and evaluate_now(start.step):
-        instruments.save(start.step, start.position, now=False)
+        instruments.save(start.step, start.position, now=False, closes=work.steering.early_end(start.step) is not None)
     trained = replace(trained, early=work.steering.early_end(start.step))
     samples = instruments.sampling(batches)
 

@@ -260,6 +260,9 @@ class _Training:
         if rates.reduction != before and not self.work.hooks.own_schedule:
             share = f"{rates.reduction:.6g} times the recipe's"
             self.context.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
+        if self.work.steering.early_end(step) is not None:
+            # Hooks of the end may spoil a best checkpoint of this step, so the best one before it stays.
+            self.instruments.checkpoints.closes = True
         self._note(step, values, metrics)
         return is_best
 
