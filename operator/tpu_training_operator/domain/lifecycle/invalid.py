@@ -41,13 +41,13 @@ _READ_AGAIN = timedelta(seconds=1)
 
 
 def invalid(look: Snapshot, error: InvalidJob) -> Plan:
-    """The gang asks for no better slice: nobody knows any more what it would get."""
+    """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
     decided, held = _Invalid(look, error).decided(), deletions(look.observed.placeholders, look.now)
     return replace(decided, stages=(*decided.stages, *held)) if held else decided
 
 
 def budget_of(look: Snapshot) -> ChipBudget | None:
-    """As far as it can be read. Of one that cannot, the status still has the hours."""
+    """Reads the budget from the raw spec. If it cannot be read, the status still has the hours."""
     policy = _policy(look)
     if policy is not None and policy.get("budget") is None:
         return None
@@ -167,7 +167,7 @@ class _Invalid:
         ]
 
     def _lost(self) -> str | None:
-        """Which worker the gang lacks; None if it is whole, or nobody knows how large it was."""
+        """Says which worker the gang lacks; None if it is whole, or if its size is not known."""
         if (layout := self.status.resolved) is None:
             return None
         failure = first_failure(self._workers, self.status.attempt, self.look.now, settle_user_errors=True)
@@ -202,7 +202,7 @@ class _Invalid:
         return Plan(stages, shown).due_within(look_again(pods, self.look.now), again)
 
     def _all_workers(self) -> Sequence[WorkerPod]:
-        """Of the attempts that the status knows, except failed ones, whose logs say why."""
+        """Returns the workers of all attempts that the status knows, except failed ones, whose logs say why."""
         known = self.look.observed.before_attempt(self.status.attempt + 1)
         return [pod for pod in known if pod.phase != "Failed"]
 
