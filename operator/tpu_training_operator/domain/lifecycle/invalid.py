@@ -43,7 +43,7 @@ _READ_AGAIN = timedelta(seconds=1)
 
 
 def invalid(look: Snapshot, error: InvalidJob) -> Plan:
-    """Stops or watches the gang. It holds no nodes of a better slice: the spec no longer tells what that would be."""
+    """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
     decided, held = _Invalid(look, error).decided(), deletions(look.observed.placeholders, look.now)
     return replace(decided, stages=(*decided.stages, *held)) if held else decided
 
@@ -230,7 +230,7 @@ class _Invalid:
         return Plan(stages, shown).due_within(look_again(pods, self.look.now), again)
 
     def _all_workers(self) -> Sequence[WorkerPod]:
-        """Returns the workers of the attempts that the status knows, except failed ones, whose logs say why."""
+        """Returns the workers of all attempts that the status knows, except failed ones, whose logs say why."""
         known = self.look.observed.before_attempt(self.status.attempt + 1)
         return [pod for pod in known if pod.phase != "Failed"]
 

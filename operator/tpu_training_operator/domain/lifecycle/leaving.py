@@ -1,9 +1,8 @@
-"""What to do about a job that is being deleted, or whose namespace is.
+"""A job that is being deleted, or whose namespace is.
 
 Kubernetes deletes everything that the job owns, by owner references, but only once the job itself is gone. A finalizer
 may keep the job for long, and in a namespace that is being deleted jobs go after their pods. So the workers are stopped
-here, no failure is charged, and no attempt begins. With `--cascade=orphan` the workers stay, because the user asked for
-that.
+here: no failure is charged, and no attempt begins. Only with `kubectl delete --cascade=orphan` do they stay.
 """
 
 from dataclasses import replace

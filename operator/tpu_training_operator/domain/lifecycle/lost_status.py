@@ -12,10 +12,10 @@ _MOST_ATTEMPTS = 99_999
 
 
 def unknown_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
-    """Returns the workers of later attempts."""
+    """Returns the workers of attempts that are later than this one."""
     return [pod for pod in observed.pods if attempt < pod.worker.attempt < _MOST_ATTEMPTS]
 
 
 def may_be_news(unknown: Sequence[WorkerPod], now: datetime) -> bool:
-    """Tells whether the attempts of these workers may have begun since the job was read. If not, its status is old."""
+    """Whether the attempts of these workers may have begun since the job was read. If not, its status is wrong."""
     return now < min(pod.created for pod in unknown) + _OLDEST_READ
