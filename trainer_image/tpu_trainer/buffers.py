@@ -92,7 +92,7 @@ class Buffers:
         step, self._steps = self._steps, self._steps + 1
         if step < 2:
             with aside():
-                self._find()
+                self._places = self._common()
         read = [place for place in self._places if place.is_there and place.is_read]
         for place in self._sent.keys() - set(read):
             del self._sent[place]
@@ -105,14 +105,14 @@ class Buffers:
 
     def share(self) -> None:
         """Makes all of them rank 0's, as they are in a run that continues from a checkpoint of now."""
-        if self._shared and (places := places_of(self._model)):
+        if self._shared and (places := self._common()):
             self._send(places)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Makes all of them rank 0's while the block runs; afterwards each replica has its own, but for those that the
         block itself has changed."""
-        places = places_of(self._model) if self._shared else []
+        places = self._common() if self._shared else []
         own = [place.tensor.detach().clone() for place in places]
         self._backend.broadcast([place.tensor for place in places])
         lent = [place.state for place in places]
@@ -126,13 +126,13 @@ class Buffers:
                         tensor.copy_(mine)
             self._backend.sync()
 
-    def _find(self) -> None:
-        """The first forward pass may have registered some. A replica alone with one keeps it to itself."""
+    def _common(self) -> list[Place]:
+        """Looks for the places that all replicas have: a forward pass may register buffers, on one replica alone, which
+        keeps them to itself."""
         found = places_of(self._model)
         names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in found)
         rows = self._backend.gather([float(len(found)), float(zlib.crc32(names.encode()) % (1 << 24))])
-        if not self._places or all(row == rows[0] for row in rows):
-            self._places = found
+        return found if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
 
     def _changed(self, place: Place) -> bool:
         if not (place.is_there and place.is_read):
