@@ -71,7 +71,8 @@ def places_of(model: nn.Module) -> list[Place]:
 
 
 class Buffers:
-    """Of one replica's model, which is on its device once a step begins. All methods are collectives."""
+    """Keeps the buffers of one replica's model, which is on its device once a step begins. All methods are
+    collectives."""
 
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self._model, self._backend = model, backend
@@ -85,8 +86,8 @@ class Buffers:
         self._sends_all = not (backend.one_program or backend.reads_free)
 
     def step_begins(self, aside: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """Before the step's first forward pass: replaces what it may read by rank 0's. `aside`: around an exchange,
-        which is made only if there may be something to send."""
+        """Replaces what the step's first forward pass, which follows, may read by rank 0's. `aside`: a context for an
+        exchange, which is made only if there may be something to send."""
         if not self._shared:
             return
         step, self._steps = self._steps, self._steps + 1
@@ -143,7 +144,7 @@ class Buffers:
         return sent is not tensor or then != now
 
     def _wanted(self) -> list[bool]:
-        """Which ones to send: what any replica has changed, as far as all have it in one shape."""
+        """Says for each place whether to send it: any replica has changed it, and all have it in one shape."""
         changed = [self._changed(place) for place in self._places]
         if self._sends_all or self._backend.one_program:
             return changed
@@ -158,7 +159,8 @@ class Buffers:
         self._sent |= {place: place.state for place in places if place.is_read}
 
     def _look(self, read: Sequence[Place]) -> None:
-        """What has another value and the same count was written past the count; it is sent in every step now."""
+        """Finds what was written past the count, since it has another value and the same count, to send it in every
+        step from now on."""
         if self._sends_all:
             return
         now = self._summed(read)
@@ -178,11 +180,11 @@ class Buffers:
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    """Another forward pass may read the statistics in training, too."""
+    """Whether its forward pass is torch's own: another may read the statistics in training, too."""
     return str(type(module).forward.__module__).partition(".")[0] == "torch"
 
 
 def _shape(tensor: Tensor) -> float:
-    """Above 0, and exact in float32."""
+    """Describes type and shape by a number above 0 that float32 holds exactly."""
     described = f"{tensor.dtype} {list(tensor.shape)}"
     return float(1 + zlib.crc32(described.encode()) % (1 << 23))
