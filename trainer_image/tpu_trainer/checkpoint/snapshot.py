@@ -113,7 +113,7 @@ def take_part(
 
 
 def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any]]) -> None:
-    """Before the first step of a run that is to write checkpoints.
+    """Refuses, before the first step, what no checkpoint could keep.
 
     Raises:
         UserCodeError: no checkpoint could keep the optimizer's state, or what the hooks keep by now.
