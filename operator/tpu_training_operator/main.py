@@ -180,7 +180,7 @@ class Operator:
     async def _begin_to_lead(self, resources: contextlib.AsyncExitStack, pod: OwnPod | None, metrics: Metrics) -> None:
         await self._work(resources, metrics)
         if pod:
-            await pod.tell(leads=True)
+            await pod.keep_telling()
 
     async def _work(self, resources: contextlib.AsyncExitStack, metrics: Metrics) -> None:
         """Reconcile jobs and take reports until `resources` are closed."""

@@ -92,19 +92,37 @@ class Setting(Hooks):
         self._dataset.epoch = epoch
 
 
-@pytest.mark.parametrize(("workers", "told"), [(0, True), (2, True)])
-def test_a_hook_that_sets_an_attribute_is_told_what_the_readers_need(workers: int, told: bool) -> None:
+def half(dataset: Any) -> Subset[Any]:
+    return Subset(dataset, range(SIZE))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrap", [lambda dataset: dataset, half, lambda dataset: ConcatDataset([half(dataset)])])
+def test_a_hook_that_sets_an_attribute_is_told_what_the_readers_need(workers: int, wrap: Any) -> None:
     class Plain(Curriculum):
         set_epoch = None  # type: ignore[assignment]
 
     def made(hp: Hyperparameters, rank: int) -> Task:
         dataset = Plain()
-        return Task(model(), dataset, loss, workers=workers, hooks=Setting(dataset))
+        return Task(model(), wrap(dataset), loss, workers=workers, hooks=Setting(dataset))
 
     batch = {"global": BATCH, "perReplica": BATCH}
     warnings = run(made, trainSteps=2 * EPOCH, batch=batch).warnings
-    assert any("epoch" in text and "set_epoch(epoch)" in text for text in warnings) == told
+    assert any("epoch" in text and "set_epoch(epoch)" in text for text in warnings)
     assert not run(lambda hp, rank: Task(model(), Curriculum(), loss), trainSteps=2 * EPOCH, batch=batch).warnings
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_evaluation_that_would_see_the_train_datas_epochs_is_told_of(shared: bool) -> None:
+    """What it saw would depend on what has been read ahead, and on a restart."""
+
+    def made(hp: Hyperparameters, rank: int) -> Task:
+        train = Curriculum()
+        evaluation = half(train if shared else Curriculum())
+        return Task(model(), half(train), loss, evaluation=evaluation, metrics=lambda model, batch: {"epoch": batch[1]})
+
+    warnings = run(made, trainSteps=1, batch={"global": BATCH, "perReplica": BATCH}).warnings
+    assert any("one dataset object" in text for text in warnings) == shared
 
 
 @pytest.mark.filterwarnings("ignore")

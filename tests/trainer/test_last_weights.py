@@ -17,9 +17,10 @@ from tests.trainer import in_process, lightning_zoo
 from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.tasks import weighed
 from tests.trainer.test_lightning_trainer import spec as lightning_spec
-from tests.trainer.whole_runs import Ran, run
+from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hooks, Task
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.storage import Storage
 from tpu_trainer.task import Hyperparameters
 
 
@@ -30,6 +31,7 @@ class Scaling(Hooks):
     def __init__(self, model: nn.Module, name: str, factor: float = 0.5) -> None:
         self._model, self._name, self._factor = model, name, factor
         self.calls = 0
+        self.stopped: list[bool] = []
 
     @torch.no_grad()
     def _scale(self, name: str) -> None:
@@ -42,6 +44,7 @@ class Scaling(Hooks):
         self._scale("epoch_ends")
 
     def train_ends(self, *, stopped: bool) -> None:
+        self.stopped.append(stopped)
         self._scale("train_ends")
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -51,14 +54,14 @@ class Scaling(Hooks):
 class Ending:
     """Runs of one job whose hooks change the weights at the end."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self.directory, self.name = directory, name
+    def __init__(self, directory: Path, name: str, factor: float = 0.5) -> None:
+        self.directory, self.name, self.factor = directory, name, factor
         self.hooks: list[Scaling] = []
         self.finished: list[float] = []
 
     def made(self, hp: Hyperparameters, rank: int) -> Task:
         task = weighed(hp)
-        hooks = Scaling(task.model, self.name)
+        hooks = Scaling(task.model, self.name, self.factor)
         self.hooks.append(hooks)
         return replace(task, hooks=hooks, finish=lambda model: self.finished.append(length(model.state_dict())))
 
@@ -128,6 +131,42 @@ def test_an_evaluation_that_ends_the_training_is_repeated_if_hooks_change_the_we
     assert ending.hooks[0].calls == 1
     again = ending.run(attempt=2, trainSteps=12, evaluateEverySteps=2, stopEarly=stop)
     assert (again.outcome.step, again.outcome.metrics["length"]) == (4, ran.outcome.metrics["length"])
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
+def test_the_best_checkpoint_stays_if_hooks_spoil_a_better_one_of_the_step_that_ends_the_training(
+    tmp_path: Path, stopped: bool
+) -> None:
+    ending = Ending(tmp_path, "train_ends", factor=2.0)
+    checkpoint = {"uri": str(tmp_path), "keep": 1, "everySteps": 2, "keepBest": {"metric": "length", "mode": "Min"}}
+    spec: dict[str, Any] = {
+        "trainSteps": 12,
+        "evaluateEverySteps": 2,
+        "stopEarly": {"metric": "length", "mode": "Max", "patience": 1, "minDelta": "1000"},
+        "checkpoint": checkpoint,
+    }
+    if stopped:
+        run(ending.made, stop=Stopping(4), **spec)
+    ran = ending.run(attempt=1 + stopped, **spec)
+    commits = [json.loads(path.read_text()) for path in tmp_path.glob("*/COMMIT")]
+    evaluated = {commit["step"]: commit["evaluation"]["length"] for commit in commits if commit["evaluation"]}
+    assert ran.outcome.step == 4
+    assert set(evaluated) == {2, 4}
+    assert ran.outcome.best is not None
+    assert ran.outcome.best["value"] == evaluated[2] < evaluated[4]
+
+
+def test_an_early_end_that_was_cut_off_is_an_early_end_for_the_hooks_of_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = Ending(tmp_path, "")
+    stop = {"metric": "length", "mode": "Max", "patience": 1, "minDelta": "1000"}
+    spec = {"trainSteps": 12, "evaluateEverySteps": 2, "stopEarly": stop}
+    ending.run(**spec)
+    # The checkpoint that is written before the hooks of the end.
+    monkeypatch.setattr(Storage, "ended", lambda storage, found: False)
+    ending.run(attempt=2, **spec)
+    assert [hooks.stopped for hooks in ending.hooks] == [[True], [True]]
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -247,3 +286,23 @@ def test_on_chips_the_weights_of_the_end_are_evaluated_and_saved_too(launcher: L
     saved = length(load_file(commit.parent / "model.safetensors"))
     assert saved == pytest.approx(gang.hosts[0].message()["metrics"]["length"], rel=1e-5)
     assert json.loads(commit.read_text())["weights"] in gang.hosts[0].output
+
+
+class Remembering(nn.Linear):
+    """A layer whose state is not only tensors, as of libraries that quantize."""
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"kind": "linear"}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing in it is needed."""
+
+
+def test_a_run_without_checkpoints_trains_a_model_whose_state_is_not_only_tensors() -> None:
+    def made(hp: Hyperparameters, rank: int) -> Task:
+        task = weighed(hp)
+        task.model.add_module("remembering", Remembering(1, 1))
+        return task
+
+    ran = run(made, trainSteps=2, evaluateEverySteps=1)
+    assert ran.outcome.code is ExitCode.Succeeded, ran.outcome.message

@@ -74,9 +74,9 @@ class Server:
             self._waiting.append((turn, answered))
             await answered
 
-    async def answer(self, status: int = 201) -> None:
-        """The request that has waited longest."""
-        turn, answered = self._waiting.pop(0)
+    async def answer(self, status: int = 201, which: int = 0) -> None:
+        """The request that has waited longest, or another one."""
+        turn, answered = self._waiting.pop(which)
         turn.heard(status)
         if not answered.done():
             answered.set_result(None)
@@ -120,12 +120,23 @@ async def test_a_gang_of_four_does_not_wait_for_one_of_thousands(server: Server)
     await settle()
     _, small = a_flow(server, "small", 4)
     await settle()
-    assert Counter(server.sent) == {"large": 32}, "all places are taken"
+    assert Counter(server.sent) == {"large": 32, "small": 1}, "all places are taken"
     for _ in range(8):
         await server.answer()
     assert Counter(server.sent)["small"] == 4
     await server.answer_all()
     await asyncio.gather(*large, *small)
+
+
+async def test_a_gang_of_four_is_made_while_the_requests_of_others_are_not_answered(server: Server) -> None:
+    for number in range(8):
+        a_flow(server, f"slow-{number}", 100)
+    await settle()
+    _, small = a_flow(server, "small", 4)
+    for _ in range(4):
+        await settle()
+        await server.answer(which=-1)
+    assert all(task.done() for task in small)
 
 
 async def test_flows_take_turns_at_the_last_places_of_an_overloaded_server(server: Server) -> None:
@@ -136,7 +147,7 @@ async def test_flows_take_turns_at_the_last_places_of_an_overloaded_server(serve
     _, other = a_flow(server, "other", 4)
     for _ in range(12):
         await server.answer()
-    assert server.sent[4:13] == ["large", "small", "other"] * 3
+    assert server.sent[4:15] == ["small", "other", *["large", "small", "other"] * 3]
     await server.answer_all()
     await asyncio.gather(*large, *small, *other)
 

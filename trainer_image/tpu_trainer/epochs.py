@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Indices(list[int]):
-    """Those of a pass, which belong to one epoch."""
+    """Indices of a pass, which belong to one epoch."""
 
     def __init__(self, indices: Iterable[int], epoch: int) -> None:
         super().__init__(indices)
@@ -49,34 +49,49 @@ def enter_epoch(dataset: Any, epoch: int) -> None:
 
 
 def with_epochs(dataset: Any) -> Iterator[Any]:
-    """The datasets with `set_epoch`: this one, or those in torch's own wrappers, which do not pass it on."""
+    """Finds the datasets with `set_epoch`: this one, or those in torch's own wrappers, which do not pass it on."""
     if callable(getattr(dataset, "set_epoch", None)):
         yield dataset
-    elif isinstance(dataset, Subset):
-        yield from with_epochs(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
+    else:
+        for part in _wrapped(dataset):
             yield from with_epochs(part)
+
+
+def _wrapped(dataset: Any) -> Iterator[Any]:
+    """What torch's own wrapper holds."""
+    if isinstance(dataset, Subset):
+        yield dataset.dataset
+    elif isinstance(dataset, ConcatDataset):
+        yield from dataset.datasets
+
+
+def shares_epochs(train: Any, held_out: Any) -> bool:
+    """Whether `set_epoch` on the train data changes the held-out data, too, as with two Subsets of one dataset."""
+    return any(one is other for one in with_epochs(train) for other in with_epochs(held_out))
 
 
 @contextmanager
 def noticed(dataset: Any, reads_here: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Around hooks: tells of an attribute of a map-style dataset that they have set. `reads_here`: this process reads
-    the examples, too, and may count them meanwhile."""
+    """Tells of an attribute of a map-style dataset that the hooks in the block have set. `reads_here`: this process
+    reads the examples, too, and may count them meanwhile."""
     before = _attributes(dataset, reads_here)
     yield
-    for name, value in _attributes(dataset, reads_here).items():
-        if name in before and before[name] != value:
+    for place, value in _attributes(dataset, reads_here).items():
+        if place in before and before[place] != value:
             tell(
-                f"a hook has set the train dataset's {name} to {value!r}, and its examples are read ahead, by workers "
-                "with a copy of it if there are any: those of this epoch may be read as before. Give the dataset "
-                "set_epoch(epoch), which is called where they are read"
+                f"a hook has set the train dataset's {place[1]} to {value!r}, and its examples are read ahead, by "
+                "workers with a copy of it if there are any: those of this epoch may be read as before. Give the "
+                "dataset set_epoch(epoch), which is called where they are read"
             )
             return
 
 
-def _attributes(dataset: Any, reads_here: bool) -> dict[str, Any]:
-    if any(with_epochs(dataset)) or not hasattr(dataset, "__getitem__"):
+def _attributes(dataset: Any, reads_here: bool) -> dict[tuple[int, str], Any]:
+    """By the dataset, which may be inside of torch's own wrappers, and the name."""
+    if callable(getattr(dataset, "set_epoch", None)) or not hasattr(dataset, "__getitem__"):
         return {}
     own = {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in _PLAIN}
-    return {name: value for name, value in own.items() if "epoch" in name or not reads_here}
+    found = {(id(dataset), name): value for name, value in own.items() if "epoch" in name or not reads_here}
+    for part in _wrapped(dataset):
+        found |= _attributes(part, reads_here)
+    return found

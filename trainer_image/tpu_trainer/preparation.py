@@ -10,9 +10,10 @@ from tpu_trainer.checkpoint.handover import give_average, give_model, give_optim
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.compiled import compile_loss, compile_update
 from tpu_trainer.context import RunContext
-from tpu_trainer.data import epochs_of, evaluation_size, resized, size_difference
+from tpu_trainer.data import epochs_of, evaluation_size, held_out, resized, size_difference
 from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.entrypoint import Loaded, load_task
+from tpu_trainer.epochs import shares_epochs
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.horizon import differences
@@ -34,6 +35,11 @@ from tpu_trainer.update import Average, count_on_device
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+_SHARES_EPOCHS = (
+    "evaluation and train read from one dataset object that has set_epoch: evaluations see its examples as of the "
+    "epoch that was read last, which read-ahead, workers and a restart change. Give evaluation an object of its own"
+)
 
 
 def load(context: RunContext, hp: Hyperparameters) -> Loaded:
@@ -129,6 +135,8 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
         tell(Finding("DatasetSize", 0, difference))
     if task.evaluation is not None and evaluation_size(task) == 0:
         tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
+    if any(shares_epochs(task.train, dataset) for dataset in held_out(task).values()):
+        tell(Finding("Evaluation", 0, _SHARES_EPOCHS))
 
 
 def _tell_of_resized(context: RunContext, task: Task, found: Found, start: Start) -> None:

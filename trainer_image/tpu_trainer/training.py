@@ -205,7 +205,8 @@ class _Training:
             return self._judge(step, values, metrics)
 
     def _last_evaluation(self, trained: Trained) -> tuple[dict[str, float], bool]:
-        """After all hooks of the training's end. The metrics, and whether they are the best so far."""
+        """Evaluates after all hooks of the training's end. Returns the metrics, and whether they are the best so
+        far."""
         steering, step = self.work.steering, trained.step
         judged = steering.evaluated == step
         # An evaluation has just ended the training, and no hook has changed the weights since.
@@ -260,6 +261,9 @@ class _Training:
         if rates.reduction != before and not self.work.hooks.own_schedule:
             share = f"{rates.reduction:.6g} times the recipe's"
             self.context.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
+        if self.work.steering.early_end(step) is not None:
+            # Hooks of the end may spoil a best checkpoint of this step, so the best one before it stays.
+            self.instruments.checkpoints.closes = True
         self._note(step, values, metrics)
         return is_best
 

@@ -2,8 +2,9 @@
 
 Two kinds of requests share the connection. What a stage sends for its job, creations and deletions by the thousand, is
 a flow: it waits for a place among the requests under way, and flows take turns, so that a gang of thousands never holds
-up one of four. Everything else waits for no place: reads, watches, statuses and events are few, and the passes of other
-jobs wait for them.
+up one of four. A flow without a request under way has a place beside the others: theirs may wait long for an admission
+webhook of their namespace. Everything else waits for no place: reads, watches, statuses and events are few, and the
+passes of other jobs wait for them.
 
 How many places there are, the API server decides. It queues what it cannot do at once (API Priority and Fairness), and
 answers 429 when its queues are full. The number grows while answers are good and places are taken, and halves with a
@@ -55,10 +56,12 @@ class Places:
 @dataclass(eq=False)
 class Flow:
     """The requests of one stage. `waiting`: the tasks whose request is not under way, so that they can be cancelled
-    without leaving anything half done. `queue`: their futures become the numbers of their requests."""
+    without leaving anything half done. `queue`: their futures become the numbers of their requests. `under_way`: how
+    many of the requests are."""
 
     waiting: set["asyncio.Task[object]"] = field(default_factory=set)
     queue: deque["asyncio.Future[int]"] = field(default_factory=deque)
+    under_way: int = 0
 
 
 # A context variable, because the tasks that a stage starts inherit it, and the local store needs to know nothing of it.
@@ -140,30 +143,37 @@ class Turns:
     def _leave(self, flow: Flow | None) -> None:
         if flow is not None:
             self._under_way -= 1
+            flow.under_way -= 1
             self._admit()
 
     def _admit(self) -> None:
-        while self._has_candidate():
+        while (flow := self._next_flow()) is not None or self._others:
             if self._throttle is not None and (seconds := self._throttle.due()):
                 if self._alarm is None:
                     self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
                 return
-            flow = None if self._others else self._flows.popleft()
             queue = self._others if flow is None else flow.queue
             waiter = queue.popleft()
-            if flow is not None and queue:
-                self._flows.append(flow)
+            if flow is not None:
+                self._flows.remove(flow)
+                if queue:
+                    self._flows.append(flow)
             if waiter.cancelled():
                 continue
             if self._throttle is not None:
                 self._throttle.take()
             if flow is not None:
                 self._under_way += 1
+                flow.under_way += 1
             self._sent += 1
             waiter.set_result(self._sent)
 
-    def _has_candidate(self) -> bool:
-        return bool(self._others or (self._flows and self._under_way < int(self.places.limit)))
+    def _next_flow(self) -> Flow | None:
+        """None if none has a turn now."""
+        if self._others:
+            return None
+        is_free = self._under_way < int(self.places.limit)
+        return next((flow for flow in self._flows if is_free or not flow.under_way), None)
 
     def _ring(self) -> None:
         self._alarm = None

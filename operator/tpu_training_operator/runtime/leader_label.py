@@ -14,6 +14,7 @@ from tpu_training_operator.kube.errors import ApiError, Unavailable
 
 LABEL_LEADS = "tpu-operator.dev/leads"
 _RETRY_SECONDS = 2.0
+_KEEP_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,14 @@ class OwnPod:
     namespace: str
     name: str
 
+    async def keep_telling(self) -> None:
+        """Keeps the label while this process leads: an edit may take it away, and a refusal may pass."""
+        while True:
+            await self.tell(leads=True)
+            await asyncio.sleep(_KEEP_SECONDS)
+
     async def tell(self, *, leads: bool) -> None:
-        """Sets the label or takes it away. Returns when the API server has done so, or will never do it."""
+        """Sets the label or takes it away. Returns when the API server has done so or refuses to."""
         body = {"metadata": {"labels": {LABEL_LEADS: "true" if leads else None}}}
         while True:
             try:

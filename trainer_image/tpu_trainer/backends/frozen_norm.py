@@ -17,7 +17,7 @@ _replacing = Lock()
 
 
 def mend_frozen_norms() -> None:
-    """For this process; more than once does no harm, and on other devices nothing changes."""
+    """Puts `batch_norm` in the place of torch's for this process; other devices compute as before."""
     # Replicas may be threads of one process.
     with _replacing:
         _replaced()
