@@ -214,6 +214,9 @@ class Memory:
             replica.listed(_version(body, keep))
         replica.list_ended(self._cluster.revision(resource))
 
+    def has_heard_all(self, resource: Resource) -> bool:
+        return self._told[resource] == len(self._cluster.journals[resource])
+
     def hear(self, jobs: int | None = None, pods: int | None = None) -> None:
         """So many more events of the two watches; None: all of them."""
         self._cluster.record()
@@ -270,6 +273,9 @@ class Operator:
     def hear(self, jobs: int, pods: int) -> None:
         """So many more events of the two watches."""
         self._memory.hear(jobs, pods)
+
+    def has_heard_of_every_write(self) -> bool:
+        return self._memory.has_heard_all(JOBS)
 
     def work(
         self,

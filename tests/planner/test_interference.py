@@ -8,7 +8,7 @@ import pytest
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tests.planner.operators import Operator, Trouble, look, one_pass
+from tests.planner.operators import Operator, Pass, Trouble, look, one_pass
 from tests.planner.story import (
     WORKERS,
     described,
@@ -104,6 +104,26 @@ def test_a_webhook_that_lets_workers_restart_in_place_is_told_at_once() -> None:
     Operator(cluster).work()
     assert "came into being with restartPolicy Always" in ready_message(cluster)
     assert cluster.pods == {}
+
+
+def test_a_job_whose_workers_a_webhook_changes_creates_them_only_now_and_then() -> None:
+    """Their coming and going is news of the job, and would cause the next pass at once."""
+    cluster = given_a_begun_attempt()
+    cluster.mutate = lambda pod: pod["spec"].update(restartPolicy="Always")
+    operator = Operator(cluster)
+    assert created_pods(operator.work())
+    assert not created_pods(operator.work())
+    assert "came into being with restartPolicy Always" in ready_message(cluster)
+    cluster.now += timedelta(seconds=30)
+    assert created_pods(operator.work())
+    cluster.mutate = lambda pod: None
+    cluster.now += timedelta(seconds=30)
+    operator.work()
+    assert list(cluster.pods) == WORKERS
+
+
+def created_pods(made: Pass) -> list[str]:
+    return [effect for effect in made.effects if effect.startswith("create Pod")]
 
 
 # Workers that are gone, and workers that only seem to be.

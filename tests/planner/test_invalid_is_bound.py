@@ -1,5 +1,6 @@
 """A running job that becomes Invalid is still bound: by budget, deadline, suspension and Kueue's eviction."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from tests.planner import kubelet, kueue
 from tests.planner.api_server import accepts
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import one_pass
-from tests.planner.story import given_a_job, given_a_running_gang, passes, ready_message
+from tests.planner.story import given_a_created_gang, given_a_job, given_a_running_gang, passes, ready_message
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State
 
@@ -115,3 +116,62 @@ def test_a_gang_that_has_lost_a_worker_gives_its_chips_back_until_the_spec_is_va
     cluster.job["spec"] = spec
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.state) == (2, State.STARTING)
+
+
+def loses(cluster: ModelCluster, *parts: str) -> None:
+    """Somebody removes these parts of the status; without any, all of it."""
+    status = cluster.job["status"]
+    cluster.job["status"] = {name: value for name, value in status.items() if parts and name not in parts}
+    cluster.touch(cluster.job)
+
+
+@pytest.mark.parametrize("parts", [("resolved",), ("resolved", "goodput"), ()])
+@pytest.mark.parametrize("policy", [{"budget": {"chipHours": 1}}, {"activeDeadlineSeconds": 500}, {}])
+def test_a_gang_of_which_nobody_knows_the_size_stops_until_the_spec_is_valid(
+    parts: tuple[str, ...], policy: dict[str, Any]
+) -> None:
+    cluster = given_a_running_gang({"spec.runPolicy": policy})
+    spec = copied(cluster.job["spec"])
+    made_invalid(cluster)
+    loses(cluster, *parts)
+    # A wiped status may be an old read for five minutes.
+    goes_on(cluster, 400)
+    assert cluster.pods == {}
+    assert [event["note"] for event in cluster.events if event["reason"] == "Suspended"] == [
+        "stopping the workers: status.resolved was removed, so the size of the gang is unknown, and its chips cannot be"
+        " counted"
+    ]
+    cluster.job["spec"] = spec
+    for _ in range(3):
+        one_pass(cluster)
+    assert (cluster.status.attempt, len(cluster.pods)) == (2, 4)
+
+
+def test_a_partly_placed_gang_gives_its_nodes_back_at_its_start_deadline() -> None:
+    cluster = given_a_created_gang({"spec.runPolicy": {"startDeadlineSeconds": 100}})
+    for name in ("digits-1-0-0", "digits-1-0-1"):
+        kubelet.place(cluster, cluster.pods[name])
+    made_invalid(cluster)
+    assert one_pass(cluster).again == timedelta(seconds=100)
+    passes(cluster, 100)
+    goes_on(cluster, 100)
+    assert cluster.pods == {}
+    assert "2 workers could not be placed within 100 s" in str(cluster.events)
+
+
+def test_a_gang_that_does_not_start_on_its_nodes_gives_them_back_after_half_an_hour() -> None:
+    cluster = given_a_created_gang()
+    for pod in cluster.pods.values():
+        kubelet.place(cluster, pod)
+    made_invalid(cluster)
+    goes_on(cluster, 1700)
+    assert len(cluster.pods) == 4
+    goes_on(cluster, 300)
+    assert cluster.pods == {}
+
+
+def test_a_job_without_a_run_policy_has_no_budget() -> None:
+    cluster = made_invalid(given_a_running_gang({"spec.runPolicy": {"budget": {"chipHours": 1}}}))
+    del cluster.job["spec"]["runPolicy"]
+    goes_on(cluster, 400)
+    assert len(cluster.pods) == 4

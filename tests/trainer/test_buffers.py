@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -189,6 +190,19 @@ def test_every_replica_computes_with_the_buffers_of_rank_0(make: Callable[[], nn
         assert all(torch.equal(a, b) for a, b in zip(zeros, ones, strict=True))
     # They do change.
     assert not all(torch.equal(a, b) for a, b in zip(seen[0][0], seen[0][-1], strict=True))
+
+
+@pytest.mark.parametrize("beside", [(), (nn.BatchNorm1d(3),)], ids=["alone", "beside others"])
+def test_a_buffer_that_one_replica_alone_has_registered_stays_its_own(
+    tmp_path: Path, beside: tuple[nn.Module, ...]
+) -> None:
+    def register(rank: int, model: nn.Module) -> None:
+        if rank == 1:
+            model.register_buffer("seen", torch.ones(()), persistent=False)
+
+    made = task(lambda: nn.Sequential(nn.Linear(6, 3), *deepcopy(beside)), watch=register)
+    checkpoint = {"uri": str(tmp_path), "everySteps": 2, "keep": 1}
+    done(run(made, 2, trainSteps=4, evaluateEverySteps=1, checkpoint=checkpoint))
 
 
 def test_with_accumulation_a_pass_reads_what_the_replicas_passes_before_have_left() -> None:

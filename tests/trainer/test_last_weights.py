@@ -20,6 +20,7 @@ from tests.trainer.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hooks, Task
 from tpu_trainer.contract import ExitCode
+from tpu_trainer.storage import Storage
 from tpu_trainer.task import Hyperparameters
 
 
@@ -30,6 +31,7 @@ class Scaling(Hooks):
     def __init__(self, model: nn.Module, name: str, factor: float = 0.5) -> None:
         self._model, self._name, self._factor = model, name, factor
         self.calls = 0
+        self.stopped: list[bool] = []
 
     @torch.no_grad()
     def _scale(self, name: str) -> None:
@@ -42,6 +44,7 @@ class Scaling(Hooks):
         self._scale("epoch_ends")
 
     def train_ends(self, *, stopped: bool) -> None:
+        self.stopped.append(stopped)
         self._scale("train_ends")
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -151,6 +154,19 @@ def test_the_best_checkpoint_stays_if_hooks_spoil_a_better_one_of_the_step_that_
     assert set(evaluated) == {2, 4}
     assert ran.outcome.best is not None
     assert ran.outcome.best["value"] == evaluated[2] < evaluated[4]
+
+
+def test_an_early_end_that_was_cut_off_is_an_early_end_for_the_hooks_of_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = Ending(tmp_path, "")
+    stop = {"metric": "length", "mode": "Max", "patience": 1, "minDelta": "1000"}
+    spec = {"trainSteps": 12, "evaluateEverySteps": 2, "stopEarly": stop}
+    ending.run(**spec)
+    # The checkpoint that is written before the hooks of the end.
+    monkeypatch.setattr(Storage, "ended", lambda storage, found: False)
+    ending.run(attempt=2, **spec)
+    assert [hooks.stopped for hooks in ending.hooks] == [[True], [True]]
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -270,3 +286,23 @@ def test_on_chips_the_weights_of_the_end_are_evaluated_and_saved_too(launcher: L
     saved = length(load_file(commit.parent / "model.safetensors"))
     assert saved == pytest.approx(gang.hosts[0].message()["metrics"]["length"], rel=1e-5)
     assert json.loads(commit.read_text())["weights"] in gang.hosts[0].output
+
+
+class Remembering(nn.Linear):
+    """A layer whose state is not only tensors, as of libraries that quantize."""
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"kind": "linear"}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing in it is needed."""
+
+
+def test_a_run_without_checkpoints_trains_a_model_whose_state_is_not_only_tensors() -> None:
+    def made(hp: Hyperparameters, rank: int) -> Task:
+        task = weighed(hp)
+        task.model.add_module("remembering", Remembering(1, 1))
+        return task
+
+    ran = run(made, trainSteps=2, evaluateEverySteps=1)
+    assert ran.outcome.code is ExitCode.Succeeded, ran.outcome.message

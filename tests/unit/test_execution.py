@@ -134,12 +134,17 @@ class Running:
         self.tasks: list[asyncio.Task[bool]] = []
 
     async def begin(
-        self, *stages: Sequence[Action], name: str = "large", told: Collection[str] = ()
+        self,
+        *stages: Sequence[Action],
+        name: str = "large",
+        told: Collection[str] = (),
+        body: Object | None = None,
     ) -> "asyncio.Task[bool]":
-        """`told`: the kinds of optional objects of which everybody knows that the cluster refuses them."""
+        """`told`: the kinds of optional objects of which everybody knows that the cluster refuses them. `body`: the job
+        as the pass has read it."""
         key = JobKey("default", name)
         memory = Memory(sent_missing=set(told))
-        execution = Execution(self._server, self._clock, None, key, a_job(name), memory)
+        execution = Execution(self._server, self._clock, None, key, body or a_job(name), memory)
         self.tasks.append(asyncio.create_task(execution.carry_out(Plan(stages=stages))))
         await settle()
         return self.tasks[-1]
@@ -244,6 +249,16 @@ async def test_the_rest_is_not_done_for_a_job_that_does_not_want_it(
     await server.answer_all()
     assert await task is False
     assert len(server.sent) - sent <= 32
+
+
+async def test_all_workers_of_a_job_that_is_being_deleted_are_stopped_in_one_pass(
+    server: Server, running: Running
+) -> None:
+    is_being_deleted(server)
+    task = await running.begin(deletions("large", 200), body=server.job)
+    await server.answer_all()
+    assert await task
+    assert len(server.sent) == 200
 
 
 async def test_a_slow_server_does_not_keep_the_job_from_being_read(

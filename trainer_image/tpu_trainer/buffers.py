@@ -71,7 +71,8 @@ def places_of(model: nn.Module) -> list[Place]:
 
 
 class Buffers:
-    """Of one replica's model, which is on its device once a step begins. All methods are collectives."""
+    """Keeps the buffers of one replica's model, which is on its device once a step begins. All methods are
+    collectives."""
 
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self._model, self._backend = model, backend
@@ -85,14 +86,14 @@ class Buffers:
         self._sends_all = not (backend.one_program or backend.reads_free)
 
     def step_begins(self, aside: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """Before the step's first forward pass: replaces what it may read by rank 0's. `aside`: around an exchange,
-        which is made only if there may be something to send."""
+        """Replaces what the step's first forward pass, which follows, may read by rank 0's. `aside`: a context for an
+        exchange, which is made only if there may be something to send."""
         if not self._shared:
             return
         step, self._steps = self._steps, self._steps + 1
         if step < 2:
             with aside():
-                self._find()
+                self._places = self._common()
         read = [place for place in self._places if place.is_there and place.is_read]
         for place in self._sent.keys() - set(read):
             del self._sent[place]
@@ -105,14 +106,14 @@ class Buffers:
 
     def share(self) -> None:
         """Makes all of them rank 0's, as they are in a run that continues from a checkpoint of now."""
-        if self._shared and (places := places_of(self._model)):
+        if self._shared and (places := self._common()):
             self._send(places)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Makes all of them rank 0's while the block runs; afterwards each replica has its own, but for those that the
         block itself has changed."""
-        places = places_of(self._model) if self._shared else []
+        places = self._common() if self._shared else []
         own = [place.tensor.detach().clone() for place in places]
         self._backend.broadcast([place.tensor for place in places])
         lent = [place.state for place in places]
@@ -126,13 +127,13 @@ class Buffers:
                         tensor.copy_(mine)
             self._backend.sync()
 
-    def _find(self) -> None:
-        """The first forward pass may have registered some. A replica alone with one keeps it to itself."""
+    def _common(self) -> list[Place]:
+        """Looks for the places that all replicas have: a forward pass may register buffers, on one replica alone, which
+        keeps them to itself."""
         found = places_of(self._model)
         names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in found)
         rows = self._backend.gather([float(len(found)), float(zlib.crc32(names.encode()) % (1 << 24))])
-        if not self._places or all(row == rows[0] for row in rows):
-            self._places = found
+        return found if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
 
     def _changed(self, place: Place) -> bool:
         if not (place.is_there and place.is_read):
@@ -143,7 +144,7 @@ class Buffers:
         return sent is not tensor or then != now
 
     def _wanted(self) -> list[bool]:
-        """Which ones to send: what any replica has changed, as far as all have it in one shape."""
+        """Says for each place whether to send it: any replica has changed it, and all have it in one shape."""
         changed = [self._changed(place) for place in self._places]
         if self._sends_all or self._backend.one_program:
             return changed
@@ -158,7 +159,8 @@ class Buffers:
         self._sent |= {place: place.state for place in places if place.is_read}
 
     def _look(self, read: Sequence[Place]) -> None:
-        """What has another value and the same count was written past the count; it is sent in every step now."""
+        """Finds what was written past the count, since it has another value and the same count, to send it in every
+        step from now on."""
         if self._sends_all:
             return
         now = self._summed(read)
@@ -178,11 +180,11 @@ class Buffers:
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    """Another forward pass may read the statistics in training, too."""
+    """Whether its forward pass is torch's own: another may read the statistics in training, too."""
     return str(type(module).forward.__module__).partition(".")[0] == "torch"
 
 
 def _shape(tensor: Tensor) -> float:
-    """Above 0, and exact in float32."""
+    """Describes type and shape by a number above 0 that float32 holds exactly."""
     described = f"{tensor.dtype} {list(tensor.shape)}"
     return float(1 + zlib.crc32(described.encode()) % (1 << 23))

@@ -99,7 +99,7 @@ class Workers:
     dataset: Any = None
 
     def begin(self, number: int) -> None:
-        """A loader's worker_init_fn."""
+        """Calls `init` in a worker, as the loader's worker_init_fn."""
         if self.init is not None:
             # The loader may have another one, which reads the task's.
             vars(get_worker_info())["dataset"] = self.dataset
@@ -399,7 +399,7 @@ def length_of(dataset: Any, name: str) -> int:
 
 
 def epochs_of(task: Task, steps: int, global_batch: int) -> int | None:
-    """Epochs that are begun in so many steps; None if it is unknown how many examples an epoch has."""
+    """Counts the epochs that are begun in so many steps; None if it is unknown how many examples an epoch has."""
     sized = task.train if task.order is None else task.order
     if not has_length(task.train) or not hasattr(sized, "__len__"):
         return None
@@ -417,7 +417,7 @@ def training_workers(task: Task) -> Workers:
 
 
 def evaluation_workers(task: Task, dataset: Dataset[Any]) -> Workers:
-    """Processes that read one of the held-out datasets ahead."""
+    """Returns the processes that read one of the held-out datasets ahead."""
     count = task.workers if task.evaluation_workers is None else task.evaluation_workers
     return Workers(count, task.evaluation_worker_init, dataset)
 

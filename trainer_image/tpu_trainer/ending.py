@@ -44,7 +44,7 @@ def save_result(step: int, position: Position, instruments: Instruments, *, agai
 
 
 def leave_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
-    """On the user's machine, a run without checkpoints leaves its weights beside its report."""
+    """Writes the weights of a run without checkpoints beside its report, on the user's machine."""
     directory, writes = context.environment.report_directory, context.telling.aloud
     if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
         return
@@ -137,7 +137,7 @@ def _outcome(
 
 
 def _measured(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
-    """Of a rung of a ladder."""
+    """Returns what a rung of a ladder has measured; None of any other run."""
     numbers, doctor = instruments.telling.rung, instruments.doctor
     if numbers is None:
         return None

@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Indices(list[int]):
-    """Those of a pass, which belong to one epoch."""
+    """Indices of a pass, which belong to one epoch."""
 
     def __init__(self, indices: Iterable[int], epoch: int) -> None:
         super().__init__(indices)
@@ -49,7 +49,7 @@ def enter_epoch(dataset: Any, epoch: int) -> None:
 
 
 def with_epochs(dataset: Any) -> Iterator[Any]:
-    """The datasets with `set_epoch`: this one, or those in torch's own wrappers, which do not pass it on."""
+    """Finds the datasets with `set_epoch`: this one, or those in torch's own wrappers, which do not pass it on."""
     if callable(getattr(dataset, "set_epoch", None)):
         yield dataset
     else:
@@ -72,8 +72,8 @@ def shares_epochs(train: Any, held_out: Any) -> bool:
 
 @contextmanager
 def noticed(dataset: Any, reads_here: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Around hooks: tells of an attribute of a map-style dataset that they have set. `reads_here`: this process reads
-    the examples, too, and may count them meanwhile."""
+    """Tells of an attribute of a map-style dataset that the hooks in the block have set. `reads_here`: this process
+    reads the examples, too, and may count them meanwhile."""
     before = _attributes(dataset, reads_here)
     yield
     for place, value in _attributes(dataset, reads_here).items():

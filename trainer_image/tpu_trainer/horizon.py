@@ -32,8 +32,8 @@ class Scheduled:
 
 
 def differences(schedulers: Sequence[Scheduled], steps: int, epochs: int | None) -> Iterator[str]:
-    """One text for each way in which a scheduler does not fit a run of so many steps and epochs; `epochs` is None if
-    they are unknown.
+    """Yields one text for each way in which a scheduler does not fit a run of so many steps and epochs; `epochs` is
+    None if they are unknown.
 
     Raises:
         UserCodeError: it would raise in the middle of the run.
@@ -46,7 +46,7 @@ def differences(schedulers: Sequence[Scheduled], steps: int, epochs: int | None)
 
 
 def _differences(scheduler: Any, count: int, unit: str) -> Iterator[str]:
-    """`scheduler` is stepped `count` times."""
+    """Yields the same for one scheduler, which is stepped `count` times."""
     name = type(scheduler).__name__
     inner, starts = getattr(scheduler, "_schedulers", None), getattr(scheduler, "_milestones", None)
     if inner is not None and starts is not None:

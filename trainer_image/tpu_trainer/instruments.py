@@ -88,7 +88,7 @@ class Instruments:
         return timed()
 
     def left_out(self, text: str) -> None:
-        """Of parameters that the optimizer does not train."""
+        """Tells of parameters that the optimizer does not train."""
         self.telling.finding(Finding("Optimizer", self.first, text))
 
     def of_data(self, text: str) -> None:
@@ -164,12 +164,13 @@ class Instruments:
         return reading
 
     def forward_begins(self) -> None:
-        """Before the first forward pass of a step: rank 0's buffers everywhere, where a pass may read them."""
+        """Gives all replicas rank 0's buffers, as far as the first forward pass of a step, which follows, may read
+        them."""
         with self.clock.during(Phase.DEVICE):
             self.buffers.step_begins(self.doctor.set_aside)
 
     def weights(self) -> str:
-        """Their checksum; a collective that belongs to no step."""
+        """Returns the weights' checksum; a collective that belongs to no step."""
         with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
             return self.checksum()
 

@@ -8,15 +8,16 @@ terms, so equal weights have equal checksums on every machine and slice.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpu_trainer.backends.base import Backend
 from tpu_trainer.doctor.agreement import bits
+from tpu_trainer.errors import user_code
 
 _PIECE = 1 << 22
 """Elements that are mixed at once where every operation makes a tensor of its own."""
@@ -34,13 +35,18 @@ class Closing:
         return {"ended": self.ended, "weights": self.weights}
 
 
-def checksum_of(weights: Iterable[Mapping[str, Tensor]], backend: Backend) -> str:
-    """The checksum of rank 0's tensors, in every process; a collective."""
-    tensors = [tensor.detach() for named in weights for tensor in named.values() if tensor.layout is torch.strided]
+def checksum_of(model: nn.Module, average: Mapping[str, Tensor], backend: Backend) -> str:
+    """Returns the checksum of rank 0's weights, buffers and averaged weights, in every process; a collective."""
+    with user_code("the model's state_dict()"):
+        state: Mapping[str, Any] = model.state_dict(keep_vars=True)
+    # A run without checkpoints may have a state that none could keep.
+    kept = [each for named in (state, average) for each in named.values() if isinstance(each, Tensor)]
+    tensors = [each.detach() for each in kept if each.layout is torch.strided]
     if not tensors:
         return ""
     with torch.no_grad():
-        own = torch.stack([mixed(tensor) for tensor in tensors])
+        # Lightning leaves a metric's state on the host.
+        own = torch.stack([mixed(tensor).to(backend.device) for tensor in tensors])
     # What is pending belongs to no step: it must not be compiled into one.
     backend.sync()
     (sums,) = backend.to_host([own])
@@ -51,7 +57,7 @@ def checksum_of(weights: Iterable[Mapping[str, Tensor]], backend: Backend) -> st
 
 
 def mixed(tensor: Tensor) -> Tensor:
-    """A checksum of one tensor: int32, shape [], on its device."""
+    """Returns a checksum of one tensor: int32, shape [], on its device."""
     flat = bits(tensor.detach()).reshape(-1)
     piece = max(1, flat.numel()) if flat.device.type == "xla" else _PIECE
     sums = [_sum(flat[start : start + piece], start) for start in range(0, flat.numel(), piece)]
@@ -59,7 +65,7 @@ def mixed(tensor: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor, start: int) -> Tensor:
-    """Of the values, which are elements `start` and so on, after a mixer that no two values have in common
+    """Adds up the values, which are elements `start` and so on, after a mixer that gives no two values the same result
     (lowbias32, Wellons 2018)."""
     places = torch.arange(start, start + values.numel(), dtype=torch.int32, device=values.device)
     mixed = values + places * -0x61C88647

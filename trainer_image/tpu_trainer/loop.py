@@ -136,9 +136,10 @@ def train(
     if not start.ended:
         with user_code("the end of the training"):
             # A run that is stopped continues inside its epoch, and so does the job after a trial.
-            if not (trained.stopped or work.trial):
+            goes_on = trained.stopped or work.trial
+            if not goes_on:
                 hooks.epoch_ends(epoch)
-            hooks.train_ends(stopped=trained.stopped or work.steering.evaluated == trained.step)
+            hooks.train_ends(stopped=goes_on or trained.early is not None)
         # What they have left pending would be compiled into the evaluation.
         backend.sync()
     return trained

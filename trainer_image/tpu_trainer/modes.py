@@ -36,7 +36,7 @@ def enter_training_mode(model: nn.Module) -> str | None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model is in evaluation mode while the block runs; afterwards every module is in its own again."""
+    """Puts the model into evaluation mode while the block runs; afterwards every module is in its own again."""
     training = {module for module in model.modules() if module.training}
     model.eval()
     try:
@@ -59,7 +59,7 @@ def _train(model: nn.Module, training: set[nn.Module]) -> None:
 
 
 def _outermost(module: nn.Module, training: set[nn.Module]) -> Iterator[nn.Module]:
-    """Those with a `train()` of their own: each calls it for the modules below."""
+    """Finds the outermost modules with a `train()` of their own: each calls it for the modules below."""
     of_class = str(type(module).train.__module__).partition(".")[0] != "torch"
     if module in training and (of_class or "train" in vars(module)):
         yield module

@@ -116,7 +116,7 @@ def finite(value: float | None) -> float | None:
 
 
 def _without(dropped: Sequence[str]) -> str:
-    """What the message says of metrics that it has no room for."""
+    """Returns what the message says of metrics that it has no room for."""
     if not dropped:
         return ""
     names = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in dropped[:_SHOWN]]

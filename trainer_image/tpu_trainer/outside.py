@@ -41,7 +41,7 @@ class Outside:
         self._seen: list[Tensor] = []
 
     def look(self, loss: Tensor, step: int) -> None:
-        """Before the backward pass of the loss of `step`.
+        """Looks at the loss of `step`, before its backward pass.
 
         Raises:
             UserCodeError: such a parameter is on another device than the model, so that no backward pass can be made.
@@ -69,7 +69,7 @@ class Outside:
 
     @contextmanager
     def explained(self, loss: Callable[..., Any]) -> Iterator[None]:
-        """Around a call of the loss, which cannot compute with parameters of another device: says so in its error."""
+        """Explains an error of the loss in the block, which cannot compute with parameters of another device."""
         try:
             yield
         except Exception as error:
@@ -89,7 +89,7 @@ class Outside:
 
 
 def _reached(function: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of modules that a function refers to: in its closure, its globals and what it wraps."""
+    """Finds the parameters of modules that a function refers to: in its closure, its globals and what it wraps."""
     waiting, seen = [function], {id(function)}
     while waiting and len(seen) < _MOST_SEEN:
         value = waiting.pop()
@@ -109,7 +109,7 @@ def _reached(function: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _leaves(loss: Tensor) -> Iterator[tuple[Tensor, str]]:
-    """The tensors in which a gradient of the loss ends up, each with the name of an operation that uses it."""
+    """Finds the tensors in which a gradient of the loss ends up, each with the name of an operation that uses it."""
     nodes: list[Any] = [loss.grad_fn]
     seen = set(nodes)
     while nodes:
@@ -133,7 +133,7 @@ def _described(found: list[tuple[Tensor, str]]) -> str:
 
 
 def _name(leaf: Tensor) -> str:
-    """Its name and the class of the module that has it, if there is one."""
+    """Returns its name and the class of the module that has it, if there is one."""
     # By type: an object in the way may answer for its class in a way of its own.
     modules = (held for held in gc.get_objects() if issubclass(type(held), nn.Module))
     for module in modules:

@@ -15,7 +15,8 @@ from tpu_trainer.in_place import quickly
 
 
 class EarlierPasses:
-    """`keep` between two passes, `take` after the last one, whose own gradients stay with the parameters."""
+    """Holds the sums: `keep` between two passes, `take` after the last one, whose own gradients stay with the
+    parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._narrow = [parameter for parameter in model.parameters() if parameter.dtype.itemsize < 4]
@@ -33,6 +34,6 @@ class EarlierPasses:
                 self._sums[parameter] = gradient
 
     def take(self) -> Mapping[nn.Parameter, Tensor]:
-        """The sums, by parameter; the next step begins without any."""
+        """Returns the sums by parameter; the next step begins without any."""
         sums, self._sums = self._sums, {}
         return sums

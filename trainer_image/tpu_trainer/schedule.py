@@ -110,8 +110,8 @@ class LearningRate:
         return 0.0 if rate is None else float(rate)
 
     def reached(self, steps: int) -> float:
-        """The recipe's own rate in the last of `steps` steps, of which groups may have other shares; the first group's
-        if the rates are the task's."""
+        """Returns the recipe's own rate in the last of `steps` steps, of which groups may have other shares; the first
+        group's if the rates are the task's."""
         return self._hp.learning_rate * self._factor_of(steps - 1) if self._whose is Whose.RECIPE else self.present
 
     def set(self, step: int) -> None:
@@ -131,7 +131,7 @@ class LearningRate:
         self._last = [_Seen.of(group) for group in groups]
 
     def _factor_of(self, step: int) -> float:
-        """By which the recipe's rate is multiplied in step `step`, counted from 0."""
+        """Returns the factor of the recipe's rate in step `step`, counted from 0."""
         factor = self.reduction * rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
         return factor if self.ramp is None else factor * self.ramp.factor(step)
 
@@ -158,7 +158,8 @@ class LearningRate:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
 
     def rewind(self, kept: Mapping[str, Any]) -> None:
-        """The groups have the rates of a `state` of this run again: whoever set rates then sets them from here on."""
+        """Notes that the groups have the rates of a `state` of this run again: whoever set them then sets them from
+        here."""
         self._whose = Whose(kept["whose"])
         self._last = [_Seen.of(group) for group in self._optimizer.param_groups]
 

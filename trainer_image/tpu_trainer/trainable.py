@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tpu_trainer.backends.base import Backend
-from tpu_trainer.checkpoint.snapshot import tensors_of
 from tpu_trainer.errors import UserCodeError, user_code
 from tpu_trainer.hooks import Hooks
 from tpu_trainer.last_weights import Closing, checksum_of
@@ -69,9 +68,8 @@ class Work:
     sharding: Sharding | None = None
 
     def checksum(self, backend: Backend) -> str:
-        """Of the model's weights and buffers, and of the averaged weights; a collective."""
-        average = {} if self.average is None else self.average.tensors
-        return checksum_of((tensors_of(self.task.model), average), backend)
+        """Returns the checksum of the model's weights and buffers, and of the averaged weights; a collective."""
+        return checksum_of(self.task.model, {} if self.average is None else self.average.tensors, backend)
 
 
 class Trainable:

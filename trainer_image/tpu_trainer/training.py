@@ -205,7 +205,8 @@ class _Training:
             return self._judge(step, values, metrics)
 
     def _last_evaluation(self, trained: Trained) -> tuple[dict[str, float], bool]:
-        """After all hooks of the training's end. The metrics, and whether they are the best so far."""
+        """Evaluates after all hooks of the training's end. Returns the metrics, and whether they are the best so
+        far."""
         steering, step = self.work.steering, trained.step
         judged = steering.evaluated == step
         # An evaluation has just ended the training, and no hook has changed the weights since.

@@ -246,7 +246,7 @@ class SkippingUpdate(Update):
         return {("buffer", name): buffer for name, buffer in self._model.named_buffers()}
 
     def _written(self) -> tuple[dict[Place, Tensor], dict[Place, Tensor]]:
-        """The buffers that the step has written to, and what was in them when it began."""
+        """Returns the buffers that the step has written to, and what was in them when it began."""
         self.passed()
         now, begun = (
             {place: tensor for place, tensor in tensors.items() if place not in self._marks}
@@ -259,9 +259,9 @@ class SkippingUpdate(Update):
         return dict(zip(tensors, self._backend.marks(list(tensors.values())), strict=True))
 
     def _parts(self, trained: Sequence[nn.Parameter]) -> tuple[dict[Place, Tensor], dict[Place, Any]]:
-        """What a step changes on the device, by place, and what the device cannot undo if a step changes it: the
-        optimizer's numbers on the host, in its state and its groups, and the state of parameters without a gradient,
-        by torch's count of the writes to it.
+        """Returns what a step changes on the device, by place, and what the device cannot undo if a step changes it:
+        the optimizer's numbers on the host, in its state and its groups, and the state of parameters without a
+        gradient, by torch's count of the writes to it.
 
         To choose between old and new values also of what a step leaves alone would make programs that differ only in
         which of two tensors of one shape they read where, and torch_xla 2.9 takes one such program for the other.
@@ -328,7 +328,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """All that nested mappings, lists and tuples hold, each with the keys that lead to it."""
+    """Yields all that nested mappings, lists and tuples hold, each with the keys that lead to it."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _leaves(each, (*place, key))

@@ -155,7 +155,7 @@ def _problem(folder: Path, name: str) -> str | None:
 
 
 def _links_to_what_is_left_out(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """By the link's name, what is wrong with it. Packed as its target, it would bring back what was left out."""
+    """Says by the link's name what is wrong with it. Packed as its target, it would bring back what was left out."""
     top = folder.resolve()
     targets = {name: (folder / name).resolve() for name in names if (folder / name).is_symlink()}
     return {

@@ -85,7 +85,7 @@ def host_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
 
 def leader_name(job: str, namespace: str, layout: SliceLayout, attempt: int) -> str:
     """The DNS name of host 0, where the gang meets. A resolver that does not find the short name yet would ask for a
-    Service of the hostname's name in a namespace of the job's name, which may be somebody else's."""
+    Service of the hostname's name in a namespace of the job's name, which may be another team's."""
     return f"{host_name(job, layout, WorkerId(attempt, 0, 0))}.{namespace}.svc"
 
 

@@ -100,8 +100,8 @@ class WorkerPod:
 
     @property
     def may_use_chips(self) -> bool:
-        """Not once it has ended, nor if only a finalizer keeps it, nor if it is deleted before it has a node: then it
-        never gets one."""
+        """Whether it may still use chips: not once it has ended, nor if only a finalizer keeps it, nor if it is deleted
+        before it has a node, because then it never gets one."""
         return not self.has_ended and not self.is_released and not (self.is_terminating and self.node is None)
 
     @property

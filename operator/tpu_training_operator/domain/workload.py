@@ -97,7 +97,7 @@ def owes_an_end(job: Object) -> bool:
         return False
     admitted = _admitted(job)
     if admitted is None:
-        # Somebody may have removed the condition.
+        # An edit may have removed the condition.
         return has_finished(job) and bool(queue_of(job))
     return has_finished(job) and admitted.get("reason") != Reason.QUEUE_LEFT
 

@@ -64,7 +64,7 @@ def _is_default_user(name: str, value: str) -> bool:
 
 
 def _domains(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the DNS names of its gang end, without and with the namespace."""
+    """Returns the ends of its gang's DNS names, without and with the namespace."""
     subdomain = pod["spec"].get("subdomain")
     return (f".{subdomain}", f".{subdomain}.{pod['metadata']['namespace']}.svc") if subdomain else ()
 

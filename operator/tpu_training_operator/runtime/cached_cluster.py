@@ -154,7 +154,7 @@ class Fresh:
         return found
 
     def end_of(self, namespace: str, pod: str) -> Object | None:
-        """How a pod that is gone was at its end, as far as the watch has told."""
+        """Returns the last version of a pod that is gone, as far as the watch has told."""
         served = self._served(namespace)
         body = served.pods.end_of((namespace, pod)) if served else None
         return None if body is None else parsed(body)

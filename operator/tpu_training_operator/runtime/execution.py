@@ -67,11 +67,14 @@ _SIDE_BY_SIDE = 32
 # a few actions take as long as many.
 _LOOK_EVERY = 32
 _LOOK_AFTER = timedelta(seconds=5)
+_CHANGES = ("uid", "generation", "deletionTimestamp")
 _FAILURES_IN_A_ROW = 3
 # The next attempt deletes them.
 _OF_ONE_ATTEMPT = (CONFIG_MAPS, ENDPOINT_SLICES)
 # Longer than it takes to replace an API server, or for a role to reach all of them.
 _DOUBT = timedelta(seconds=10)
+# Pods that come and go are news of their job. If they were created in every pass, each pass would cause the next one.
+_CHANGED_PAUSE = timedelta(seconds=30)
 
 
 class Refused(Exception):
@@ -113,10 +116,16 @@ class Memory:
     """By their kind, events about optional objects that are missing."""
     refused_since: dict[str, datetime] = field(default_factory=dict)
     """By the kind of object, while the refusal may pass."""
+    changed: tuple[datetime, Obstacle] | None = None
+    """When the cluster last made another pod of one than was asked for, and what it did."""
     made: dict[tuple[str, str], str] = field(default_factory=dict)
     """uids of what was created for the attempt, by kind and name: it need not be read before it is deleted."""
     not_found: set[str] = field(default_factory=set)
     """uids that the last pass wanted to delete and the API server did not find."""
+
+    def changed_just_now(self, now: datetime) -> Obstacle | None:
+        """What the cluster would do to the next pod as well; None if that is worth a try."""
+        return self.changed[1] if self.changed and timedelta(0) <= now - self.changed[0] < _CHANGED_PAUSE else None
 
     def confirm(self, refused: Refused, now: datetime) -> None:
         """Raises Unconfirmed while the refusal may pass."""
@@ -179,8 +188,8 @@ class Execution:
             now = (await self.cluster.get(JOBS, self.key.namespace, self.key.name))["metadata"]
         except NotFound:
             return False
-        same = all(now.get(name) == self.job["metadata"].get(name) for name in ("uid", "generation"))
-        return same and "deletionTimestamp" not in now
+        # A job that is being deleted already still wants its workers stopped.
+        return all(now.get(name) == self.job["metadata"].get(name) for name in _CHANGES)
 
     async def act(self, action: Action) -> bool:
         """False: without it, the rest of its stage is of no use."""
@@ -231,9 +240,12 @@ class Execution:
             with suppress(Forbidden):
                 existing = await self._existing(resource, name)
         if existing is None:
+            if resource is PODS and (changed := self.memory.changed_just_now(self.clock())):
+                raise Refused(changed, body["kind"])
             with _refusals(body, optional=optional), suppress(AlreadyExists):
                 created = await self.cluster.create(body)
                 if resource is PODS and (changed := changed_at_creation(body, created)):
+                    self.memory.changed = self.clock(), changed
                     await self._delete(PODS, name, created["metadata"]["uid"])
                     raise Refused(changed, body["kind"])
                 if resource in _OF_ONE_ATTEMPT:

@@ -34,7 +34,7 @@ class OwnPod:
     name: str
 
     async def keep_telling(self) -> None:
-        """Keeps the label while this process leads: somebody may take it away, and a refusal may pass."""
+        """Keeps the label while this process leads: an edit may take it away, and a refusal may pass."""
         while True:
             await self.tell(leads=True)
             await asyncio.sleep(_KEEP_SECONDS)

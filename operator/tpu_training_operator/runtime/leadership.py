@@ -5,7 +5,7 @@ for a minute still believes that it leads, and its next request is on its way. T
 with the job's resourceVersion as precondition keeps two of them from doing anything twice (`domain.lifecycle.plan`).
 
 So a holder that cannot renew goes on until it sees that another one holds the Lease. While no request gets through it
-can do nothing anyway; and where only the API server is slow, an operator that stopped would leave nobody at work.
+can do nothing anyway; and where only the API server is slow, an operator that stopped would leave none at work.
 
 As everywhere, a waiting operator does not compare clocks. A Lease that it has seen unchanged for as long as the holder
 promised to renew it is free.

@@ -225,6 +225,30 @@ def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
     assert run.said == ["the checkpoint of step 13 was not written, the newest is of step 10: memory: no connection"]
 
 
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(repeated: bool) -> None:
+    store, refusing = MemoryStore(), threading.Event()
+
+    def fail(operation: str) -> None:
+        if operation == "put_if_absent" and refusing.is_set():
+            raise StorageError("memory: no connection")
+
+    run = Run(Intercepted(store, fail), Due(10, None, 99))
+    run.train(10)
+    run.checkpoints.closes = True
+    run.train(20)
+    assert run.checkpoints.finish()
+    refusing.set()
+    run.train(20)
+    assert not run.checkpoints.finish()
+    assert run.checkpoints.last_step == steps_in(store) == 10
+    assert run.said == ["the checkpoint of step 20 was not written, the newest is of step 10: memory: no connection"]
+    if repeated:
+        refusing.clear()
+    assert run.checkpoints.save_now(20, HERE, Health()) == (20 if repeated else None)
+    assert run.checkpoints.last_step == steps_in(store) == (20 if repeated else 10)
+
+
 def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
     target = Target(MemoryStore(), author(), 1)
     checkpoints = Checkpointer(target, Due(10, None, 99), lambda step, *_: snapshot(step), print, resumed=40)

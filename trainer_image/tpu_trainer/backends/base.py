@@ -80,8 +80,8 @@ class Backend(Protocol):
         """Copies in host memory, fetched together; waits until the device has made the values."""
 
     def marks(self, tensors: Sequence[Tensor]) -> list[object]:
-        """For each tensor what is equal as long as nothing has been written to it; where that is not known, what is
-        equal to nothing else. None of them may be on its way out of a program that was sent off last."""
+        """Returns a mark of each tensor, equal as long as nothing has been written to it; where that is not known,
+        equal to nothing else. No tensor may be on its way out of a program that was sent off last."""
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         """The batches on the device, prepared ahead where that helps, while the context lasts; each with what comes

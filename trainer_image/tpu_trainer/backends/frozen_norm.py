@@ -14,7 +14,7 @@ _torchs = functional.batch_norm
 
 
 def mend_frozen_norms() -> None:
-    """For this process; more than once does no harm, and on other devices nothing changes."""
+    """Puts `batch_norm` in the place of torch's for this process; other devices compute as before."""
     functional.batch_norm = batch_norm
 
 

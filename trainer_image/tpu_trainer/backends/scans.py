@@ -18,7 +18,7 @@ _find = scan.value_and_grad_partitioned
 
 
 def mend_scans() -> None:
-    """For this process; more than once does no harm."""
+    """Makes torch_xla's scan in this process find its programs by which inputs need a gradient, too."""
     scan.value_and_grad_partitioned = _find_by_need
 
 
@@ -31,5 +31,5 @@ def _find_by_need(
 
 @cache
 def _variant(partition_fn: Callable[..., Any], needs: tuple[bool, ...]) -> Callable[..., Any]:
-    """The same function as another object, which is part of what torch_xla looks for."""
+    """Returns the same function as another object, which is part of what torch_xla looks for."""
     return partial(partition_fn)

@@ -150,7 +150,7 @@ def _counter(name: str) -> int:
 
 
 def _untaken(batch: Any, error: Exception) -> str | None:
-    """What of the batch may have made the error; None if the device itself has failed."""
+    """Names what of the batch may have made the error; None if the device itself has failed."""
     if "PackedSequence" in str(error):
         return "a PackedSequence"
     tensors: list[Tensor] = []

@@ -183,7 +183,7 @@ class Run:
         self._progress.done(self._progress.checkpoint_step)
 
     def _named(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The metrics, none of which takes the training loss's name."""
+        """Returns the metrics, of which none takes the training loss's name."""
         numbers = dict(_numbers(metrics))
         if "loss" in numbers:
             numbers = {(_LOSS if name == "loss" and _LOSS not in numbers else name): v for name, v in numbers.items()}

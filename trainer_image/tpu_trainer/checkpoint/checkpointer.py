@@ -164,6 +164,7 @@ class Checkpointer(Checkpoints):
         self._writing: Thread | None = None
         self._results: list[Result] = []
         self.last_step = self._newest = resumed
+        self._before: int | None = None
         self._since = now()
         self._found_best = found_best
         self.best: Best | None = None
@@ -259,10 +260,14 @@ class Checkpointer(Checkpoints):
         self._writing.join()
         result, self._writing = self._results.pop(), None
         if result.failure is not None:
+            if self.last_step == result.step:
+                # Writing it a second time begins with the deletion of the first COMMIT.
+                self.last_step = self._before
             newest = "there is none" if self.last_step is None else f"the newest is of step {self.last_step}"
             self._say(f"the checkpoint of step {result.step} was not written, {newest}: {result.failure}")
             return result
-        self.last_step = result.step
+        if self.last_step != result.step:
+            self._before, self.last_step = self.last_step, result.step
         self.cost = Cost(self.cost.blocked, self.cost.size + result.size, self.cost.commits + 1)
         self._tell_best(result.best)
         if result.complaint is not None:

@@ -56,7 +56,7 @@ class Search(Generic[T]):
 
     @property
     def folders(self) -> frozenset[Folder]:
-        """The folders of all that were not taken."""
+        """Returns the folders of all that were not taken."""
         entries = [*(one.entry for one in (*self.passed, *self.unfinished)), *(entry for _, entry in self.others)]
         return frozenset(entry.folder for entry in entries)
 

@@ -113,7 +113,7 @@ def take_part(
 
 
 def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any]]) -> None:
-    """Before the first step of a run that is to write checkpoints.
+    """Refuses, before the first step, what no checkpoint could keep.
 
     Raises:
         UserCodeError: no checkpoint could keep the optimizer's state, or what the hooks keep by now.
@@ -141,13 +141,13 @@ def replicated(
     of_optimizer: Tensors = optimizer_tensors(optimizer)
     if sharding is not None:
         of_optimizer = sharding.described(of_optimizer)
-    weights = {name: value for name, value in tensors_of(model).items() if isinstance(value, nn.Parameter)}
+    weights = {name: value for name, value in _unique_tensors(model).items() if isinstance(value, nn.Parameter)}
     files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": average or {}}
     return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
 def _live(model: nn.Module, of_optimizer: Tensors, of_hooks: Tensors, average: Tensors | None) -> dict[str, Tensors]:
-    return {"model": tensors_of(model), "optimizer": of_optimizer, "hooks": of_hooks, "ema": average or {}}
+    return {"model": _unique_tensors(model), "optimizer": of_optimizer, "hooks": of_hooks, "ema": average or {}}
 
 
 def _taken(
@@ -217,7 +217,7 @@ def is_lightnings(snapshot: Snapshot) -> bool:
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
     """Equal for runs that can continue each other: same names, types and shapes of the model's tensors, same task, same
     seed. Depends on neither the recipe nor the slice. Taken before the model is placed."""
-    described = {name: _described(tensor) for name, tensor in tensors_of(model).items()}
+    described = {name: _described(tensor) for name, tensor in _unique_tensors(model).items()}
     text = json.dumps({"entrypoint": entrypoint, "seed": seed, "tensors": described}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -228,7 +228,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
     Raises:
         UserCodeError: the snapshot is of another model; the text names the first difference.
     """
-    kept, here = snapshot.tensors["model"], tensors_of(model)
+    kept, here = snapshot.tensors["model"], _unique_tensors(model)
     for name in sorted({*kept, *here}):
         there, now = (_described(tensors[name]) if name in tensors else "nothing" for tensors in (kept, here))
         if there != now:
@@ -309,7 +309,7 @@ def weights_of(model: nn.Module, average: Tensors | None = None) -> Iterator[tup
     Raises:
         UserCodeError: the model holds something that these files cannot keep.
     """
-    for file, tensors in (("model", tensors_of(model)), ("ema", average or {})):
+    for file, tensors in (("model", _unique_tensors(model)), ("ema", average or {})):
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
         here = dict(zip(tensors, _to_host(list(tensors.values())), strict=True))
@@ -369,7 +369,7 @@ def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: put_together(item, tensors) for key, item in value.items()}
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the model's state; a weight that is used in several places has its first name only.
 
     Shared buffers have all their names: they do not stay shared on their way to a device.

@@ -187,7 +187,7 @@ def _trouble(error: OSError) -> Trouble:
 
 
 def _create_whole(target: Path, data: bytes) -> None:
-    """Raises FileExistsError: there is such a file."""
+    """Creates the file, whole or not at all. Raises FileExistsError: there is such a file."""
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
         _create(part, data)
@@ -202,7 +202,7 @@ def _create_whole(target: Path, data: bytes) -> None:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Raises FileExistsError: there is such a file."""
+    """Creates and writes the file. Raises FileExistsError: there is such a file."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     with _leaving_nothing(path):
         _write(handle, data)

@@ -34,7 +34,8 @@ class NeedsTrainerError(UserCodeError):
 
 
 def without_loss(processes: int) -> UserCodeError:
-    """For a training_step that has returned None: Lightning's Trainer skips the batch where there is one process."""
+    """Returns the error of a training_step that has returned None: Lightning's Trainer skips the batch where there is
+    one process."""
     if processes == 1:
         return NeedsTrainerError("training_step returns None, which skips the batch")
     return UserCodeError(f"training_step returns None. {only_alone(processes)}")

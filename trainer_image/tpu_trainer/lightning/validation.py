@@ -129,7 +129,7 @@ class Validation:
         return local
 
     def _lists(self) -> dict[str, int]:
-        """How long the lists are that the module has."""
+        """Returns the lengths of the lists that the module has."""
         return {name: len(value) for name, value in vars(self._session.module).items() if isinstance(value, list)}
 
     def _read(self, backend: Backend, *, collected: bool) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Validation:
         return result
 
     def _remark(self, own: Mapping[str, float], backend: Backend, *, collected: bool) -> None:
-        """`own`: plain numbers of on_validation_epoch_end."""
+        """Remarks once which numbers depend on the processes. `own`: plain ones of on_validation_epoch_end."""
         session = self._session
         if not own or backend.terms == 1 or session.view.sanity_checking:
             return
@@ -194,8 +194,8 @@ class Validation:
 
 
 def differing(own: Mapping[str, float], backend: Backend, *, counts: bool = True) -> list[str]:
-    """The names whose numbers differ between the processes; a collective, in which all have the same names. `counts`:
-    this process has examples, and so numbers."""
+    """Returns the names whose numbers differ between the processes; a collective, in which all have the same names.
+    `counts`: this process has examples, and so numbers."""
     rows = [row[1:] for row in backend.gather([float(counts), *own.values()]) if row[0]]
     return [
         name

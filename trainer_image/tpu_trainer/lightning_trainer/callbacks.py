@@ -38,7 +38,7 @@ def refuse_callbacks(callbacks: Iterable[object]) -> None:
 
 
 def not_continued(callbacks: Iterable[object]) -> Iterator[str]:
-    """What to say of callbacks that keep too little in a checkpoint."""
+    """Says which callbacks keep too little in a checkpoint."""
     return _named(callbacks, _NOT_CONTINUED)
 
 

@@ -55,7 +55,7 @@ class Gradients:
         self._backend.seed(drawn)
 
     def forward_begins(self, step: int) -> None:
-        """Before every forward pass of step `step`."""
+        """Prepares a forward pass of step `step`; called before each of them."""
         if step != self._begun:
             self._begun = step
             self._instruments.forward_begins()

@@ -27,7 +27,7 @@ class Rates:
     def build(
         self, module: Any, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], epochs: int | None
     ) -> None:
-        """The optimizers are as the module has built them. `epochs`: whole ones that the run has, if it is known.
+        """Takes the optimizers as the module has built them. `epochs`: whole ones that the run has, if it is known.
 
         Raises:
             UserCodeError: a scheduler would raise in the middle of the run.
@@ -55,7 +55,7 @@ class Rates:
         return self._rates[0].present if self._rates else 0.0
 
     def reached(self, steps: int) -> float:
-        """As in `LearningRate`, of the first optimizer."""
+        """Returns what `LearningRate.reached` does of the first optimizer."""
         return self._rates[0].reached(steps) if self._rates else 0.0
 
     def state(self) -> list[Mapping[str, Any]]:
@@ -74,7 +74,7 @@ class Rates:
             rates.load(state)
 
     def rewind(self, kept: Sequence[Any]) -> None:
-        """After the optimizers' state of a file that this run has written was loaded, `kept` with it."""
+        """Takes over `kept` from a file of this run, whose state of the optimizers has just been loaded."""
         if not self._own:
             for rates, state in zip(self._rates, kept, strict=False):
                 rates.rewind(state)

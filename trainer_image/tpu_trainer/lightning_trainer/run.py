@@ -331,7 +331,7 @@ class OwnTrainer:
             logbook=logbook,
             buffers=Buffers(module, self.context.backend),
             first=start.step,
-            checksum=lambda: checksum_of([module.state_dict(keep_vars=True)], self.context.backend),
+            checksum=lambda: checksum_of(module, {}, self.context.backend),
         )
 
     @property

@@ -92,8 +92,8 @@ def state_of_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def kept_of(value: Any, leave_out: Callable[[str], None]) -> Any:
-    """`value` without the entries of its dicts that hold anything else than tensors and plain values; each is told by
-    its place and kind."""
+    """Returns `value` without the entries of its dicts that hold anything else than tensors and plain values; each is
+    told by its place and kind."""
 
     def walk(value: Any, place: str) -> Any:
         if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ class _UnfitError(Exception):
 
 
 def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the loops, callbacks, schedulers and hooks keep."""
+    """Returns what the loops, callbacks, schedulers and hooks keep."""
     return {key: value for key, value in state.items() if key not in (_WEIGHTS, _OPTIMIZERS, *_DROPPED)}
 
 

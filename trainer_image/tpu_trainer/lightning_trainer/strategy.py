@@ -90,7 +90,7 @@ class GangStrategy:
         return self.global_rank == 0
 
     def model_to_device(self) -> None:
-        """With rank 0's weights in every replica. A validation after the training finds the model there."""
+        """Places the model, with rank 0's weights in every replica. A validation after the training finds it there."""
         if not self._placed:
             self._backend.place(self.lightning_module)
         metrics: list[Any] = metrics_of(self.lightning_module) if self._placed else []
@@ -201,7 +201,7 @@ class GangStrategy:
         return self._division.of(dataloader, training=self.lightning_module.trainer.training)
 
     def on_train_end(self) -> None:
-        """Lightning calls the strategy last, after callbacks and module."""
+        """Ends the training: Lightning calls the strategy last, after callbacks and module."""
         self._at_end(self.lightning_module.trainer)
 
     # What replicas tell each other.

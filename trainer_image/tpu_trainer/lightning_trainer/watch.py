@@ -191,7 +191,8 @@ class Watch:
             self._instruments.after_step(self._signals, self.step, ends=True)
 
     def ended(self, trainer: Any) -> None:
-        """After all hooks of the training's end: takes the state once more, which they may have changed."""
+        """Takes the state once more, which the hooks of the training's end may have changed; called after all of
+        them."""
         if self._keeps:
             self._note_parts(trainer.lightning_module)
             self._take(trainer)

@@ -68,10 +68,10 @@ def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
 
 def missing_worker(worker: WorkerId, job: str, trace: WorkerPod | None, now: datetime) -> Failure:
     """The failure of a worker that is not among the pods of a gang that had been complete. `trace`: the pod as it was
-    last, or as it is, if somebody has hidden it; None if nothing is known of it."""
+    last, or as it is, if it is hidden; None if nothing is known of it."""
     name = worker.pod_name(job)
     known = trace if trace is not None and trace.name == name else None
-    hidden = None if known is None else hidden_words(known, job)
+    hidden = None if known is None else _hidden_words(known, job)
     row = None if known is None or hidden else classify(known)
     if known is not None and row is not None and row.patience is None:
         return _record(_End(known, row, _began(known, now)), worker.attempt, now)
@@ -87,7 +87,7 @@ def missing_worker(worker: WorkerId, job: str, trace: WorkerPod | None, now: dat
     )
 
 
-def hidden_words(pod: WorkerPod, job: str) -> str | None:
+def _hidden_words(pod: WorkerPod, job: str) -> str | None:
     """Why the operator no longer sees a worker that exists; None if nothing hides it."""
     is_labelled = (pod.raw["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == job
     if is_labelled and job_of(pod.raw) == job:

@@ -57,8 +57,8 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
 
 
 def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
-    """What the cluster has made of a pod, if the job cannot use it: unseen or unowned it would run beside its gang, and
-    a worker that starts again in place cannot join its peers."""
+    """Names what the cluster has changed in a pod, if the job cannot use it: unseen or unowned it would run beside its
+    gang, and a worker that starts again in place cannot join its peers."""
     label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
     lost = [
         (owner, "without its owner reference"),

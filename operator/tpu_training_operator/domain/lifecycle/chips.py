@@ -63,8 +63,8 @@ class Holding:
 
 
 def holding(observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None) -> Holding:
-    """`per_host`: the chips of a host, by the number of
-    the slice among those that the job may use; by default as in the present slice."""
+    """`per_host`: the chips of a host, by the number of the slice among those that the job may use; by default as in
+    the present slice."""
     now, resolved = now.replace(microsecond=0), status.resolved
     if resolved is None:
         return Holding(now, 0, ())

@@ -2,22 +2,23 @@
 
 Such a job is not started. If it has started, it became invalid later, mostly under another version of the operator, and
 its gang keeps training, because it began with numbers that the status still has. But what binds every job binds this
-one: suspension, budget, deadline and Kueue's eviction are read from the raw spec, the status and the Workload. A gang
-that has lost a worker is stopped, because nothing can replace the worker.
+one: suspension, budget, deadlines and Kueue's eviction are read from the raw spec, the status and the Workload. A gang
+that has lost a worker is stopped, because nothing can replace the worker; and so is one whose numbers the status has
+lost, because nothing can tell when it is whole, what it uses, or that it has succeeded.
 
 A stopped gang is suspended, or held in its queue, as with a valid spec. So the job goes on once the spec is valid.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
-from tpu_training_operator.api.run_policy import ChipBudget, OnExceeded
+from tpu_training_operator.api.run_policy import ChipBudget, OnExceeded, RunPolicy
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
@@ -31,6 +32,7 @@ from tpu_training_operator.domain.lifecycle.lost_status import may_be_news, unkn
 from tpu_training_operator.domain.lifecycle.pod_cleanup import deletions, look_again
 from tpu_training_operator.domain.lifecycle.queueing import evicted, gives_up_quota
 from tpu_training_operator.domain.lifecycle.stages import is_trial
+from tpu_training_operator.domain.lifecycle.start_deadline import partly_placed, starts_late
 from tpu_training_operator.domain.lifecycle.suspension import BY_USER
 from tpu_training_operator.domain.observed import WorkerPod
 from tpu_training_operator.domain.words import count
@@ -41,32 +43,43 @@ _READ_AGAIN = timedelta(seconds=1)
 
 
 def invalid(look: Snapshot, error: InvalidJob) -> Plan:
-    """The gang asks for no better slice: nobody knows any more what it would get."""
+    """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
     decided, held = _Invalid(look, error).decided(), deletions(look.observed.placeholders, look.now)
     return replace(decided, stages=(*decided.stages, *held)) if held else decided
 
 
 def budget_of(look: Snapshot) -> ChipBudget | None:
-    """As far as it can be read. Of one that cannot, the status still has the hours."""
-    policy = _policy(look)
-    if policy is not None and policy.get("budget") is None:
-        return None
+    """Returns the budget; if it cannot be read, with the hours that the status still has."""
+    given, budget = _given_policy(look), _policy(look).budget
+    if budget is not None or (given is not None and given.get("budget") is None):
+        return budget
+    known = look.status.usage.budget_chip_hours if look.status.usage else None
+    return ChipBudget(chip_hours=known) if known else None
+
+
+def _policy(look: Snapshot) -> RunPolicy:
+    """Returns those fields of spec.runPolicy that can be read, and the defaults of the others."""
+    given = _given_policy(look) or {}
+    return RunPolicy.model_validate({name: value for name, value in given.items() if _is_readable(name, value)})
+
+
+def _is_readable(name: str, value: Any) -> bool:
     try:
-        return ChipBudget.model_validate((policy or {}).get("budget"))
+        RunPolicy.model_validate({name: value})
     except ValidationError:
-        known = look.status.usage.budget_chip_hours if look.status.usage else None
-        return ChipBudget(chip_hours=known) if known else None
+        return False
+    return True
 
 
-def _policy(look: Snapshot) -> Mapping[str, Any] | None:
+def _given_policy(look: Snapshot) -> Mapping[str, Any] | None:
     spec = look.observed.job.get("spec")
-    policy = spec.get("runPolicy") if isinstance(spec, Mapping) else None
+    policy = spec.get("runPolicy", {}) if isinstance(spec, Mapping) else None
     return policy if isinstance(policy, Mapping) else None
 
 
 @dataclass(frozen=True)
 class _Cause:
-    """Why the workers stop. `words`: a clause for people."""
+    """Says why the workers stop. `words`: a clause for people."""
 
     reason: Reason
     event: EventReason
@@ -93,7 +106,7 @@ class _Invalid:
         if self.look.is_suspended or self.look.is_held:
             return self._rest()
         if (left := self._active_time_left()) is not None and left <= AT_ONCE:
-            message = deadline_words(self._active_deadline)
+            message = deadline_words(self._policy.active_deadline_seconds)
             return fail(self.look, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
         if (cause := self._cause()) is not None:
             return self._stop(cause)
@@ -102,22 +115,25 @@ class _Invalid:
         events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
         watched = Plan(status=self._shown(status), events=events)
         again = _LOOK_AGAIN if self.look.observed.queue else None
-        return watched.due_within(left, again, next_look(self._gang, self.look.now), self._until_spent())
+        start = self._unstarted[0] - self.look.now if self._unstarted else None
+        return watched.due_within(left, again, start, next_look(self._gang, self.look.now), self._until_spent())
 
     def _take_up(self, unknown: Sequence[WorkerPod]) -> Plan:
-        """The status was lost, or shows an earlier attempt; theirs is what binds the job."""
+        """Writes down the attempt of these workers: the status was lost, or shows an earlier one."""
         if may_be_news(unknown, self.look.now):
             return Plan(again=_READ_AGAIN)
         attempt = max(pod.worker.attempt for pod in unknown)
-        event = Event(EventReason.STATUS_LOST, f"the status was lost; attempt {attempt} is watched", warning=True)
+        event = Event(
+            EventReason.STATUS_LOST, f"the status was lost; the workers are of attempt {attempt}", warning=True
+        )
         status = replace(self._shown(self.status), attempt=attempt)
         return Plan(status=status, events=(event,), again=AT_ONCE)
 
     # What binds it.
 
     def _cause(self) -> _Cause | None:
-        policy, spent = _policy(self.look) or {}, self._spent
-        if policy.get("suspend") is True:
+        spent = self._spent
+        if self._policy.suspend:
             return _Cause(BY_USER.reason, BY_USER.event, BY_USER.told)
         if spent is not None and spent.is_all:
             return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
@@ -128,6 +144,10 @@ class _Invalid:
         return None
 
     @cached_property
+    def _policy(self) -> RunPolicy:
+        return _policy(self.look)
+
+    @cached_property
     def _spent(self) -> budget.Spent | None:
         found = budget_of(self.look)
         used = budget.used(self.look, self.status)
@@ -136,13 +156,8 @@ class _Invalid:
     def _until_spent(self) -> timedelta | None:
         return None if self._spent is None else budget.until_spent(self._spent, self.look.holding)
 
-    @property
-    def _active_deadline(self) -> int | None:
-        limit = (_policy(self.look) or {}).get("activeDeadlineSeconds")
-        return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
-
     def _active_time_left(self) -> timedelta | None:
-        limit = self._active_deadline
+        limit = self._policy.active_deadline_seconds
         return None if limit is None else timedelta(seconds=limit - active_seconds(self._goodput))
 
     @cached_property
@@ -152,7 +167,7 @@ class _Invalid:
 
     @cached_property
     def _gang(self) -> list[WorkerPod]:
-        """All workers of the attempt, or none if any is missing. The attempt began with the numbers in the status."""
+        """Returns all workers of the attempt, or none if any is missing."""
         found = self._workers
         return found if self.status.resolved and len(found) == self.status.resolved.hosts else []
 
@@ -167,19 +182,32 @@ class _Invalid:
         ]
 
     def _lost(self) -> str | None:
-        """Which worker the gang lacks; None if it is whole, or nobody knows how large it was."""
+        """Says why the gang cannot train to its end; None if it can."""
         if (layout := self.status.resolved) is None:
-            return None
+            return "status.resolved was removed, so the size of the gang is unknown, and its chips cannot be counted"
         failure = first_failure(self._workers, self.status.attempt, self.look.now, settle_user_errors=True)
         if failure is not None:
             return f"worker {failure.pod} has failed ({failure.reason}), and the spec must be valid to replace it"
-        missing = layout.hosts - len(self._workers)
-        return f"{count(missing, 'worker')} missing, and the spec must be valid to create them" if missing else None
+        if missing := layout.hosts - len(self._workers):
+            return f"{count(missing, 'worker')} missing, and the spec must be valid to create them"
+        return self._unstarted[1] if self._unstarted and self._unstarted[0] <= self.look.now else None
+
+    @cached_property
+    def _unstarted(self) -> tuple[datetime, str] | None:
+        """Returns until when a gang that has not started may hold its nodes, and why it then gives them back."""
+        policy = self._policy
+        if part := partly_placed(self._gang, policy, self.status.avoided_nodes):
+            waiting, limit = count(part.waiting, "worker"), policy.start_deadline_seconds
+            return part.deadline, f"{waiting} could not be placed within {limit} s, so the others release their nodes"
+        if late := starts_late(self._gang, policy):
+            limit = int(late.limit.total_seconds())
+            return late.deadline, f"worker {late.pod.name} has not started within {limit} s on its node"
+        return None
 
     # How it stops.
 
     def _stop(self, cause: _Cause) -> Plan:
-        """Before any worker is stopped, as with a valid spec."""
+        """Writes down that the workers stop, before any of them is stopped, as with a valid spec."""
         is_eviction = cause.reason is Reason.EVICTED
         rest, value = (ConditionType.ADMITTED, False) if is_eviction else (ConditionType.SUSPENDED, True)
         status = self._shown(self.status, cause.words)
@@ -191,7 +219,7 @@ class _Invalid:
         return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE)
 
     def _rest(self) -> Plan:
-        """No worker runs, and no quota is held, until the spec is valid."""
+        """Stops the workers and gives the quota back, until the spec is valid."""
         pods, found = self._all_workers(), budget_of(self.look)
         if self._spent and self._spent.is_all and found and found.on_exceeded is OnExceeded.FAIL and not pods:
             return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
@@ -202,7 +230,7 @@ class _Invalid:
         return Plan(stages, shown).due_within(look_again(pods, self.look.now), again)
 
     def _all_workers(self) -> Sequence[WorkerPod]:
-        """Of the attempts that the status knows, except failed ones, whose logs say why."""
+        """Returns the workers of all attempts that the status knows, except failed ones, whose logs say why."""
         known = self.look.observed.before_attempt(self.status.attempt + 1)
         return [pod for pod in known if pod.phase != "Failed"]
 

@@ -2,8 +2,7 @@
 
 Kubernetes deletes everything that the job owns, by owner references, but only once the job itself is gone. A finalizer
 may keep the job for long, and in a namespace that is being deleted jobs go after their pods. So the workers are stopped
-here: nobody wants them any longer, no failure is charged, and no attempt begins. Who deletes a job with
-`--cascade=orphan` wants them to stay.
+here: no failure is charged, and no attempt begins. Only with `kubectl delete --cascade=orphan` do they stay.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which refusals of a pod come from a LimitRange, and what to do about it.
+"""Recognizes refusals of a pod that come from a LimitRange, and says what to do about them.
 
 The API server's words do not name it: one refuses what is outside of its bounds, and one adds default limits, with
 which the pod contradicts itself.
@@ -19,7 +19,7 @@ _FIELDS = {"minimum": "min", "maximum": "max"}
 
 
 def limit_range_remedy(refusal: str, pod: Object) -> str:
-    """What to add to the refusal of the pod; empty if no LimitRange is the cause."""
+    """Returns what to add to the refusal of the pod; empty if no LimitRange is the cause."""
     if bounds := _BOUND.findall(refusal):
         fields = ", ".join(dict.fromkeys(_FIELDS[bound] for bound, _, _ in bounds))
         resources = " and ".join(dict.fromkeys(resource for _, resource, _ in bounds))

@@ -7,12 +7,12 @@ from tpu_training_operator.domain.observed import Observed, WorkerPod
 
 # No read of a job is older than this.
 _OLDEST_READ = timedelta(minutes=5)
-# Names have room for numbers below this one. Anybody can forge a pod with a larger one.
+# Names have room for numbers below this one. A pod with a larger one is forged.
 _MOST_ATTEMPTS = 99_999
 
 
 def unknown_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
-    """Those of later attempts."""
+    """Returns the workers of attempts that are later than this one."""
     return [pod for pod in observed.pods if attempt < pod.worker.attempt < _MOST_ATTEMPTS]
 
 

@@ -146,7 +146,7 @@ def plan(
 
 
 def _without_preflight(job: Object) -> Object:
-    """The job as it concerns an attempt that has begun: whatever somebody writes there later must not stop it."""
+    """The job as it concerns an attempt that has begun: a later change of the preflight must not stop it."""
     spec = job.get("spec")
     if not isinstance(spec, Mapping) or "preflight" not in spec:
         return job

@@ -116,7 +116,7 @@ def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
     scheduler looks for victims on one node at a time, so one pod alone may keep others from the pool.
 
     If worker 0 is created again, it requires the pool where its peers are; while it has none, it is exempt. It prefers
-    pools where nobody else's workers are still stopping.
+    pools where no workers of others are still stopping.
     """
     if not _fills_a_pool(job, resolution):
         return {}
