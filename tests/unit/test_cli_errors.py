@@ -12,6 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests.unit.jobs import ABSENT, job_body
+from tpu_training_operator.cli import yaml_text
 from tpu_training_operator.cli.main import _COMMANDS, main
 
 PROGRAM = "from tpu_training_operator.cli.main import main; main()"
@@ -154,6 +155,11 @@ def test_a_number_for_kubectl_is_not_a_text(tmp_path: Path, number: str) -> None
     assert told(tpujob("validate", "-f", path), path).startswith("spec.recipe.optimizer.learningRate: ")
     path.write_text(JOB.replace("learningRate: '0.1'", f"learningRate: '{number.lstrip('-.')}'"))
     assert tpujob("validate", "-f", path).exit_code == (2 if number == "5.e3" else 0)
+
+
+@pytest.mark.parametrize("text", ["1:30", "12:30:45", "1:30.5", "+1:2", "0x_", "0b", ":".join(["59"] * 50_000)])
+def test_a_text_for_kubectl_is_not_a_number(text: str) -> None:
+    assert yaml_text.load(f"a: {text}") == {"a": text}
 
 
 def test_a_key_may_be_both_merged_and_given(tmp_path: Path) -> None:

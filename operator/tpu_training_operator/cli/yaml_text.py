@@ -21,6 +21,8 @@ _DEEPEST = 200
 _SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Numbers as kubectl reads them; PyYAML reads 1e-3 as text, because YAML 1.1 requires a dot and a sign.
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+# To kubectl 1:30 is text, and to PyYAML, as in YAML 1.1, a number to the base of 60, which takes minutes if it is long.
+_NO_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?$|[-+]?0[bx]_*$")
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
@@ -43,6 +45,9 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+for _first in "-+0123456789":
+    # The first one that matches counts.
+    _Loader.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _NO_NUMBER))
 
 
 def read_text(path: Path) -> str:

@@ -2,9 +2,9 @@
 
 Two kinds of requests share the connection. What a stage sends for its job, creations and deletions by the thousand, is
 a flow: it waits for a place among the requests under way, and flows take turns, so that a gang of thousands never holds
-up one of four. A flow without a request under way has a place beside the others: theirs may wait long for an admission
-webhook of their namespace. Everything else waits for no place: reads, watches, statuses and events are few, and the
-passes of other jobs wait for them.
+up one of four. A flow without a request under way has a place beside the others, unless the API server is overloaded:
+theirs may wait long for an admission webhook of their namespace. Everything else waits for no place: reads, watches,
+statuses and events are few, and the passes of other jobs wait for them.
 
 How many places there are, the API server decides. It queues what it cannot do at once (API Priority and Fairness), and
 answers 429 when its queues are full. The number grows while answers are good and places are taken, and halves with a
@@ -41,6 +41,11 @@ class Places:
 
     limit: float = _FIRST
     since: int = 0
+
+    @property
+    def may_be_exceeded(self) -> bool:
+        """Whether the limit has recovered from all signs of overload, so that it only bounds what nobody has tried."""
+        return self.limit >= _FIRST
 
     def after(self, status: int, number: int, following: int, under_way: int) -> "Places":
         """After an answer to the request `number`; `following`: the number that the next request gets."""
@@ -172,8 +177,11 @@ class Turns:
         """None if none has a turn now."""
         if self._others:
             return None
-        is_free = self._under_way < int(self.places.limit)
-        return next((flow for flow in self._flows if is_free or not flow.under_way), None)
+        if self._under_way < int(self.places.limit):
+            return next(iter(self._flows), None)
+        if not self.places.may_be_exceeded:
+            return None
+        return next((flow for flow in self._flows if not flow.under_way), None)
 
     def _ring(self) -> None:
         self._alarm = None
