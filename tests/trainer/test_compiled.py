@@ -121,6 +121,32 @@ def test_an_optimizer_whose_groups_ask_for_foreach_has_a_program_too(monkeypatch
     assert torch.allclose(trained(with_program=True), trained(with_program=False))
 
 
+@pytest.mark.parametrize("joins", [2, 3, 5])
+def test_a_parameter_that_joins_late_keeps_its_momentum(joins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced and guarded as for inductor, but not built.
+    plain = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, backend, **named: plain(function, backend="aot_eager", **named)
+    )
+    device = torch.device("cpu")
+
+    def trained(*, compiles: bool) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        first, second, late, last = parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
+        groups = [{"params": [first], "lr": 0.01}, {"params": [second, late, last]}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        assert not compiles or compile_update(optimizer, device)
+        for step in range(1, 8):
+            for parameter in parameters:
+                gradient = torch.randn(3, generator=generator)
+                parameter.grad = gradient if step >= joins or parameter is not late else None
+            optimizer.step()
+        return [parameter.detach() for parameter in parameters]
+
+    for compiled, expected in zip(trained(compiles=True), trained(compiles=False), strict=True):
+        torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_without_a_compiler_the_run_says_which_one_is_missing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -73,12 +73,18 @@ def compile_update(optimizer: Optimizer, device: torch.device) -> bool:
         return False
     plain = optimizer.step
     held: list[Tensor] = []
+    stateless: set[Tensor] = set()
     program = _compiled(lambda: plain(), device)
 
     def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
             return plain(closure)
         groups = optimizer.param_groups
+        if joining := _joining(optimizer) - stateless:
+            # torch 2.9 does not look again at the empty state that it has seen, so the program of a step that gives a
+            # parameter its first momentum would do so in all further steps.
+            stateless.update(joining)
+            return plain()
         while len(held) < len(groups):
             held.append(torch.zeros((), device=device))
         given: list[dict[str, Any]] = [
@@ -100,6 +106,14 @@ def compile_update(optimizer: Optimizer, device: torch.device) -> bool:
     # Bound, because torch's schedulers wrap it as a method.
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return True
+
+
+def _joining(optimizer: Optimizer) -> set[Tensor]:
+    """Returns the parameters that have a gradient and no state yet, unless none has a state."""
+    if not any(optimizer.state.values()):
+        return set()
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return {each for each in parameters if each.grad is not None and not optimizer.state.get(each)}
 
 
 def _compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
