@@ -222,10 +222,12 @@ class Reconciler:
         all the time, or has told before it went why. And nothing fails in a namespace that is being deleted."""
         failure = seen.decided.status.last_failure if seen.decided.status else None
         is_news = failure is not None and failure != seen.before.last_failure
-        ready = find(seen.before.conditions, ConditionType.READY)
-        if not is_news and (ready is None or ready.reason != Reason.BEING_DELETED):
-            return seen
         is_gone = is_news and failure is not None and failure.reason == FailureReason.POD_DELETED
+        ready = find(seen.before.conditions, ConditionType.READY)
+        was_going = ready is not None and ready.reason == Reason.BEING_DELETED
+        # A namespace's deletion begins with its pods': a worker that fails while none of them goes needs no look.
+        if not was_going and not is_gone and not (is_news and any(pod.is_terminating for pod in seen.observed.pods)):
+            return seen
         trace = await self._trace(key, seen.job, failure.pod) if is_gone and failure else None
         observed = replace(seen.observed, trace=trace, is_namespace_going=await self._is_namespace_going(key))
         return replace(seen, observed=observed, decided=self._planned(observed))
