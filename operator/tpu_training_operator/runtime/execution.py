@@ -124,7 +124,7 @@ class Memory:
     """uids that the last pass wanted to delete and the API server did not find."""
 
     def changed_just_now(self, now: datetime) -> Obstacle | None:
-        """What the cluster would do to the next pod as well; None if that is worth a try."""
+        """Returns what the cluster would do to the next pod as well; None if that is worth a try."""
         return self.changed[1] if self.changed and timedelta(0) <= now - self.changed[0] < _CHANGED_PAUSE else None
 
     def confirm(self, refused: Refused, now: datetime) -> None:
@@ -150,7 +150,7 @@ class Execution:
     fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
     _was_there: Counter[str] = field(default_factory=Counter, init=False)
-    """Of the present stage, by its verb: what it wanted to create and found as it should be."""
+    """Counts, by verb, what the present stage wanted to create and found as it should be."""
 
     async def carry_out(self, plan: Plan) -> bool:
         """False if the job has changed meanwhile, so that the rest of the plan no longer applies. Raises Refused,
