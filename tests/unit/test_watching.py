@@ -28,7 +28,7 @@ PATIENCE = 60
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(informer, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
