@@ -19,6 +19,7 @@ from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime import watching as module
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
+from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.watching import Haste, Watching
 
 KEY = JobKey("default", "digits")
@@ -40,10 +41,12 @@ async def api() -> AsyncIterator[OneJobCluster]:
 class Operator:
     """`hints`: what it was told: the job's version, and how soon it needs a pass."""
 
-    def __init__(self, reader: client.Client, *namespaces: str) -> None:
+    def __init__(self, url: str, reader: client.Client, *namespaces: str) -> None:
         self.hints: list[tuple[JobKey, str | None, Haste]] = []
         self.heard = asyncio.Event()
-        self.watching = Watching(reader, namespaces, self._hint)
+        credentials = credentials_for(url)
+        self.jobs = {namespace: JobWatch(reader, credentials, namespace) for namespace in namespaces or (None,)}
+        self.watching = Watching(reader, self.jobs, self._hint)
         self.cluster = CachedCluster(reader, self.watching.served)
 
     def _hint(self, *hint: Any) -> None:
@@ -73,13 +76,14 @@ class Operator:
 @asynccontextmanager
 async def watching(api: OneJobCluster, *namespaces: str) -> AsyncIterator[Operator]:
     async with connect(credentials_for(api.url)) as reader:
-        operator = Operator(reader, *namespaces)
-        task = asyncio.create_task(operator.watching.run())
+        operator = Operator(api.url, reader, *namespaces)
+        tasks = [asyncio.create_task(watch.run()) for watch in (*operator.jobs.values(), operator.watching)]
         try:
             yield operator
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def settled(api: OneJobCluster, operator: Operator) -> None:

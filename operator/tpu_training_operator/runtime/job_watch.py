@@ -38,6 +38,8 @@ _SILENT_WATCH_SECONDS = 60.0
 _SILENT_KOPF_SECONDS = 90.0
 # Jobs per page: users decide how large they are, and kopf parses a page at once.
 _PAGE = 10
+# Between kopf's tries of one request, in seconds; then it ends.
+_BACKOFFS = (1.0, 2.0, 4.0)
 _STOP_SECONDS = 3.0
 
 
@@ -170,7 +172,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = 0.01
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = (1, 2, 4)
+    settings.networking.error_backoffs = _BACKOFFS
     settings.process.ultimate_exiting_timeout = None
     return settings
 
