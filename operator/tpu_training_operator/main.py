@@ -31,7 +31,7 @@ from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.kube.turns import Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
-from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.controller import Controller, Haste
 from tpu_training_operator.runtime.events import EventSender
 from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.health_server import serve_health
@@ -48,7 +48,7 @@ from tpu_training_operator.runtime.queue_watching import QueueWatching
 from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
-from tpu_training_operator.runtime.watching import Haste, Watching
+from tpu_training_operator.runtime.watching import Watching
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime import watching as module
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
+from tpu_training_operator.runtime.controller import Haste
 from tpu_training_operator.runtime.job_watch import JobWatch
-from tpu_training_operator.runtime.watching import Haste, Watching
+from tpu_training_operator.runtime.watching import Watching
 
 KEY = JobKey("default", "digits")
 # Seconds after which a test fails that would otherwise wait forever.

@@ -9,9 +9,8 @@ ends, and when the last of them has its address, is ready or is gone; what comes
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -21,6 +20,7 @@ from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.kube.informer import Informer
 from tpu_training_operator.kube.replica import Change, Name
 from tpu_training_operator.runtime.cached_cluster import Served
+from tpu_training_operator.runtime.controller import Haste, Hint
 from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.records import JobRecord, PodRecord, Stage, keep_pod
 
@@ -30,20 +30,6 @@ _TRUSTED_SECONDS = 120.0
 _PATIENCE_SECONDS = 10.0
 
 
-class Haste(Enum):
-    """How soon a job should have its pass."""
-
-    FIRST = auto()
-    """Before jobs that have just come: hosts stand idle, or somebody has changed the job."""
-    NOW = auto()
-    SOON = auto()
-    """More of the same is about to come."""
-    IDLE = auto()
-    """It was only listed, so perhaps nothing has happened to it."""
-
-
-# What hears of a job: its key, the job's resourceVersion if it is the job that changed, and how soon it needs a pass.
-Hint = Callable[[JobKey, str | None, Haste], None]
 _ENDINGS = (Stage.STOPPING, Stage.ENDED)
 
 
