@@ -10,10 +10,12 @@ import subprocess
 from base64 import b64decode
 from pathlib import Path
 
-from tests.cluster import binaries
+from tests.cluster import binaries, health
 from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import KubectlError
+from tests.cluster.node import READY_SECONDS
 from tests.cluster.nodes import run_helm
+from tests.cluster.processes import wait_until
 from tests.cluster.tpu_node import TpuHost, mark_tpu_host, unmark_tpu_host
 
 SETTING = "TEST_KUBECONFIG"
@@ -55,6 +57,15 @@ class ExistingCluster:
         self.api.close()
         self.kubectl("delete", "clusterrolebinding", _ACCOUNT)
         self.kubectl("delete", "serviceaccount", _ACCOUNT, "--namespace=kube-system")
+
+    def problem(self) -> None:
+        """Nothing that these tests could mend: it is somebody else's."""
+
+    def wait_schedulable(self) -> None:
+        """See RealCluster."""
+        wait_until(
+            lambda: health.unready_node(self.api, self.nodes) is None, timeout=READY_SECONDS, what="all nodes are Ready"
+        )
 
     def kubectl(
         self,

@@ -1,8 +1,10 @@
 """A real cluster for the tests of this folder: one of two nodes for the session, a namespace for each test."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.cluster.images import Image, base_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
+from tests.cluster.shared import Shared
 from tests.conftest import MEASURED
 from tests.e2e.chronicle import Recoveries
 from tests.e2e.readme import cluster_commands
@@ -37,15 +40,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | ExistingCluster]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[RealCluster | ExistingCluster]]:
+    def make() -> RealCluster | ExistingCluster:
+        existing = os.environ.get(existing_cluster.SETTING)
+        if existing:
+            return ExistingCluster(Path(existing), tmp_path_factory.mktemp("existing"))
+        return RealCluster(nodes=2, shared=project_images.SHARED)
+
+    with Shared(make) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def cluster(shared: Shared[RealCluster]) -> RealCluster:
     """Two real nodes, node-0 and node-1, with DNS and Services; or the cluster in TEST_KUBECONFIG."""
-    existing = os.environ.get(existing_cluster.SETTING)
-    if existing:
-        with ExistingCluster(Path(existing), tmp_path_factory.mktemp("existing")) as found:
-            yield found
-    else:
-        with RealCluster(nodes=2, shared=project_images.SHARED) as real:
-            yield real
+    return shared.healthy()
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -54,23 +63,25 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     wanted = any("quick_start" in getattr(item, "fixturenames", ()) for item in request.session.items)
     with ThreadPoolExecutor(1, thread_name_prefix="images") as beside:
         if wanted and existing_cluster.SETTING not in os.environ:
-            yield beside.submit(project_images.build, tmp_path_factory.mktemp("images"))
+            folder = tmp_path_factory.mktemp("images")
+            yield beside.submit(project_images.build, folder)
+            shutil.rmtree(folder)
         else:
             yield Future()
 
 
-@pytest.fixture(scope="package")
-def images(cluster: RealCluster, built: Future[list[Image]]) -> None:
+@pytest.fixture(scope="module")
+def images(cluster: RealCluster, shared: Shared[RealCluster], built: Future[list[Image]]) -> None:
     """Of README's commands. An existing cluster must have them already."""
     if cluster.owns_nodes:
-        project_images.load(cluster, built.result())
+        shared.once("loading images", lambda: project_images.load(cluster, built.result()))
 
 
-@pytest.fixture(scope="package")
-def python_image(cluster: RealCluster) -> Image:
+@pytest.fixture(scope="module")
+def python_image(cluster: RealCluster, shared: Shared[RealCluster]) -> Image:
     """Debian with Python, in both nodes."""
     image = base_image()
-    cluster.load_image(image.archive)
+    shared.once("loading Python", lambda: cluster.load_image(image.archive))
     return image
 
 
@@ -81,13 +92,20 @@ def namespace(cluster: RealCluster) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="package")
-def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def quick_start(cluster: RealCluster, shared: Shared[RealCluster], images: None) -> dict[str, str]:
+    """What README's commands printed, see `_quick_start`."""
+    return shared.once("README's commands", lambda: _quick_start(cluster))
+
+
+def _quick_start(cluster: RealCluster) -> dict[str, str]:
     """Runs README's commands in order; returns what each printed, by its first three words.
 
     "operator", "workers": the operator's pods and the job's afterwards, as kubectl prints them in JSON. A node that a
     later test stops loses its pods.
     """
+    # A node that has just missed its heartbeats takes no workers, and the test asks for some on each.
+    cluster.wait_schedulable()
     cluster.kubectl("create", "namespace", OPERATOR_NAMESPACE)
     for namespace in (OPERATOR_NAMESPACE, "default"):
         cluster.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
@@ -108,26 +126,31 @@ def space(cluster: RealCluster, quick_start: dict[str, str]) -> Iterator[Space]:
         yield space
 
 
-@pytest.fixture(scope="package")
-def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+@pytest.fixture(scope="module")
+def storage(
+    cluster: RealCluster, shared: Shared[RealCluster], tmp_path_factory: pytest.TempPathFactory
+) -> ObjectStorage:
     """Object storage with BUCKET, at an address that pods can reach."""
     if not cluster.owns_nodes:
         pytest.skip("hurts nodes and what runs on them; this cluster is somebody else's")
-    with ObjectStorage(tmp_path_factory.mktemp("object-storage"), cluster.address) as storage:
-        storage.make_bucket(BUCKET)
-        yield storage
+    directory = tmp_path_factory.mktemp("object-storage")
+    storage = shared.keep("object storage", lambda: ObjectStorage(directory, cluster.address))
+    shared.once("a bucket", lambda: storage.make_bucket(BUCKET))
+    return storage
 
 
-@pytest.fixture(scope="package")
-def stories(cluster: RealCluster, quick_start: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Stories]:
-    """What becomes of the jobs of all modules that have such; they start when the first one is requested."""
-    items = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+@pytest.fixture(scope="module")
+def stories(
+    cluster: RealCluster, shared: Shared[RealCluster], quick_start: dict[str, str], request: pytest.FixtureRequest
+) -> Stories:
+    """What becomes of the jobs of this module and all later ones that have such; they start when it is first asked."""
+    own = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+    items = list(dropwhile(lambda item: item.path != request.path, own))
     wanted = stories_of(items)
     if any({"undisturbed", "undisturbed_losses"} & set(getattr(item, "fixturenames", ())) for item in items):
         wanted["undisturbed"] = Story(_tell_undisturbed, trains=True)
     storage = request.getfixturevalue("storage") if cluster.owns_nodes else None
-    with all_told(wanted, cluster, storage) as told:
-        yield told
+    return shared.keep("stories", lambda: all_told(wanted, cluster, storage))
 
 
 @pytest.fixture
@@ -143,14 +166,14 @@ def _tell_undisturbed(cluster: RealCluster, storage: ObjectStorage) -> tuple[Obj
         return result(status), training.losses()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def undisturbed(stories: Stories) -> Object:
     """The result of an undisturbed training."""
     found: Object = stories.end_of("undisturbed")[0]
     return found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def undisturbed_losses(stories: Stories) -> Losses:
     """Of every step of the same training."""
     found: Losses = stories.end_of("undisturbed")[1]
