@@ -46,6 +46,11 @@ def is_ready(api: ApiClient, name: str) -> bool:
     return not tainted and ready_condition(node).get("status") == "True"
 
 
+def heartbeat(api: ApiClient, name: str) -> str:
+    """When the node's kubelet last reported, to the second."""
+    return str(ready_condition(api.call("GET", f"/api/v1/nodes/{name}"))["lastHeartbeatTime"])
+
+
 def ready_condition(node: Object) -> Object:
     """Empty for a node that has not reported yet."""
     conditions = node["status"].get("conditions", [])

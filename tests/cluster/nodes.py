@@ -105,7 +105,8 @@ class RealCluster:
             raise
 
     def stop(self) -> None:
-        self._kill_machines()
+        for node in self._by_name.values():
+            node.machine.kill()
         self.control_plane.stop()
 
     def problem(self) -> str | None:
@@ -153,7 +154,7 @@ class RealCluster:
 
     def start_kubelet(self, name: str) -> None:
         """Returns when the node is Ready again."""
-        last = self._heartbeat(name)
+        last = health.heartbeat(self.api, name)
         self._by_name[name].start_kubelet()
         self._wait_until_back(name, last)
 
@@ -163,11 +164,15 @@ class RealCluster:
 
     def start_host(self, name: str) -> None:
         """Starts a killed host, which still has its images but no running pods. Returns when it is Ready."""
-        last = self._heartbeat(name)
+        last = health.heartbeat(self.api, name)
         node = self._by_name[name]
         node.wait_for_containerd(node.start_machine())
         node.start_kubernetes()
         self._wait_until_back(name, last)
+
+    def restart_apiserver(self) -> None:
+        """Returns when it is ready."""
+        self.control_plane.restart_apiserver()
 
     def _start_control_plane(self, directory: Path, address: str) -> None:
         nodes = {_user(name): "system:nodes" for name in self.nodes}
@@ -217,18 +222,10 @@ class RealCluster:
 
     def _wait_until_back(self, name: str, last: str) -> None:
         """`last`: the old kubelet's last heartbeat, which may still say Ready."""
-        self._by_name[name].wait_ready(lambda: health.is_ready(self.api, name) and self._heartbeat(name) != last)
+        api = self.api
+        self._by_name[name].wait_ready(lambda: health.is_ready(api, name) and health.heartbeat(api, name) != last)
         if name in self._tpu_hosts:
             mark_tpu_host(self.api, self._tpu_hosts[name])
-
-    def _heartbeat(self, name: str) -> str:
-        """When the node's kubelet last reported, to the second."""
-        ready = health.ready_condition(self.api.call("GET", f"/api/v1/nodes/{name}"))
-        return str(ready["lastHeartbeatTime"])
-
-    def _kill_machines(self) -> None:
-        for node in self._by_name.values():
-            node.machine.kill()
 
 
 def run_helm(kubeconfig: Path, home: Path, *args: str) -> subprocess.CompletedProcess[str]:

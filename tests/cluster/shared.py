@@ -13,7 +13,7 @@ REBUILT = "a shared cluster is built again"
 
 
 class Checked(Protocol):
-    """stop() also takes down what is broken, by pid, and may be called twice."""
+    """stop() also takes down what is broken, by pid."""
 
     def start(self) -> None: ...
 
@@ -41,7 +41,11 @@ class Shared(Generic[Cluster]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._life.close()
+        try:
+            self._life.close()
+        finally:
+            if self._cluster is not None:
+                self._cluster.stop()
 
     def healthy(self) -> Cluster:
         """Returns the cluster, after building another if it is broken. Ask at the start of a file."""
@@ -50,7 +54,6 @@ class Shared(Generic[Cluster]):
             self._abandon(self._cluster)
         if self._cluster is None:
             self._cluster = self._started()
-            self._life.callback(self._cluster.stop)
         return self._cluster
 
     def keep(self, name: str, make: Callable[[], AbstractContextManager[Value]]) -> Value:

@@ -1,5 +1,6 @@
 """A real cluster for the tests of this folder: one of two nodes for the session, a namespace for each test."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import existing as existing_cluster
 from tests.cluster import project_images
 from tests.cluster.api import Object
-from tests.cluster.existing import ExistingCluster
+from tests.cluster.cluster import KUBECONFIG_SETTING, Cluster, chosen
 from tests.cluster.images import Image, base_image
 from tests.cluster.namespaces import fresh_namespace
-from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.shared import Shared
 from tests.conftest import MEASURED
@@ -40,20 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[RealCluster | ExistingCluster]]:
-    def make() -> RealCluster | ExistingCluster:
-        existing = os.environ.get(existing_cluster.SETTING)
-        if existing:
-            return ExistingCluster(Path(existing), tmp_path_factory.mktemp("existing"))
-        return RealCluster(nodes=2, shared=project_images.SHARED)
-
-    with Shared(make) as shared:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Cluster]]:
+    with Shared(lambda: chosen(2, project_images.SHARED, tmp_path_factory.mktemp("cluster"))) as shared:
         yield shared
 
 
 @pytest.fixture(scope="module")
-def cluster(shared: Shared[RealCluster]) -> RealCluster:
-    """Two real nodes, node-0 and node-1, with DNS and Services; or the cluster in TEST_KUBECONFIG."""
+def cluster(shared: Shared[Cluster]) -> Cluster:
+    """Two real nodes with DNS and Services, or whatever the environment chooses (see `tests/cluster/cluster.py`)."""
     return shared.healthy()
 
 
@@ -62,7 +55,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The images of README's commands, if a test wants them: built while the tests run that want none."""
     wanted = any("quick_start" in getattr(item, "fixturenames", ()) for item in request.session.items)
     with ThreadPoolExecutor(1, thread_name_prefix="images") as beside:
-        if wanted and existing_cluster.SETTING not in os.environ:
+        if wanted and KUBECONFIG_SETTING not in os.environ:
             folder = tmp_path_factory.mktemp("images")
             yield beside.submit(project_images.build, folder)
             shutil.rmtree(folder)
@@ -71,14 +64,14 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def images(cluster: RealCluster, shared: Shared[RealCluster], built: Future[list[Image]]) -> None:
+def images(cluster: Cluster, shared: Shared[Cluster], built: Future[list[Image]]) -> None:
     """Of README's commands. An existing cluster must have them already."""
     if cluster.owns_nodes:
         shared.once("loading images", lambda: project_images.load(cluster, built.result()))
 
 
 @pytest.fixture(scope="module")
-def python_image(cluster: RealCluster, shared: Shared[RealCluster]) -> Image:
+def python_image(cluster: Cluster, shared: Shared[Cluster]) -> Image:
     """Debian with Python, in both nodes."""
     image = base_image()
     shared.once("loading Python", lambda: cluster.load_image(image.archive))
@@ -86,26 +79,27 @@ def python_image(cluster: RealCluster, shared: Shared[RealCluster]) -> Image:
 
 
 @pytest.fixture
-def namespace(cluster: RealCluster) -> Iterator[str]:
+def namespace(cluster: Cluster) -> Iterator[str]:
     """At Pod Security level `restricted`."""
     with fresh_namespace(cluster.api, RESTRICTED) as name:
         yield name
 
 
 @pytest.fixture(scope="module")
-def quick_start(cluster: RealCluster, shared: Shared[RealCluster], images: None) -> dict[str, str]:
+def quick_start(cluster: Cluster, shared: Shared[Cluster], images: None) -> dict[str, str]:
     """What README's commands printed, see `_quick_start`."""
     return shared.once("README's commands", lambda: _quick_start(cluster))
 
 
-def _quick_start(cluster: RealCluster) -> dict[str, str]:
+def _quick_start(cluster: Cluster) -> dict[str, str]:
     """Runs README's commands in order; returns what each printed, by its first three words.
 
     "operator", "workers": the operator's pods and the job's afterwards, as kubectl prints them in JSON. A node that a
     later test stops loses its pods.
     """
-    # A node that has just missed its heartbeats takes no workers, and the test asks for some on each.
     cluster.wait_schedulable()
+    if cluster.owns_nodes:
+        _leave_room_for_three_workers_on_each_node(cluster)
     cluster.kubectl("create", "namespace", OPERATOR_NAMESPACE)
     for namespace in (OPERATOR_NAMESPACE, "default"):
         cluster.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
@@ -119,17 +113,26 @@ def _quick_start(cluster: RealCluster) -> dict[str, str]:
     return printed | {"operator": operator.stdout, "workers": workers.stdout}
 
 
+def _leave_room_for_three_workers_on_each_node(cluster: Cluster) -> None:
+    """So that the four train on both nodes. The scheduler prefers to spread the pods of a Service, but does not when it
+    sees the Service later than the pods, which happens on a busy machine."""
+    found = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
+    processors = [item["status"]["allocatable"]["cpu"] for item in found if item["metadata"]["name"] in cluster.nodes]
+    least = min(int(text[:-1]) if text.endswith("m") else 1000 * int(text) for text in processors)
+    usual = {"type": "Container", "defaultRequest": {"cpu": f"{int(least * 0.3)}m"}}
+    limits = {"kind": "LimitRange", "apiVersion": "v1", "metadata": {"name": "spread"}, "spec": {"limits": [usual]}}
+    cluster.kubectl("apply", "--namespace=default", "-f", "-", input=json.dumps(limits))
+
+
 @pytest.fixture
-def space(cluster: RealCluster, quick_start: dict[str, str]) -> Iterator[Space]:
+def space(cluster: Cluster, quick_start: dict[str, str]) -> Iterator[Space]:
     """A restricted namespace in a cluster where the operator runs."""
     with a_space(cluster) as space:
         yield space
 
 
 @pytest.fixture(scope="module")
-def storage(
-    cluster: RealCluster, shared: Shared[RealCluster], tmp_path_factory: pytest.TempPathFactory
-) -> ObjectStorage:
+def storage(cluster: Cluster, shared: Shared[Cluster], tmp_path_factory: pytest.TempPathFactory) -> ObjectStorage:
     """Object storage with BUCKET, at an address that pods can reach."""
     if not cluster.owns_nodes:
         pytest.skip("hurts nodes and what runs on them; this cluster is somebody else's")
@@ -141,7 +144,7 @@ def storage(
 
 @pytest.fixture(scope="module")
 def stories(
-    cluster: RealCluster, shared: Shared[RealCluster], quick_start: dict[str, str], request: pytest.FixtureRequest
+    cluster: Cluster, shared: Shared[Cluster], quick_start: dict[str, str], request: pytest.FixtureRequest
 ) -> Stories:
     """What becomes of the jobs of this module and all later ones that have such; they start when it is first asked."""
     own = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
@@ -159,7 +162,7 @@ def alone(stories: Stories) -> None:
     stories.wait()
 
 
-def _tell_undisturbed(cluster: RealCluster, storage: ObjectStorage) -> tuple[Object, Losses]:
+def _tell_undisturbed(cluster: Cluster, storage: ObjectStorage) -> tuple[Object, Losses]:
     with started(cluster, storage) as training:
         status = training.wait_ended()
         assert (status["state"], status["attempt"]) == ("Succeeded", 1), training.chronicle.summary()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
 from tests.contract.jobs import job_body
 from tests.local.runs import DEADLINE, Run, Runs
@@ -94,7 +95,7 @@ async def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def code(process: WorkerProcess | None) -> int:
     assert process is not None
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(deadline(DEADLINE)):
         return await process.wait()
 
 
@@ -179,7 +180,7 @@ async def test_who_waits_for_the_imports_need_not_wait_for_their_end(hosts: Host
     waiting = asyncio.create_task(hosts.fork(1))
     await asyncio.to_thread((tmp_path / "imports").read_bytes)
     hosts.forks.give_up()
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(deadline(DEADLINE)):
         assert await waiting is None
     # What has been forked must be able to stop in order.
     (tmp_path / "tpu_trainer" / "replica.py").write_text("")
@@ -231,7 +232,7 @@ def survivors_of(told: Mapping[str, Any], *names: str) -> Iterator[Callable[[], 
     family = {name: os.pidfd_open(told[name]) for name in names}
 
     def left() -> list[str]:
-        return [name for name, pidfd in family.items() if not select.select([pidfd], [], [], DEADLINE)[0]]
+        return [name for name, pidfd in family.items() if not select.select([pidfd], [], [], deadline(DEADLINE))[0]]
 
     try:
         yield left
