@@ -265,13 +265,13 @@ def running(cluster: OneJobCluster) -> OneJobCluster:
     [
         ([], "one of 0\ntwo of 0\n"),
         (["--host", "3"], "one of 3\ntwo of 3\n"),
-        (["--slice", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
+        (["--slice-index", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
         (["--attempt", "1"], "one of 0\ntwo of 0\n"),
         (["--tail", "1"], "two of 0\n"),
         (["--timestamps"], "2026-01-15T12:00:00.1Z one of 0\n2026-01-15T12:00:01.1Z two of 0\n"),
         (["--host", "2", "--host", "1"], "[0/2] one of 2\n[0/2] two of 2\n[0/1] one of 1\n[0/1] two of 1\n"),
         (["--all", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
-        (["--slice", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
+        (["--slice-index", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
     ],
 )
 def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, arguments: list[str], printed: str) -> None:
@@ -284,7 +284,7 @@ def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, argument
     [
         ["--host", "4"],
         ["--host", "-1"],
-        ["--slice", "1"],
+        ["--slice-index", "1"],
         ["--attempt", "2"],
         ["--all", "--host", "1"],
         ["--failed", "-f"],

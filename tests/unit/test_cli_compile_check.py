@@ -202,7 +202,7 @@ def test_code_in_a_cluster_is_asked_for_as_a_folder(
 def planned(tmp_path: Path, text: str, *arguments: str, changes: dict[str, Any] | None = None) -> Result:
     file = tmp_path / "compiled.json"
     file.write_text(text)
-    options = ["plan", "-f", "-", "--compiled", str(file), *arguments]
+    options = ["plan", "-f", "-", "--compile-results", str(file), *arguments]
     return CliRunner().invoke(main, options, input=yaml.safe_dump(job_body(changes)))
 
 

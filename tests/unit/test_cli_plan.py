@@ -260,6 +260,13 @@ def test_a_valid_job_is_called_valid(snapshot: SnapshotAssertion) -> None:
     assert result.stdout == snapshot
 
 
+def test_validate_takes_the_job_as_it_would_be_submitted() -> None:
+    options = ("--slice", "v5litepod-8", "--set", "recipe.seed=1")
+    result = tpujob("validate", "-f", "-", *options, job=job_body({"spec.recipe.seed": "one"}))
+    assert result.exit_code == 0
+    assert "2 hosts of v5litepod-8" in result.stdout
+
+
 def test_validate_warns_on_stderr(snapshot: SnapshotAssertion) -> None:
     result = tpujob("validate", "-f", "-", job=job_body({"spec.recipe.warmupSteps": 301}))
     assert result.exit_code == 0
