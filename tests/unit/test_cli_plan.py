@@ -253,6 +253,12 @@ def test_a_valid_job_is_called_valid() -> None:
     assert (result.exit_code, result.stdout) == (0, "digits is valid: 4 hosts of v5litepod-16\n")
 
 
+def test_validate_takes_the_job_as_it_would_be_submitted() -> None:
+    options = ("--slice", "v5litepod-8", "--set", "recipe.seed=1")
+    result = tpujob("validate", "-f", "-", *options, job=job_body({"spec.recipe.seed": "one"}))
+    assert (result.exit_code, result.stdout) == (0, "digits is valid: 2 hosts of v5litepod-8\n")
+
+
 def test_validate_warns_on_stderr() -> None:
     result = tpujob("validate", "-f", "-", job=job_body({"spec.recipe.warmupSteps": 301}))
     assert (result.exit_code, result.stderr) == (

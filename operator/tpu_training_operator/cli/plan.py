@@ -15,7 +15,7 @@ import click
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.scale_up import Begin
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
-from tpu_training_operator.cli.changes import move, set_option, set_values, slice_option
+from tpu_training_operator.cli.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.compiled_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.ladder import planned_rungs, print_ladder
@@ -51,6 +51,7 @@ def _finite(_: click.Context, __: click.Parameter, seconds: float | None) -> flo
     "--step-seconds",
     type=click.FloatRange(min=0, min_open=True),
     callback=_finite,
+    metavar="SECONDS",
     help="Measured time of one step, to show chip-hours.",
 )
 @click.option(
@@ -71,12 +72,7 @@ def plan(
 ) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
 
-    def change(body: dict[str, Any]) -> None:
-        set_values(body, values)
-        if on_slice is not None:
-            move(body, on_slice)
-
-    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=change)
+    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=lambda body: apply_options(body, values, on_slice))
     compiled = None if compiled_file is None else CompiledSteps(compiled_file)
     if compare is None:
         _plan(file, output, step_seconds, compiled)
