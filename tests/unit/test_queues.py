@@ -179,7 +179,7 @@ def test_topology_aware_placement_is_refused_in_words() -> None:
 
 
 def test_a_file_is_checked_for_what_only_a_queue_can_give() -> None:
-    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"type": "Queued"}}
     body = job_body({"spec.slice": slices})
     with pytest.raises(BadInput, match="queued provisioning needs a queue"):
         check(Path("job.yaml"), body)
