@@ -138,7 +138,7 @@ def _chosen(job: JobNow, name: str, choice: Choice) -> list[WorkerId]:
 
 
 def _was_checked(job: JobNow) -> bool:
-    return find(job.status.conditions, ConditionType.ENTRY_CHECKED) is not None
+    return find(job.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
 
 
 def _places(resolved: Resolved, name: str, choice: Choice) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from tpu_training_operator.cli.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.ladder import planned_rungs, print_ladder
 from tpu_training_operator.domain.lifecycle.entry_check import is_wanted
 from tpu_training_operator.domain.naming import workers
-from tpu_training_operator.domain.objects.preflight_pod import preflight_config_map, preflight_pod
+from tpu_training_operator.domain.objects.preflight_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.options import Option
@@ -132,8 +132,8 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     first, options = _stored((*file.trials, *file.options)[0]), [_stored(option) for option in file.options]
     job = first.job
     if is_wanted(job.spec):
-        yield preflight_config_map(first, options)
-        yield preflight_pod(job, first.resolution)
+        yield entry_check_config_map(first, options)
+        yield entry_check_pod(job, first.resolution)
     yield service(job)
     yield config_map(job, first.resolution, _FIRST_ATTEMPT)
     for worker in workers(first.layout, _FIRST_ATTEMPT):
