@@ -196,7 +196,7 @@ def any_recipe(draw: st.DrawFn) -> Object:
         "recipe.seed": draw(st.integers(0, 2**31 - 1)),
         "recipe.parameters": draw(_PARAMETERS),
         "recipe.scaling": {
-            "learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "None"])),
+            "learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "Unscaled"])),
             "betas": draw(st.booleans()),
             "weightDecay": draw(st.booleans()),
             "ema": draw(st.booleans()),

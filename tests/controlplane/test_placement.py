@@ -105,7 +105,8 @@ def a_gang_that_releases_its_nodes_says_why(place: Place) -> None:
     place.apply(impatient("alone"))
 
     space.wait(
-        lambda: condition(space.status("alone"), "GangReady").get("reason") == "PartlyPlaced", "the gang is released"
+        lambda: condition(space.status("alone"), "GangReady").get("reason") == "SomePodsUnschedulable",
+        "the gang is released",
     )
 
     message = condition(space.status("alone"), "Ready")["message"]
@@ -120,7 +121,7 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
     space.wait_for_state("Running", name="earlier")
     v6e = {"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}
     policy = {"restart": {"backoff": {"initialSeconds": 1, "maxSeconds": 1}}}
-    placement = {"alternatives": [v6e], "grow": "AtCheckpoint", "minRunSeconds": 1}
+    placement = {"alternatives": [v6e], "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1}
     saved = {"uri": "gs://bucket/jobs"}
     place.apply(tpu_job("moving", "v5p-32", runPolicy=policy, placement=placement, checkpoint=saved))
 
@@ -175,7 +176,7 @@ def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
 
     space.wait_for_state("Running", name="nowhere")
     (move,) = space.status("nowhere")["placement"]["moves"]
-    assert (move["fromSlice"], move["toSlice"], move["reason"]) == ("v4-16", "v5litepod-8", "Refused")
+    assert (move["fromSlice"], move["toSlice"], move["reason"]) == ("v4-16", "v5litepod-8", "NotAdmitted")
     assert "the cluster has no node pool for v4-16: 0/" in move["why"]
 
 
@@ -274,7 +275,7 @@ def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> N
     space.wait_for_state("Running", name="earlier")
     placement = {
         "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}],
-        "grow": "AtCheckpoint",
+        "returnToPreferred": "AtCheckpoint",
         "minRunSeconds": 1,
         "placeholderPriorityClass": place.priority(-5)["priorityClassName"],
     }

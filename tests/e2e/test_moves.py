@@ -33,7 +33,7 @@ MOVES: dict[str, Any] = {
     "slice": {"acceleratorType": WISHED, "hardware": "CPU"},
     "placement": {
         "alternatives": [{"slice": {"acceleratorType": SMALLER, "hardware": "CPU"}, "after": "5s"}],
-        "grow": "AtCheckpoint",
+        "returnToPreferred": "AtCheckpoint",
         "minRunSeconds": 1,
     },
     "trainer": {

@@ -323,7 +323,7 @@ class Gang(Surroundings):
             if not is_finished(before):
                 fired(reason)
         if after.attempt > before.attempt:
-            kinds = {"PartlyPlaced": "a release", "Resumed": "a resumption"}
+            kinds = {"SomePodsUnschedulable": "a release", "Resumed": "a resumption"}
             for reason in kinds.keys() & reasons:
                 fired(kinds[reason])
         if before.restarts.charged and not after.restarts.charged:

@@ -30,7 +30,7 @@ PLACEMENT = {
         {"slice": {"acceleratorType": "v4-16"}, "after": "2m"},
         {"slice": {"acceleratorType": "v5litepod-16"}, "after": "3m"},
     ],
-    "grow": "AtCheckpoint",
+    "returnToPreferred": "AtCheckpoint",
     "minRunSeconds": 60,
 }
 # Of the job's own slices how many can be had, and which of its alternatives.

@@ -146,7 +146,7 @@ LADDER = {"spec.scaleUp.stages": RUNGS}
 
 PLACEMENT = {
     "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "after": "1m"}],
-    "grow": "AtCheckpoint",
+    "returnToPreferred": "AtCheckpoint",
     "minRunSeconds": 60,
 }
 MOVES = {"spec.placement": PLACEMENT, "spec.checkpoint": {"uri": "gs://bucket/jobs"}}

@@ -17,7 +17,7 @@ OTHER = {"slice": {"acceleratorType": "v6e-16"}, "after": "20m"}
 FOUR = {"spec.slice": {"acceleratorType": "v5litepod-8", "count": 4}, "spec.trainer.backend": "XLASPMD"}
 FEWER = FOUR | {"spec.placement.count": {"min": 1}}
 GROWING = FOUR | {
-    "spec.placement": {"count": {"min": 1}, "grow": "AtCheckpoint", "minRunSeconds": 1800},
+    "spec.placement": {"count": {"min": 1}, "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1800},
     "spec.checkpoint": {"uri": "gs://bucket/jobs"},
 }
 

@@ -87,7 +87,7 @@ def test_a_gang_leaves_a_slice_without_a_pool_at_once_and_says_why() -> None:
     waits(cluster, 30)
     placement = cluster.status.placement
     assert placement is not None
-    assert (placement.slice, placement.reason) == ("v5litepod-8", "Refused")
+    assert (placement.slice, placement.reason) == ("v5litepod-8", "NotAdmitted")
     why = f"the cluster has no node pool for v5litepod-16: 0/12 nodes are available: 12 {OTHER}."
     assert placement.moves[-1].why == why
     assert why in ready_message(cluster)

@@ -215,7 +215,7 @@ def test_the_workload_has_finished_when_no_worker_is_active(code: int, said: str
         kubelet.sweep(cluster)
         one_pass(cluster)
     assert kueue.seen(cluster).condition("Finished")["reason"] == said
-    assert reason(cluster.status, ConditionType.ADMITTED) == ("False", "QueueLeft")
+    assert reason(cluster.status, ConditionType.ADMITTED) == ("False", "QuotaReleased")
     assert described(look(cluster)) == []
 
 

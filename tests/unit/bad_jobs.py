@@ -90,8 +90,8 @@ _SPEC: list[Row] = [
         "alternatives must have the hardware of spec.slice",
     ),
     (
-        {"placement": {"alternatives": [{"slice": {TYPE: "v5litepod-8"}}], "grow": "AtCheckpoint"}},
-        "placement.grow",
+        {"placement": {"alternatives": [{"slice": {TYPE: "v5litepod-8"}}], "returnToPreferred": "AtCheckpoint"}},
+        "placement.returnToPreferred",
         "needs spec.checkpoint",
     ),
     (
@@ -426,7 +426,7 @@ _RECIPE: list[Row] = [
     ({"optimizer.momentum": "1.0"}, "optimizer.momentum", "'1.0' is not a number from 0 to below 1"),
     ({"optimizer.weightDecay": "-1e-4"}, "optimizer.weightDecay", "'-1e-4' is not a number of 0 or more"),
     ({"optimizer.nesterov": True}, "optimizer.nesterov", "unknown field"),
-    ({"scaling": {"learningRate": "Sqrt"}}, "scaling.learningRate", "is not one of Auto, Linear, SquareRoot, None"),
+    ({"scaling": {"learningRate": "Sqrt"}}, "scaling.learningRate", "is not one of Auto, Linear, SquareRoot, Unscaled"),
     ({"scaling": {"learningRate": "linear"}}, "scaling.learningRate", "did you mean Linear?"),
     ({"scaling": {"batch": "Constant"}}, "scaling.batch", "is not one of PerCoreConstant, GlobalConstant"),
     ({"scaling": {"betas": "yes"}}, "scaling.betas", "boolean"),
@@ -459,19 +459,19 @@ _RECIPE: list[Row] = [
     ({"gradientClipNorm": "0"}, "gradientClipNorm", "'0' is not a number above 0"),
     ({"gradientClipNorm": 1.0}, "gradientClipNorm", "write it as a string"),
     ({"precision": "bf16"}, "precision", "is not one of Float32, BFloat16Mixed, BFloat16"),
-    ({"sharding": "Full"}, "sharding", "is not one of None, Optimizer"),
+    ({"sharding": "Full"}, "sharding", "is not one of Replicated, Optimizer"),
     ({"gradientNoiseScale": "0"}, "gradientNoiseScale", "'0' is not a number above 0"),
     ({"parameters": {"hidden": 128}}, "parameters.hidden", '128 is a number; write it as a string: "128"'),
     ({"lr": "0.1"}, "lr", "unknown field"),
 ]
 
-_PREFLIGHT: list[Row] = [
-    ({"entry": "Auto", "compiles": "Auto"}, "compiles", "unknown field"),
+_ENTRY_CHECK: list[Row] = [
+    ({"mode": "Auto", "compiles": "Auto"}, "compiles", "unknown field"),
     ({"compile": "Never"}, "compile", "is not one of Auto, Require, Skip"),
-    ({"entry": "Skip", "compile": "Require"}, "compile", "compile Require needs the entry check"),
-    ({"entry": "skip"}, "entry", "did you mean Skip?"),
+    ({"mode": "Skip", "compile": "Require"}, "compile", "compile Require needs the entry check"),
+    ({"mode": "skip"}, "mode", "did you mean Skip?"),
     ({"deadlineSeconds": 0}, "deadlineSeconds", "0 is too small; the minimum is 1"),
-    ({"entry": "Skip", "dataLocal": "Require"}, "dataLocal", "dataLocal Require needs the entry check"),
+    ({"mode": "Skip", "dataInRegion": "Require"}, "dataInRegion", "dataInRegion Require needs the entry check"),
 ]
 
 _RUN_POLICY: list[Row] = [
@@ -577,11 +577,11 @@ REFUSED_JOBS: list[Row] = [
     *_under("spec.trainer", _TRAINER),
     *_under("spec.recipe", _RECIPE),
     *_under("spec.runPolicy", _RUN_POLICY),
-    *_under("spec.preflight", _PREFLIGHT),
+    *_under("spec.entryCheck", _ENTRY_CHECK),
     (
-        {"spec.preflight": {"compile": "Require"}, "spec.trainer.backend": "XLASPMD"},
-        "spec.preflight.compile",
-        "preflight.compile Require needs backend XLA",
+        {"spec.entryCheck": {"compile": "Require"}, "spec.trainer.backend": "XLASPMD"},
+        "spec.entryCheck.compile",
+        "entryCheck.compile Require needs backend XLA",
     ),
 ]
 

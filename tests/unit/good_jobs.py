@@ -16,7 +16,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
                 {"slice": {"acceleratorType": kind, "provisioning": {"spot": True}}, "after": "90s"}
                 for kind in ("v5litepod-8", "v5p-32", "v4-16", "v6e-16")
             ],
-            "grow": "AtCheckpoint",
+            "returnToPreferred": "AtCheckpoint",
         },
         "spec.checkpoint": {"uri": "gs://bucket/digits"},
     },
@@ -104,10 +104,10 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.checkpoint": {"uri": "gs://bucket/digits"}},
     {"spec.checkpoint": {"uri": "/mnt/digits 1", "everySteps": 2**53, "everyMinutes": 1, "keep": 1}},
     _OWN_LOOP | {"spec.checkpoint": {"uri": "gs://bucket/digits"}},
-    {"spec.preflight": ABSENT},
-    {"spec.preflight": {"entry": "Require", "dataLocal": "Require", "resources": {"requests": {"cpu": 1}}}},
-    {"spec.preflight": {"compile": "Require", "resources": {"limits": {"memory": "64Gi"}}}},
-    _OWN_LOOP | {"spec.preflight": {"entry": "Auto", "dataLocal": "Ignore"}},
+    {"spec.entryCheck": ABSENT},
+    {"spec.entryCheck": {"mode": "Require", "dataInRegion": "Require", "resources": {"requests": {"cpu": 1}}}},
+    {"spec.entryCheck": {"compile": "Require", "resources": {"limits": {"memory": "64Gi"}}}},
+    _OWN_LOOP | {"spec.entryCheck": {"mode": "Auto", "dataInRegion": "Ignore"}},
     {"spec.report": {}},
     {"spec.report": {"uri": "gs://a.bucket_1/r", "tensorBoard": True, "gradientNoiseScale": False}},
     {"spec.recipe.schedule": {"name": "Step", "milestones": [100, 200]}, "spec.recipe.evaluateEverySteps": 10},

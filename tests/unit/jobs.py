@@ -27,7 +27,7 @@ _JOB: dict[str, Any] = {
             "optimizer": {"name": "sgd", "learningRate": "0.1"},
         },
         # Most tests begin with the first attempt; those of the entry check switch it on.
-        "preflight": {"entry": "Skip"},
+        "entryCheck": {"mode": "Skip"},
     },
 }
 

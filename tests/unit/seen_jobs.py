@@ -190,7 +190,7 @@ V5P_OR_V6E = {
     "spec.slice": {"acceleratorType": "v5p-32"},
     "spec.placement": {
         "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "10m"}],
-        "grow": "AtCheckpoint",
+        "returnToPreferred": "AtCheckpoint",
     },
     "spec.checkpoint": {"uri": "gs://bucket/jobs", "everySteps": 20},
 }

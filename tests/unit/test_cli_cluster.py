@@ -254,13 +254,13 @@ def running(cluster: OneJobCluster) -> OneJobCluster:
     [
         ([], "one of 0\ntwo of 0\n"),
         (["--host", "3"], "one of 3\ntwo of 3\n"),
-        (["--slice", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
+        (["--slice-index", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
         (["--attempt", "1"], "one of 0\ntwo of 0\n"),
         (["--tail", "1"], "two of 0\n"),
         (["--timestamps"], "2026-01-15T12:00:00.1Z one of 0\n2026-01-15T12:00:01.1Z two of 0\n"),
         (["--host", "2", "--host", "1"], "[0/2] one of 2\n[0/2] two of 2\n[0/1] one of 1\n[0/1] two of 1\n"),
         (["--all", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
-        (["--slice", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
+        (["--slice-index", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
     ],
 )
 def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, arguments: list[str], printed: str) -> None:
@@ -273,9 +273,9 @@ def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, argument
     [
         (["--host", "4"], "--host 4: digits has hosts 0 to 3"),
         (["--host", "-1"], "--host -1: digits has hosts 0 to 3"),
-        (["--slice", "1"], "--slice 1: digits has slice 0 only"),
+        (["--slice-index", "1"], "--slice-index 1: digits has slice 0 only"),
         (["--attempt", "2"], "--attempt 2: digits is at attempt 1"),
-        (["--all", "--host", "1"], "--all is every host: leave out --host and --slice"),
+        (["--all", "--host", "1"], "--all is every host: leave out --host and --slice-index"),
         (["--failed", "-f"], "--failed is one worker whose log has ended: leave out the other choices and --follow"),
     ],
 )
@@ -288,7 +288,9 @@ def test_hosts_slices_and_attempts_must_exist(
 def test_more_logs_than_connections_cannot_be_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
     cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
     message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
-    assert message.startswith("Error: 2304 logs are too many to follow at once, the most is 100: choose with --slice")
+    assert message.startswith(
+        "Error: 2304 logs are too many to follow at once, the most is 100: choose with --slice-index"
+    )
 
 
 def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:

@@ -195,7 +195,7 @@ def test_code_in_a_cluster_is_asked_for_as_a_folder(answers: Answers, tmp_path: 
 def planned(tmp_path: Path, text: str, *arguments: str, changes: dict[str, Any] | None = None) -> Result:
     file = tmp_path / "compiled.json"
     file.write_text(text)
-    options = ["plan", "-f", "-", "--compiled", str(file), *arguments]
+    options = ["plan", "-f", "-", "--compile-results", str(file), *arguments]
     return CliRunner().invoke(main, options, input=yaml.safe_dump(job_body(changes)))
 
 
@@ -230,7 +230,7 @@ def test_a_plan_shows_its_alternatives_as_compiled(answers: Answers, tmp_path: P
 def test_another_batch_than_the_one_that_was_compiled_is_warned_of(answers: Answers, tmp_path: Path) -> None:
     other = {**copy.deepcopy(ANSWER), "batch": {"global": 64, "perReplica": 4, "accumulation": 1}}
     result = planned(tmp_path, json.dumps({"slice": "v5litepod-16", **other}))
-    assert "warning: --compiled: the file has no answer for v5litepod-16 with this batch" in result.stdout
+    assert "warning: --compile-results: the file has no answer for v5litepod-16 with this batch" in result.stdout
 
 
 @pytest.mark.parametrize(

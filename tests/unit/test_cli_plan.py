@@ -62,17 +62,17 @@ def test_yaml_and_json_say_the_same() -> None:
 
 
 def test_the_plan_begins_with_the_entry_check_if_there_is_one() -> None:
-    objects = planned({"spec.preflight.entry": "Auto"})["objects"]
+    objects = planned({"spec.entryCheck.mode": "Auto"})["objects"]
     assert [(body["kind"], body["metadata"]["name"]) for body in objects[:3]] == [
         ("ConfigMap", "digits-0"),
-        ("Pod", "digits-preflight"),
+        ("Pod", "digits-entry-check"),
         ("Service", "digits"),
     ]
 
 
 def test_the_entry_checks_config_map_has_a_run_spec_for_each_slice_for_which_it_compiles() -> None:
     smaller = {"slice": {"acceleratorType": "v5litepod-8"}}
-    found = planned({"spec.preflight.entry": "Auto", "spec.placement.alternatives": [smaller]})["objects"][0]
+    found = planned({"spec.entryCheck.mode": "Auto", "spec.placement.alternatives": [smaller]})["objects"][0]
     assert list(found["data"]) == ["run.json", "compile-001.json"]
     assert [json.loads(text)["slice"]["hosts"] for text in found["data"].values()] == [4, 2]
 
@@ -251,6 +251,12 @@ def test_options_of_torchrun_that_part_the_hosts_get_a_warning(command: str, war
 def test_a_valid_job_is_called_valid() -> None:
     result = tpujob("validate", "-f", "-", job=job_body())
     assert (result.exit_code, result.stdout) == (0, "digits is valid: 4 hosts of v5litepod-16\n")
+
+
+def test_validate_takes_the_job_as_it_would_be_submitted() -> None:
+    options = ("--slice", "v5litepod-8", "--set", "recipe.seed=1")
+    result = tpujob("validate", "-f", "-", *options, job=job_body({"spec.recipe.seed": "one"}))
+    assert (result.exit_code, result.stdout) == (0, "digits is valid: 2 hosts of v5litepod-8\n")
 
 
 def test_validate_warns_on_stderr() -> None:

@@ -1,4 +1,4 @@
-"""`tpujob run --lose`: which slices are lost, and when."""
+"""`tpujob run --simulate-loss`: which slices are lost, and when."""
 
 import pytest
 

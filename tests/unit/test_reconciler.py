@@ -169,8 +169,8 @@ async def test_a_deleted_job_needs_nothing(store: Recorded, reconciler: Reconcil
 @pytest.mark.parametrize(
     ("refusal", "reason"),
     [
-        (Forbidden(403, "Forbidden", "exceeded quota: tpu"), "Forbidden"),
-        (Invalid(422, "Invalid", "spec.containers[0].image: Required value " + "x" * 10_000), "Rejected"),
+        (Forbidden(403, "Forbidden", "exceeded quota: tpu"), "NotPermitted"),
+        (Invalid(422, "Invalid", "spec.containers[0].image: Required value " + "x" * 10_000), "InvalidObject"),
     ],
 )
 async def test_a_refusal_is_told_in_the_clusters_own_words(

@@ -60,7 +60,7 @@ def test_every_replica_keeps_its_batch_and_the_training_sees_the_same_examples(
         (8, 32, {"batch": 256, "optimizer": {"name": "sophia", "learningRate": "0.1"}}, "0.1"),
         (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "SquareRoot"}}, "0.2"),
         (8, 32, {"batch": 256, "optimizer": ADAMW, "scaling": {"learningRate": "Linear"}}, "0.0012"),
-        (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "None"}}, "0.1"),
+        (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "Unscaled"}}, "0.1"),
         (8, 256, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "1.6"}}, "1.6"),
         (8, 8, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "1.6"}}, "0.1"),
         # Unscaled it is the user's own number, to the last digit.
@@ -167,7 +167,7 @@ def test_weight_decay_keeps_its_time_scale_in_epochs_whatever_caps_the_rate(k: i
     assert shrinks_by_epoch == pytest.approx(3e-4 * 0.1, rel=1e-8)
 
 
-@pytest.mark.parametrize(("rule", "decay"), [("Linear", "0.1"), ("SquareRoot", "0.2"), ("None", "0.4")])
+@pytest.mark.parametrize(("rule", "decay"), [("Linear", "0.1"), ("SquareRoot", "0.2"), ("Unscaled", "0.4")])
 def test_weight_decay_compensates_for_the_learning_rate(rule: str, decay: str) -> None:
     optimizer = {"name": "adamw", "learningRate": "3e-4", "weightDecay": "0.1"}
     before = recipe(batch=256, optimizer=optimizer, scaling={"learningRate": rule, "weightDecay": True})

@@ -22,7 +22,7 @@ from tpu_trainer.errors import BadSpecError
 
 BACKENDS = ("xla", "xla-spmd", "torch")
 PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
-SHARDINGS = ("None", "Optimizer")
+SHARDINGS = ("Replicated", "Optimizer")
 EXECUTIONS = ("Compile", "Fuse", "Eager")
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
@@ -343,7 +343,7 @@ class RunSpec:
     on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
     gradient_clip_norm: Annotated[float, _positive] | None = None
     precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
-    sharding: Annotated[str, _choice(str, SHARDINGS)] = "None"
+    sharding: Annotated[str, _choice(str, SHARDINGS)] = "Replicated"
     dataset_size: Count | None = None
     seed: Annotated[int, _integer(0, LARGEST_SEED)]
     optimizer: OptimizerSpec

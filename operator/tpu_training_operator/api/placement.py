@@ -24,14 +24,14 @@ class MoveBatch(StrEnum):
     SCALED = "Scaled"
 
 
-class Shrink(StrEnum):
-    """Whether a job that has lost its slice continues on another one."""
+class OnLoss(StrEnum):
+    """What a job does that has lost its slice: move to another one, or wait for this one."""
 
-    ON_LOSS = "OnLoss"
-    NEVER = "Never"
+    MOVE = "Move"
+    WAIT = "Wait"
 
 
-class Grow(StrEnum):
+class ReturnToPreferred(StrEnum):
     """Whether a job returns to a slice that it prefers."""
 
     AT_CHECKPOINT = "AtCheckpoint"
@@ -87,20 +87,20 @@ class Placement(ApiModel):
         description="For a job on several slices: how few of them it may run on. Fewer slices come before the"
         " alternatives in the order of preference.",
     )
-    shrink: Shrink = Field(
-        Shrink.ON_LOSS,
-        description="OnLoss: if a job's slice fails or is taken away, and does not come back within after, the job"
-        " continues on the next slice in the order of preference. Never: once it has run on a slice, it waits for that"
+    on_loss: OnLoss = Field(
+        OnLoss.MOVE,
+        description="Move: if a job's slice fails or is taken away, and does not come back within after, the job"
+        " continues on the next slice in the order of preference. Wait: once it has run on a slice, it waits for that"
         " one.",
     )
-    grow: Grow = Field(
-        Grow.NEVER,
+    return_to_preferred: ReturnToPreferred = Field(
+        ReturnToPreferred.NEVER,
         description="AtCheckpoint: while the job runs on an alternative, placeholder pods ask for the nodes of a slice"
         " that it prefers. When all of them run, the workers save and stop, and the job continues there. Needs"
         " spec.checkpoint. Never: the job stays until its slice is lost.",
     )
     min_run_seconds: Count = Field(
-        1800, description="With grow, how long the gang runs on a slice before it asks for a better one."
+        1800, description="With returnToPreferred, how long the gang runs on a slice before it asks for a better one."
     )
     placeholder_priority_class: ShortText | None = Field(
         None,

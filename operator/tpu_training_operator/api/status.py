@@ -321,7 +321,7 @@ class PlacementReason(StrEnum):
     """It is spec.slice, and has been from the beginning."""
     NO_CAPACITY = "NoCapacity"
     """The slice before had no nodes for as long as the job waits for them."""
-    REFUSED = "Refused"
+    NOT_ADMITTED = "NotAdmitted"
     """The cluster refused the workers on the slice before."""
     BETTER = "Better"
     """The nodes of a preferred slice are there."""
@@ -398,7 +398,7 @@ class Status(StatusModel):
         ),
     ] = Field(
         default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryChecked, DataLocal, StepCompiled,"
+        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryCheckPassed, DataInRegion, StepFits,"
         " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
     )
     resolved: Resolved | None = Field(

@@ -13,7 +13,7 @@ from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, Placem
 from tpu_training_operator.domain.observed import WorkerPod, format_time
 from tpu_training_operator.domain.options import Option
 
-FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.REFUSED)
+FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
 PLACEHOLDERS = "placeholders"
 """The name in `chipSeconds` of what placeholders held, on whichever slice."""
 

@@ -117,7 +117,7 @@ def plan(
         look = Snapshot(observed, status, now)
         ended = _with_generation(with_end_told(after_the_end(observed, status, now), look), status, observed)
         return ended if ended.deletes_job else _with_usage(ended, look)
-    job = _without_preflight(observed.job) if status.attempt or observed.pods else observed.job
+    job = _without_entry_check(observed.job) if status.attempt or observed.pods else observed.job
     try:
         options, trials = readings.job(job), readings.trials(job)
         observed = observed.within([option.layout for option in (*options, *trials)])
@@ -144,12 +144,12 @@ def plan(
     return replace(decided, status=accounted(decided.status or told, status, option, now))
 
 
-def _without_preflight(job: Object) -> Object:
-    """The job as it concerns an attempt that has begun: a later change of the preflight must not stop it."""
+def _without_entry_check(job: Object) -> Object:
+    """The job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
     spec = job.get("spec")
-    if not isinstance(spec, Mapping) or "preflight" not in spec:
+    if not isinstance(spec, Mapping) or "entryCheck" not in spec:
         return job
-    return {**job, "spec": {name: value for name, value in spec.items() if name != "preflight"}}
+    return {**job, "spec": {name: value for name, value in spec.items() if name != "entryCheck"}}
 
 
 def _unusable(stored: Snapshot, error: InvalidJob) -> Plan:
@@ -205,7 +205,9 @@ def _next(ctx: Context) -> Plan:
             return climb(ctx)
         return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.steps)
     if ctx.job.spec.run_policy.suspend:
-        checking = [ctx.observed.preflight] if ctx.is_checking and ctx.observed.preflight else ctx.idle_preflight
+        checking = (
+            [ctx.observed.entry_check_pod] if ctx.is_checking and ctx.observed.entry_check_pod else ctx.idle_entry_check
+        )
         return suspend(ctx, BY_USER, [*checking, *ctx.all_workers]).due_within(look_at_suspended(ctx))
     if (checks := entry_check(ctx)) is not None:
         return checks

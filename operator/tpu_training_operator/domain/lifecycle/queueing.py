@@ -374,6 +374,6 @@ def with_end_told(decided: Plan, observed_by: Snapshot) -> Plan:
     ]
     stages: Stages = (*decided.stages, *((end,) for end in ends))
     left = observed_by.with_condition(
-        status, ConditionType.ADMITTED, False, Reason.QUEUE_LEFT, "the job has finished and uses no quota"
+        status, ConditionType.ADMITTED, False, Reason.QUOTA_RELEASED, "the job has finished and uses no quota"
     )
     return replace(decided, stages=stages, status=left)

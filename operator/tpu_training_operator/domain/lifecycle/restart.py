@@ -45,7 +45,7 @@ def fail_or_restart(ctx: Context, failure: Failure) -> Plan:
             f"the replicas also diverged at step {failure.step} in attempt {before.attempt}, so the program is at fault"
             " and not a chip, and another attempt would end the same way"
         )
-        return fail(ctx, status, Reason.FAILED_AGAIN, f"{describe(failure)}; {why}")
+        return fail(ctx, status, Reason.DIVERGED_TWICE, f"{describe(failure)}; {why}")
     if may_restart(policy, status.restarts, failure.failure_class, ctx.now):
         return _restart(ctx, status, failure, at_once=is_confirming)
     return _give_up(ctx, status, failure)
@@ -72,7 +72,9 @@ def release(ctx: Context, waiting: int) -> Plan:
         device_faults=[],
         goodput=ctx.settled_goodput(),
     )
-    return _begin_again(ctx, status, Why(Reason.PARTLY_PLACED, EventReason.RELEASED, message), Activity.QUEUE)
+    return _begin_again(
+        ctx, status, Why(Reason.SOME_PODS_UNSCHEDULABLE, EventReason.NODES_RELEASED, message), Activity.QUEUE
+    )
 
 
 def _is_confirming(ctx: Context, failure: Failure) -> bool:
