@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds docs lock images image-torch-tpu push dist cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer format crds docs lock images image-torch-tpu push dist cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -16,6 +16,12 @@ test: .setup check
 
 test-fast: .setup check
 	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract
+
+# Writes the texts that tests compare, in __snapshots__ beside them, as the program says them now, and removes those that
+# no test asks for. TESTS=tests/unit/test_cli_plan.py for fewer.
+TESTS = $$(grep -rl --include='test_*.py' SnapshotAssertion tests)
+snapshots: .setup
+	.venv/bin/python -m pytest $(LANES) -q --snapshot-update $(TESTS)
 
 # Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores.
 LANES := -n 2 --dist loadscope --no-loadscope-reorder
