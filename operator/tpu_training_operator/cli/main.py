@@ -89,7 +89,23 @@ def _give_up(error: OSError) -> None:
     sys.exit(_BAD_INPUT)
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        # Imported here, because it asks git or the environment's packages.
+        from tpu_training_operator.version import version
+
+        click.echo(f"tpujob, version {version()}")
+        ctx.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tpu-training-operator", prog_name="tpujob")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Plan, check and run TPUTrainingJobs without a cluster; submit them to one and watch them."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tpu_training_operator.report.formatting import count, duration, number, plural, share
+from tpu_training_operator.report.formatting import count, number, plural, share
 from tpu_training_operator.report.history import RunSpec, Schedule
 
 _NOT_FINITE = {"Skip": "such steps change nothing", "Warn": "the training continues"}

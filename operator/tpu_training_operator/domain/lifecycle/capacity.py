@@ -23,11 +23,11 @@ from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.actions import AT_ONCE
 from tpu_training_operator.domain.lifecycle.context import Context
 from tpu_training_operator.domain.lifecycle.no_pool import no_pool
+from tpu_training_operator.domain.lifecycle.placing import FOR_CAPACITY
 from tpu_training_operator.domain.observed import format_time, parse_time
 from tpu_training_operator.domain.options import Option
 from tpu_training_operator.domain.workload import Queue
 
-FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
 _LONGEST_WAIT = timedelta(hours=1)
 # They take a second to an hour. More would leave the calendar with the longest wait that a job may name.
 _MOST_DOUBLINGS = 12

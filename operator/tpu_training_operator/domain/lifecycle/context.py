@@ -105,6 +105,11 @@ class Context(Snapshot):
         return [worker for worker in workers(self.resolution.layout, self.attempt) if worker not in there]
 
     @property
+    def may_have_workers(self) -> bool:
+        """Whether the status gives the attempt its workers: it has begun, and nothing has stopped it since."""
+        return self.attempt > 0 and not self.is_suspended and not self.is_held
+
+    @property
     def is_on_trial(self) -> bool:
         """Whether the attempt is on a rung below the job."""
         return self.resolution.trial is not None

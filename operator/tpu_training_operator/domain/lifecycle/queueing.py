@@ -106,7 +106,7 @@ def gate(ctx: Context) -> Plan | None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
         return Plan(stages=((UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw))),),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
-    if ctx.attempt and not ctx.is_suspended and not ctx.is_held:
+    if ctx.may_have_workers:
         if is_admitted:
             return None if is_true(ctx.status.conditions, ConditionType.ADMITTED) else _adopt(ctx, queue)
         # If the Workload cannot be read, the training goes on.
