@@ -12,7 +12,7 @@ from tests.e2e.space import REPOSITORY
 
 NAMESPACE = "tpu-system"
 RELEASE = "tpu-training-operator"
-CHART = str(REPOSITORY / "charts" / RELEASE)
+CHART = str(REPOSITORY / "build" / "chart")
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{RELEASE}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 # How long the Lease of a killed leader lasts. controlplane/test_two_operators waits for the ten seconds of a real one.

@@ -7,8 +7,8 @@ from tests.e2e.together import Story
 from tests.e2e.training import NAME, Training, started
 from tests.stories import Stories
 
-REQUIRED = {"preflight": {"entry": "Require"}}
-CHECK = f"{NAME}-preflight"
+REQUIRED = {"entryCheck": {"mode": "Require"}}
+CHECK = f"{NAME}-entry-check"
 
 
 def condition(status: Object, kind: str) -> tuple[str, str]:

@@ -130,7 +130,7 @@ def test_an_upgrade_of_the_operator_does_not_touch_a_training(alone: None, space
     space.wait_running()
     before = space.uids()
 
-    chart = str(REPOSITORY / "charts" / "tpu-training-operator")
+    chart = str(REPOSITORY / "build" / "chart")
     values = ("--reset-then-reuse-values", "--set", "logLevel=DEBUG")
     space.cluster.helm("upgrade", "tpu-training-operator", chart, *OPERATOR, *values)
     space.cluster.kubectl(*OPERATOR, "rollout", "status", "deployment/tpu-training-operator", kubectl_timeout(120))

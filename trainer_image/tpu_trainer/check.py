@@ -63,7 +63,7 @@ def on_cpu(spec: RunSpec) -> RunSpec:
     """The same training on one CPU, without anything that is kept."""
     backend = "torch" if spec.backend == "torch" else "xla"
     torch = TorchSpec("cpu", "gloo", 1)
-    alone = replace(spec, hardware="CPU", backend=backend, torch=torch, sharding="None")
+    alone = replace(spec, hardware="CPU", backend=backend, torch=torch, sharding="Replicated")
     return replace(alone, checkpoint=None, report=ReportSpec())
 
 

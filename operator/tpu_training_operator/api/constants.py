@@ -22,7 +22,7 @@ LABEL_HOST_INDEX = f"{GROUP}/host-index"
 WORKER_LABELS = (LABEL_ATTEMPT, LABEL_SLICE_INDEX, LABEL_HOST_INDEX)
 # The role of a pod of the job that is not a worker.
 LABEL_ROLE = f"{GROUP}/role"
-ROLE_PREFLIGHT = "preflight"
+ROLE_ENTRY_CHECK = "entry-check"
 LABEL_SLICE_ID = f"{GROUP}/slice-id"
 # Which of the job's alternatives a worker runs on. Without it: on spec.slice.
 LABEL_ALTERNATIVE = f"{GROUP}/alternative"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from tpu_training_operator.cli.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.job_file import filename_option, load
 from tpu_training_operator.domain.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.domain.words import count
@@ -11,9 +12,11 @@ from tpu_training_operator.domain.words import count
 
 @click.command()
 @filename_option
-def validate(filename: Path) -> None:
+@slice_option
+@set_option
+def validate(filename: Path, on_slice: str | None, values: tuple[str, ...]) -> None:
     """Check a job without a cluster."""
-    file = load(filename)
+    file = load(filename, change=lambda body: apply_options(body, values, on_slice))
     layout = file.resolution.layout
     for warning in (*file.resolution.warnings, *checkpoint_warnings(file.job.spec)):
         click.echo(f"warning: {warning}", err=True)
