@@ -1,11 +1,11 @@
 """Free ports for the servers of a test cluster."""
 
 import fcntl
+import os
 import random
 import socket
 from collections import deque
 from functools import cache
-from io import FileIO
 from pathlib import Path
 
 from tests.cluster import directories
@@ -39,12 +39,12 @@ def free_port() -> int:
 
 
 @cache
-def _taken() -> FileIO:
+def _taken() -> int:
     """A file of which each byte stands for a port. This process must not open it twice: closing either would give all
     of its ports back (fcntl_locking(2))."""
     path = directories.cache_root() / "ports"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileIO(path, "a")
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _take(port: int) -> bool:
