@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.status import Activity, Move, PlacementReason, State, Status
-from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
-from tpu_training_operator.domain.lifecycle.admission import is_queued, on_slice
-from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState
-from tpu_training_operator.domain.lifecycle.context import Context
-from tpu_training_operator.domain.lifecycle.placing import put_on, reason_to_stay
-from tpu_training_operator.domain.lifecycle.progress import new_attempt
-from tpu_training_operator.domain.lifecycle.stages import on_rung
-from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.domain.options import Option
-from tpu_training_operator.domain.rungs import rung_of
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.rungs import rung_of
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.plan.common.admission import is_queued, on_slice
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.progress import new_attempt
+from tpu_training_operator.domain.plan.common.rung_status import on_rung
+from tpu_training_operator.domain.plan.common.slice_record import put_on, reason_to_stay
 
 
 @dataclass(frozen=True)
