@@ -21,8 +21,8 @@ from tpu_training_operator.api.status import (
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.job.rung_gates import Found, Measurement, Pace, judge
 from tpu_training_operator.domain.job.rungs import Rung, rung_of
-from tpu_training_operator.domain.lifecycle.attempt import Why, begin_attempt
 from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, final_progress
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import lost, saved

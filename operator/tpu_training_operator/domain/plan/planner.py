@@ -36,7 +36,6 @@ from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, 
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.job.rungs import rung_of
-from tpu_training_operator.domain.lifecycle.attempt import Why, adopt_attempt, begin_attempt
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
     Action,
@@ -51,6 +50,7 @@ from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names,
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.plan.checks.entry_check import entry_check, left_by_check, not_checked
+from tpu_training_operator.domain.plan.common.attempt import Why, adopt_attempt, begin_attempt
 from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.domain.plan.common.completion import (
     active_time_left,
